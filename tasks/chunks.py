@@ -55,7 +55,7 @@ def _list_contexts(error: BaseException) -> Iterator[BaseException]:
 
 @task(task_run_name="open attempt {attempt.number}", retry_condition_fn=hooks.should_open_again, **RETRIED)
 def open_run(attempt: Attempt) -> None:
-    """Start the ranks, claim the attempt and find where the run continues. A retry goes on in new ranks.
+    """Start the ranks, claim the attempt and find where the run continues. A retry continues in new ranks.
 
     Args:
         attempt: The attempt to open. It ends its ranks itself, even if this task fails.

@@ -116,7 +116,7 @@ class ArtifactReport(Observer):
                     self._pending.pop(name)()
                 except Exception as error:  # an error of the server or its client must not stop the run
                     if not self._has_warned:
-                        log.warning("Prefect's server doesn't accept progress updates: %s; the run goes on", error)
+                        log.warning("Prefect's server doesn't accept progress updates: %s; the run continues", error)
                     self._has_warned = True
             if is_last:
                 return

@@ -132,7 +132,7 @@ def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
     """Wait until an attempt's flow run has ended, and return it.
 
     If a person cancels or pauses the current flow run meanwhile, cancel the attempt. If a signal or Ctrl-C ends this
-    process for another reason, the attempt goes on.
+    process for another reason, the attempt continues.
 
     Args:
         stop_within_s: the limit for the attempt to save and end after a cancel.
@@ -147,15 +147,15 @@ def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
         if is_cancelled:
             pool.cancel(flow_run, stop_within_s)
         elif is_cancelled is None:
-            log.warning("Prefect's server does not say whether this is being cancelled; %s goes on", flow_run.name)
+            log.warning("Prefect's server does not say whether this is being cancelled; %s continues", flow_run.name)
         raise
     except KeyboardInterrupt:
-        log.info("attempt %d goes on; the same command watches it again", flow_run.parameters["number"])
+        log.info("attempt %d continues; the same command watches it again", flow_run.parameters["number"])
         raise
 
 
 def settle_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
-    """Return how an attempt ended: as it recorded itself, or else by its flow run's state, which goes on record.
+    """Return how an attempt ended: as it recorded itself, or else by its flow run's state, which continues record.
 
     If the server says that a person cancelled the attempt, this overrules a recorded *preempted*: perhaps the attempt
     could not reach the server. Any state overrules a recorded *paused*: a person resumed the flow run, and it ended

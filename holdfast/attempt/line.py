@@ -99,7 +99,7 @@ class Line:
     ) -> None:
         """
         Args:
-            commit_adopted: commits a checkpoint that dead ranks had saved, by calling `commit`; only that if None.
+            commit_adopted: commits a checkpoint that dead ranks had saved, through `commit`, which it is by default.
         """
         self.journal = journal
         self.attempt = attempt
@@ -284,7 +284,7 @@ class Line:
             self._noted = self.head.number if self.head else 0, replace(self.verdict, reason=reason)
 
     def note_inexact(self, found: str) -> None:
-        """Note that the run goes on although it does not continue exactly; every later commit says so."""
+        """Note that the run continues although it does not continue exactly; every later commit says so."""
         assert self.head is not None
         self._noted = self.head.number, replace(self.verdict, inexact=found)
 

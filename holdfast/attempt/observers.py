@@ -44,7 +44,7 @@ class Observer:
     """Base class of observers; override the methods that you need.
 
     The attempt calls each method in its own thread, so keep them quick: commits and deadlines wait for them. If one
-    raises an error, the attempt logs a warning and goes on.
+    raises an error, the attempt logs a warning and continues.
     """
 
     def opened(self, attempt: AttemptView) -> None:
@@ -82,7 +82,7 @@ class Observers:
             try:
                 getattr(observer, what)(attempt, *arguments)
             except Exception as error:  # a broken observer must not end a run
-                warning = f"{type(observer).__name__}.{what} failed: {error or repr(error)}; the run goes on"
+                warning = f"{type(observer).__name__}.{what} failed: {error or repr(error)}; the run continues"
                 if warning not in self._warned:
                     log.warning("%s", warning)
                 self._warned.add(warning)

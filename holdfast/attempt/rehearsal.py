@@ -53,7 +53,7 @@ class Rehearsal:
     Attributes:
         start: the step of the commit to start from.
         stop: the last step that both train.
-        is_beside: whether the living ranks wait while new ones rehearse, and the run then goes on in them.
+        is_beside: whether the living ranks wait while new ones rehearse, and the run then continues in them.
         began: when the living ranks had trained the commit's last step, on the clock of `time.monotonic`.
     """
 
@@ -67,7 +67,7 @@ class Rehearsals:
     """The rehearsals of one attempt: when one is due, and what comes of it.
 
     Attributes:
-        is_changed: whether the attempt goes on with accepted changes, or where equal bits aren't promised, so that one
+        is_changed: whether the attempt continues with accepted changes, or where equal bits aren't promised, so that a
             rehearsal is due anew.
     """
 
@@ -91,7 +91,7 @@ class Rehearsals:
     # ---- when
 
     def may_follow(self, line: Line, next_s: float) -> bool:
-        """Return whether a rehearsal may be due in so many seconds of training."""
+        """Return whether a rehearsal may be due after ``next_s`` more seconds of training."""
         rehearse, verdict = self._settings.rehearse, line.verdict
         if rehearse == "off":
             line.note_unrehearsed('proof.rehearse = "off"')
@@ -114,7 +114,7 @@ class Rehearsals:
             self._ranks.start_ahead()
 
     def _is_short(self, steps: int, steps_per_s: float) -> bool:
-        """Return whether a run with so many steps left isn't rehearsed, because nobody asks for it."""
+        """Return whether a run is too short to be rehearsed unasked, with this number of steps left."""
         return self._settings.rehearse is None and steps < SHORT_S * steps_per_s
 
     def begin(self, line: Line, step: int, stops: tuple[int, int], trained_s: float, steps_per_s: float) -> bool:
@@ -294,7 +294,7 @@ class Rehearsals:
         since = line.find_unproved()
         if self._settings.rehearse == "record":
             line.note_inexact(found)
-            log.warning("this run %s; it goes on, and each later commit says so", found)
+            log.warning("this run %s; it continues, and each later commit says so", found)
             return
         record = RehearsalRecord(
             attempt=self._number, commit=line.head.number, lines=[*lived], difference=found, created_at=now()

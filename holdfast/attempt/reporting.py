@@ -84,7 +84,7 @@ class Reporting(Observer):
         except Exception as error:  # a report must not end a run
             # A thread that nothing waits for fails when Python ends: "cannot schedule new futures after shutdown".
             if not self._has_warned and not self._is_left:
-                log.warning("the report can't be written: %s; the run goes on", error or repr(error))
+                log.warning("the report can't be written: %s; the run continues", error or repr(error))
             self._has_warned = True
 
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 # A complete run waits so long for its sinks. An attempt that has to end waits less: the next one sends what is missing.
 COMPLETE_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 3.0
-# A sink's process ends by itself after so many seconds, if nothing else ends it.
+# The seconds after which a sink's process ends by itself, if nothing else ends it.
 LINGER_S = 20.0
 # How often a process that has died is started again.
 RESTARTS = 3
@@ -125,4 +125,4 @@ def _log_lines(process: Process, name: str, path: Path) -> None:
         for line in process.stdout:
             log.warning("%s", line.rstrip())
     if code := process.wait():
-        log.warning("the sink %s died with exit code %d; the run goes on, and %s has its output", name, code, path)
+        log.warning("the sink %s died with exit code %d; the run continues, and %s has its output", name, code, path)

@@ -43,7 +43,7 @@ class Upkeep:
             try:
                 act()
             except Exception as error:  # the commit counts, whether or not its upkeep succeeds
-                log.warning("%s failed: %s; the run goes on", act.__name__, error or repr(error))
+                log.warning("%s failed: %s; the run continues", act.__name__, error or repr(error))
 
     def read_back(self) -> bool:
         """Compare the newest commit's stored bytes with their hashes if it is due; return whether it was.

@@ -52,7 +52,7 @@ def _mark_of(value: Any) -> str:
 
 
 def _as_earlier(value: Any, other: Any) -> Any:
-    """Return a value as versions before 0.2 wrote it, if the other one may be of such a version.
+    """Return a value as versions before 0.2 wrote it, if the other one may be of one of these versions.
 
     They left out the order of a mapping, NumPy's types, and the classes of enums, named tuples and derived values.
     """

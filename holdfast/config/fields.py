@@ -376,7 +376,7 @@ class ProofSettings(Section):
     rehearse: Literal["on", "first", "off", "record"] | None = Field(
         None,
         description='When to rehearse: "on", after the first commit and then as often as share allows; "first", only '
-        'then; "off", never; "record", as "on", but a run that would not continue exactly goes on, and each later '
+        'then; "off", never; "record", as "on", but a run that would not continue exactly continues, and each later '
         'commit says so. Unset: "on", but not if the run will be over within a minute.',
     )
     share: float = Field(
@@ -389,7 +389,7 @@ class ProofSettings(Section):
     beside: bool = Field(
         True,
         description="On CPUs whose memory holds both, keep the ranks that went on while new ones rehearse, and go on "
-        "in them. Otherwise they end first, and the run goes on in the new ones.",
+        "in them. Otherwise they end first, and the run continues in the new ones.",
     )
 
 

@@ -19,7 +19,7 @@ class LongPass:
     """The indices of the batches of a long pass, in the order of the loader's sampler. They can be gone through once.
 
     The sampler draws from a generator that it makes and seeds when it begins, so that it draws the same order whenever
-    it goes on.
+    it continues.
     """
 
     def __init__(self, loader: "DataLoader[Any]") -> None:

@@ -10,7 +10,7 @@ from holdfast.errors import RecipeError
 # The part of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The shuffle
 # buffer will be refilled before starting to yield new examples."
 BUFFER = "BufferShuffledExamplesIterable"
-# The key of its source's state in the state of such a part.
+# The key of its source's state in the state of a part.
 SOURCE = "examples_iterable"
 
 

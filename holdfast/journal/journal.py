@@ -488,7 +488,7 @@ class Journal(RunFolder):
 def find_runs(store: Store) -> Iterator[Journal]:
     """Yield the journals of a store's runs, in order of their names.
 
-    A folder that can't be read may be a run, and is yielded, too: whoever reads it meets the error, and goes on.
+    A folder that can't be read may be a run, and is yielded, too: whoever reads it meets the error, and continues.
     """
     for name in store.list():
         journal = Journal(store, name)

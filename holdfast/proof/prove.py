@@ -267,7 +267,7 @@ class _Run:
             raise explain_refusal(event, commit)  # a run falls back if it is unhealthy; a proof has failed
         if isinstance(event, Problem):
             return event.error
-        log.info("%s: goes on from step %d", self._journal.run, commit.step)
+        log.info("%s: continues from step %d", self._journal.run, commit.step)
         return None
 
     def _train(self, ranks: Ranks, line: Line, stop: int, kill_at: int) -> Saved | None:

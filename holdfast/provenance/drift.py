@@ -38,7 +38,7 @@ def is_harmless(change: Change) -> bool:
 
 
 def is_of_ranks(change: Change) -> bool:
-    """Return whether a run without virtual ranks goes on with another number of ranks."""
+    """Return whether a run without virtual ranks continues with another number of ranks."""
     return change.kind == "value" and change.name == "compute.ranks"
 
 

@@ -23,7 +23,7 @@ class Wish(enum.IntEnum):
 class Agreement:
     """The agreement of several ranks, through a process group that training doesn't use.
 
-    The answers to one exchange are taken at the next call, so that the exchange goes on beside a step. After a slow
+    The answers to one exchange are taken at the next call, so that the exchange continues beside a step. After a slow
     step the ranks wait for the answers at once instead. All ranks call `exchange` equally often.
     """
 

@@ -39,7 +39,7 @@ LEAST_S, MOST_S = 30.0, 60.0
 TIMES, LEAST_TIMES = 20.0, 3.0
 FIRST_STEP_S = 600.0
 UNKNOWN_S = 3600.0
-BUSY_CORES = 0.05  # from so many on a rank computes; one that waits for a lock or a socket uses a hundredth
+BUSY_CORES = 0.05  # a rank that uses more computes; one that waits for a lock or a socket uses a hundredth
 
 
 @dataclass

@@ -74,7 +74,7 @@ class Rehearse(Message):
     Attributes:
         stop: the last step.
         fingerprint: the fingerprint of the settings, for the checkpoint of a `Stop` that comes meanwhile.
-        is_kept: whether the run goes on in these ranks afterwards. Otherwise they end without a save, whatever happens.
+        is_kept: whether the run continues in these ranks afterwards. Otherwise they end, always without a save.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
     """
 

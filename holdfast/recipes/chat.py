@@ -27,7 +27,7 @@ from holdfast.schedule import Name
 log = logging.getLogger(__name__)
 
 LIBRARIES = ("jinja2", "peft", "tokenizers", "transformers")
-# Every so many conversations one is held out.
+# One conversation of this many is held out.
 HELD_OUT_EVERY = 20
 # The target of a token that isn't learned. Source: torch, `cross_entropy`, ignore_index.
 NOT_LEARNED = -100

@@ -32,7 +32,7 @@ class Cooperation(abc.ABC):
         has_common_state: whether all ranks have the same generators, extras and position in the data, of which a
             checkpoint then has one.
         sums_gradients: whether the ranks sum gradients themselves, so that no DDP does it.
-        is_alone: whether this rank goes on without the others, because one of them is lost; see `surviving`.
+        is_alone: whether this rank continues without the others, because one of them is lost; see `surviving`.
         shares: the number of parts into which each batch is cut.
     """
 

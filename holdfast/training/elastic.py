@@ -1,7 +1,7 @@
 """The resume of a checkpoint that another number of ranks has saved.
 
 Without virtual ranks each rank has generators, extras and a position in the data of its own. What all ranks have alike
-goes on with any number of them; what they have apart is made anew, or the resume is refused.
+continues with any number of them; what they have apart is made anew, or the resume is refused.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ def take_extras(training: Training, saved: Mapping[str, Any], names: Collection[
                 training,
                 saved,
                 f"the extra {name!r} differs between the ranks",
-                "an extra that all ranks have alike, as one that after_step changes, goes on with any number",
+                "an extra that all ranks have alike, as one that after_step changes, continues with any number",
             )
     return parts[0]
 
@@ -86,7 +86,7 @@ def take_position(training: Training, saved: Mapping[str, Any]) -> Any:
             training,
             saved,
             "each rank has a position of its own in the data",
-            "map-style data, or a stream with state_dict and load_state_dict, goes on with any number",
+            "map-style data, or a stream with state_dict and load_state_dict, continues with any number",
         )
     return parts[0]
 

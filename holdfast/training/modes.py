@@ -157,7 +157,7 @@ def _list_tensors(owner: Any) -> dict[str, tuple[Any, object]]:
 
 
 def _is_of_tensors(value: Any) -> bool:
-    """Return whether a value is a tensor, an array, or a container of such alone."""
+    """Return whether a value is a tensor, an array, or a container of nothing else."""
     if isinstance(value, Tensor):
         return not is_sharded(value)
     if isinstance(value, np.ndarray):

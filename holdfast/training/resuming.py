@@ -132,7 +132,7 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     different = [
         name
         for name in names
-        # Nor are a GPU's generators compared if the run comes from a CPU, or goes on there.
+        # Nor are a GPU's generators compared if the run comes from a CPU, or continues there.
         if name.partition(".")[0] not in left_out and (is_same_device or not re.match(r"rng\.\d+\.cuda", name))
     ]
     # All ranks raise: those that went on to the probe would wait there for the others.

@@ -100,7 +100,7 @@ class _Run:
         return rows
 
     def _resume(self, case: str) -> Row:
-        """An attempt finds its number and what it goes on from. Loading that costs what a checkpoint costs."""
+        """An attempt finds its number and what it continues from. Loading that costs what a checkpoint costs."""
         journal = Journal(self.store, RUN)
         with self.tally.measuring():
             line = Line(journal, journal.attempts() + 1, SETTINGS, STEPS_PER_EPOCH)

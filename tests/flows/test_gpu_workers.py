@@ -95,7 +95,7 @@ def test_two_runs_never_share_a_gpu(pool: Pool, tmp_path: Path, capsys: pytest.C
     engine = stays.journal().read_attempt(1).pid
     assert gpu_of(engine) == uuid(0)
 
-    # The worker dies alone. Its attempt goes on, so a new worker would take another run for the same GPU.
+    # The worker dies alone. Its attempt continues, so a new worker would take another run for the same GPU.
     psutil.Process(workers["worker-gpu-0"]).kill()
     await_true(lambda: not pool.ledger.is_alive("worker-gpu-0"), "the worker did not die", ENDS_WITHIN_S)
     make_up(pool, "")

@@ -90,7 +90,7 @@ def test_a_recipe_that_survives_kills_is_proved(engine: Engine, reference: Refer
     lines = done.stderr.splitlines()
     assert lines[0] == "straight: trained to step 30 of 30"
     assert f"resumed: SIGKILL in step {proof.kills[0]}" in lines
-    assert f"resumed: goes on from step {proof.resumed_from[0]}" in lines
+    assert f"resumed: continues from step {proof.resumed_from[0]}" in lines
     assert lines[-1] == "resumed: trained to step 30 of 30"
     assert str(proof).startswith(
         "proved: 30 steps of tests.support.toy:toy end on the same bytes, straight and with SIGKILL"

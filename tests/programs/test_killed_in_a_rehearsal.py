@@ -1,4 +1,4 @@
-"""Kills at each moment of a rehearsal: the same command goes on to the same bytes, and nothing is left behind."""
+"""Kills at each moment of a rehearsal: the same command continues to the same bytes, and nothing is left behind."""
 
 import itertools
 from pathlib import Path

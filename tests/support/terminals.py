@@ -67,6 +67,6 @@ class Terminal:
         deadline = time.monotonic() + within_s
         while self.process.poll() is None:
             self.read()
-            assert time.monotonic() < deadline, f"it goes on after {within_s:.0f} s; the screen: {self.screen}"
+            assert time.monotonic() < deadline, f"it continues after {within_s:.0f} s; the screen: {self.screen}"
         self.read()
         return self.process.returncode

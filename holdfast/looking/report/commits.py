@@ -6,7 +6,7 @@ from holdfast.journal import Commit
 from holdfast.looking.report.gathering import History
 from holdfast.looking.report.lives import find_starts
 
-# A page has a row for each of the newest so many commits.
+# The number of commits, the newest ones, that have a row on a page.
 MOST_COMMITS = 20_000
 
 

@@ -31,13 +31,13 @@ from holdfast.journal import (
 from holdfast.looking.report.sketch import Sketch
 from holdfast.looking.report.trails import read_commit_trail
 
-# A store may be far away: so many requests are under way at once.
+# The number of requests under way at once: a store may be far away.
 READERS = 32
 # So many trails are in memory at once.
 TRAILS_AT_ONCE = 256
 # The checkpoints whose metadata is read, for the probe's values.
 METADATA_READ = 24
-# After so many lines the report only counts what else is damaged.
+# The number of damaged things that the report names; it only counts the others.
 MOST_PROBLEMS = 200
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -259,7 +259,7 @@ class Gatherer:
 def find_line(commits: dict[int, Commit], newest: int) -> frozenset[int]:
     """Return a commit's number and those of the commits that it was trained from, as far as they can be read.
 
-    A lost record ends nothing: the line goes on with the newest commit before it whose step is lower.
+    A lost record ends nothing: the line continues with the newest commit before it whose step is lower.
     """
     line, number, step = set[int](), newest, None
     while number > 0:

@@ -16,7 +16,7 @@ from holdfast.looking.report.page import wrap
 from holdfast.looking.report.sections import show_all_problems
 from holdfast.store import Store
 
-# A sparkline has the losses of at most so many commits; so many runs are read at once.
+# The most commits whose losses a sparkline has, and the runs that are read at once.
 SPARKS = 64
 READERS = 8
 WIDTH, HEIGHT = 160, 30

@@ -38,7 +38,7 @@ class TensorBoard(Sink):
         return self._path(commit).exists()
 
     def _path(self, commit: Commit) -> Path:
-        # TensorBoard reads the files in the order of their names, and so goes on to a newer commit's.
+        # TensorBoard reads the files in the order of their names, and so continues to a newer commit's.
         return self.folder / f"{PREFIX}{commit.number:010d}.{commit.checkpoint_sha256[:12]}"
 
     def rewind(self, number: int) -> None:

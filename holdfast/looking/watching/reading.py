@@ -31,7 +31,7 @@ TURNS = ("commits", "endings", "commits", "attempts", "commits", "quarantine")
 # The ledger of the run's time reads every record, so it is left out for longer runs, and renewed once in a while.
 LEDGER_COMMITS = 200
 LEDGER_EVERY_S = 60.0
-# A store is searched for new runs once in so many polls.
+# The number of polls between two searches of a store for new runs.
 NEW_RUNS_EVERY = 5
 
 T = TypeVar("T")

@@ -109,7 +109,8 @@ class Comparison(BaseModel):
         lines = [f"equal: {self._names} have one content id at step {self.equal_until}: {self.one.content_id}"]
         shorter, longer = sorted((self.one, self.other), key=lambda side: side.step)
         if shorter.step != longer.step:
-            lines.append(f"  {longer.label} goes on to step {longer.step}, {shorter.label} ends at step {shorter.step}")
+            ends = f"{shorter.label} ends at step {shorter.step}"
+            lines.append(f"  {longer.label} continues to step {longer.step}, {ends}")
         if self.compared_until > self.equal_until:
             lines.append(f"  steps {self.equal_until + 1}-{self.compared_until} agree line by line")
         return lines

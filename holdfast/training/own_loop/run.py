@@ -69,7 +69,7 @@ class Run:
         """Register objects by name: all that the next step depends on.
 
         Each is saved with every checkpoint, and restored in place before the first step. An object may be a module, an
-        optimizer, a scheduler, a tensor, an array, a dict, list or deque of such, a generator of random numbers, or
+        optimizer, a scheduler, a tensor, an array, a dict, list or deque of these, a generator of random numbers, or
         anything with ``state_dict`` and ``load_state_dict``. The weights are those of the main rank; every rank keeps
         its own state of what is neither module, optimizer nor scheduler.
 

@@ -1,7 +1,7 @@
 """The exchange of a sharded state between the rows that each rank holds and the parts that each rank owns.
 
 A checkpoint's parts are the same for any sharding. To save, each rank first copies its rows; then the owner of a part
-collects them from the ranks' copies while training goes on. To restore, the owner sends each rank the rows that this
+collects them from the ranks' copies while training continues. To restore, the owner sends each rank the rows that this
 rank holds. Parts pass through small windows, so that no rank needs memory for a whole part.
 """
 

@@ -11,7 +11,7 @@ from holdfast.state import is_sharded
 from holdfast.state.sharded import list_regions, local_of
 from holdfast.training.virtual_ranks.tree import sum_columns
 
-# At most so many numbers are squared at once: on a CPU few enough for its caches, elsewhere many for each launch.
+# The most numbers that are squared at once: on a CPU few enough for its caches, elsewhere many for each launch.
 MOST_NUMBERS = 2**20
 MOST_ELSEWHERE = 2**24
 

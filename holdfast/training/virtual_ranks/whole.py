@@ -2,7 +2,7 @@
 
 A rank trains a contiguous block of the shares and adds their gradients as they come, so that it ends with the few sums
 of the block's subtrees. Bucket by bucket the ranks then exchange them (`holdfast.training.virtual_ranks.buckets`): in
-the engine's own loop while the backward pass of a rank's last share goes on.
+the engine's own loop while the backward pass of a rank's last share continues.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from holdfast.training.virtual_ranks.buckets import (
 )
 from holdfast.training.virtual_ranks.tree import split_leaves
 
-# What to do if a gradient can't be exchanged while the backward pass goes on.
+# What to do if a gradient can't be exchanged while the backward pass continues.
 HINT = "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
 
 

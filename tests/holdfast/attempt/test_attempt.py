@@ -160,7 +160,7 @@ def test_a_command_that_comes_before_the_first_has_ended_completes_too(
     assert live(config, [Overtaken()]).complete
     assert [each.complete for each in others] == [True]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "prune_epochs failed: attempt 1 of run 'run' is superseded by attempt 2; the run goes on"
+        "prune_epochs failed: attempt 1 of run 'run' is superseded by attempt 2; the run continues"
     ]
     journal = journal_of(config)
     assert [ending.reason for ending in journal.endings()] == ["vanished", "completed"]
@@ -333,7 +333,7 @@ def test_a_run_begins_with_the_weights_of_another(
     assert re.search(r"begins with the weights of run ancestor, commit 4 \(\w{12}\), anneal offset 12\n", caplog.text)
     cut = make_config(tmp_path, "cut", "tests.support.varied:pythonic", init_from=init, epochs=2)
     train(cut, chunks=1)
-    train(ancestor.model_copy(update={"epochs": 3}))  # it goes on: who has begun with it isn't touched
+    train(ancestor.model_copy(update={"epochs": 3}))  # it continues: who has begun with it isn't touched
     train(cut, chunks=1)
     train(cut)
     assert content_id(cut) == content_id(straight)

@@ -258,7 +258,7 @@ def test_what_a_loop_logs_is_no_state_and_a_step_knows_that_it_is_a_rehearsal(
 def test_a_signal_in_a_rehearsal_loses_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, object], moment: str
 ) -> None:
-    """A signal may come at any moment: the attempt saves, and the same command goes on to the same bytes."""
+    """A signal may come at any moment: the attempt saves, and the same command continues to the same bytes."""
     config = make_config(tmp_path / "told", "exact", way)
     calls = {"begun": "finish", "renewed": "_train", "compared": "_note_equal"}
     original: Callable[..., object] = getattr(rehearsal.Rehearsals, calls[moment])

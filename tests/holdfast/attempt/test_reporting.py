@@ -68,7 +68,7 @@ def test_a_report_that_fails_is_one_warning(
     monkeypatch.setattr(Publisher, "publish", fail)
     with caplog.at_level(logging.WARNING):
         assert live(make_config(tmp_path, every=0.01)).complete
-    assert caplog.text.count("the report can't be written: a planted fault; the run goes on") == 1
+    assert caplog.text.count("the report can't be written: a planted fault; the run continues") == 1
 
 
 @pytest.mark.slow

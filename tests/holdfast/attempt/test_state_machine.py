@@ -41,7 +41,7 @@ from holdfast.store import Bytes, Store, Writer, open_store
 from tests.conftest import IS_SOAK
 from tests.support.makers import STEPS_PER_EPOCH, load, make_line, save_next
 
-# The same lives every time, but for a soak, which goes on where tests must end.
+# The same lives every time, but for a soak, which continues where tests must end.
 EXAMPLES = int(os.environ.get("HOLDFAST_EXAMPLES", "80"))
 STEPS = 30
 WRITERS = (0, 1)
@@ -319,7 +319,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(writer=st.sampled_from(WRITERS), points=points)
     def start(self, writer: int, points: int | None) -> None:
-        """A new process takes the run over; its forerunner under this number is dead, the other goes on."""
+        """A new process takes the run over; its forerunner under this number is dead, the other continues."""
         self.writers.pop(writer, None)
         life = Life(points)
         expected = self.model.expected_content()

@@ -70,7 +70,7 @@ def test_a_pruned_checkpoint_is_not_called_damaged(folder: Path, capsys: Capture
 def test_a_commit_is_compared_as_the_training_that_led_to_it(folder: Path, capsys: Capture) -> None:
     text = ask(capsys, "a@2", "b")
     assert text.startswith("equal: a and b have one content id at step 20: ")
-    assert "b goes on to step 30, a ends at step 20" in text
+    assert "b continues to step 30, a ends at step 20" in text
     line = make_line(open_store("runs"), "a")
     line.journal.quarantine(3, "damaged", line.journal.attempts())
     commit_other("runs", "a")  # commit 4, from commit 2
@@ -83,7 +83,7 @@ def test_a_run_is_compared_with_the_run_of_its_name_in_a_store(folder: Path, cap
     shutil.copytree("runs", "backup")
     assert ask(capsys, "runs/a", "backup").startswith("equal: runs/a and backup have one content id at step 30")
     commit_other("backup", "a")
-    assert "backup goes on to step 40, runs/a ends at step 30" in ask(capsys, "runs/a", "backup")
+    assert "backup continues to step 40, runs/a ends at step 30" in ask(capsys, "runs/a", "backup")
 
 
 def test_two_stores_are_compared_run_by_run(folder: Path, capsys: Capture) -> None:

@@ -103,7 +103,7 @@ def tell(seed: int) -> Story:
         story.begin()
         for _ in range(chance.randint(0, 6)):
             story.train(chunk_s)
-            if chance.random() < 0.15:  # a rehearsal, after which the run goes on in either set of ranks
+            if chance.random() < 0.15:  # a rehearsal, after which the run continues in either set of ranks
                 rehearse_s = story.restart_s + chance.uniform(1, 9)
                 story.spend(rehearse_s, "rehearsal")
                 story.restart_s += chance.choice([0, 0.25])

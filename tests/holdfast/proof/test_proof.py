@@ -26,7 +26,7 @@ def test_kills_and_saves_surround_an_epochs_end(steps: int, kills: int) -> None:
             assert chunks == sorted(set(chunks))
             assert chunks[-1] == steps
             assert len(set(killed)) == len(killed) == min(kills, steps - 1)
-            assert resumed == sorted(set(resumed)), "each life goes on from a checkpoint of its own"
+            assert resumed == sorted(set(resumed)), "each life continues from a checkpoint of its own"
             ends = range(epoch, steps + 1, epoch)
             assert any(chunks[0] <= end <= start for end in ends for start in resumed), (
                 "saves on each side, then a kill"

@@ -1,4 +1,4 @@
-"""A run without virtual ranks goes on with other numbers of ranks, across kills."""
+"""A run without virtual ranks continues with other numbers of ranks, across kills."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A rank that hangs is named, with the stack of each rank, and the attempt goes on with fresh ones."""
+"""A rank that hangs is named, with the stack of each rank, and the attempt continues with fresh ones."""
 
 import json
 import re

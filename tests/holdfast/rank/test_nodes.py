@@ -56,7 +56,7 @@ def test_nodes_rehearse_together(nodes: Nodes, undisturbed: str) -> None:
 
 
 def test_a_node_that_is_told_to_end_stops_all_and_another_takes_its_place(nodes: Nodes, undisturbed: str) -> None:
-    """The ranks of both nodes stop at one step, which is saved; the attempt waits for the node, and goes on with it."""
+    """The ranks of both nodes stop at one step, which is saved; the attempt waits for the node and continues."""
     nodes.start(0)
     nodes.start(1)
     nodes.await_step(16)

@@ -1,4 +1,4 @@
-"""What of a checkpoint goes on with another number of ranks: the generators, extras and position of each."""
+"""What of a checkpoint continues with another number of ranks: the generators, extras and position of each."""
 
 import copy
 from pathlib import Path

@@ -102,7 +102,7 @@ def has_an_actor_and_a_critic(run: Run) -> None:
 
 
 def clips_its_policy(run: Run) -> None:
-    """PPO: a rollout whose observation goes on in the next step, and epochs of minibatches."""
+    """PPO: a rollout whose observation continues in the next step, and epochs of minibatches."""
     env, model = Track(), Policy()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
     state = {"seen": env.reset()[0]}

@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_further_is_equal_as_far_as_both_go(planted: Planted,
     assert "no common checkpoint" in str(found)
     found = compare(planted, folder.train("b", until=6, chunk__steps=5))
     assert (found.equal_until, found.common, found.compared_until) == (6, 1, 6)
-    assert "a goes on to step 12, b ends at step 6" in str(found)
+    assert "a continues to step 12, b ends at step 6" in str(found)
 
 
 @pytest.fixture

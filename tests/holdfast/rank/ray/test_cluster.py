@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> str
 
 
 def test_a_killed_node_is_noticed_and_a_new_one_joins(run: Nodes, cluster: RayCluster, undisturbed: str) -> None:
-    """The run goes on with the other node alone, then on both again, and ends on the bytes of an undisturbed one."""
+    """The run continues with the other node alone, then on both again, and ends on the bytes of an undisturbed one."""
     run.settings = [*run.settings[:-1], 'compute.nodes = "1:2"', "compute.wait_s = 20"]
     attempt = run.start(0)
     run.await_step(16)
