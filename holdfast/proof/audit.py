@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, WrongUse
 from holdfast.journal import Commit, Journal
+from holdfast.proof.differing import Differing, find_difference
 from holdfast.proof.replay import (
-    find_difference,
     make_pruned_error,
     replayed,
 )
@@ -21,14 +21,12 @@ from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.store import Store
 from holdfast.terminal import counted
 
-SHOWN_NAMES = 8
-SHOWN_TENSORS = 3
 EARLIER = (
     "what an earlier resume has lost, which a replay from after it loses, too; --from begins with an earlier commit"
 )
 
 
-class Audit(BaseModel):
+class Audit(Differing, BaseModel):
     """The result of an audit of one commit.
 
     Attributes:
@@ -39,14 +37,9 @@ class Audit(BaseModel):
         expected, found: the committed content id and the replay's; ``found`` is empty if the gate refused the start.
         gate: why the gate refused the checkpoint to start from; empty if it didn't.
         ranks: the number of ranks of the replay, if one was asked for; None for the run's.
-        first_step, first_differs_in, first_tensors: the first difference between the trails; see
-            `holdfast.checkpoint.departure.Difference`. None and empty if they are equal.
-        different: names of the tensors and values that differ at the end; the first part of a name is its component.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
         verdict: the findings of the run's rehearsals up to the commit.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     run: str
     commit: int
@@ -60,10 +53,6 @@ class Audit(BaseModel):
     found: str = ""
     gate: str = ""
     ranks: int | None = None
-    first_step: int | None = None
-    first_differs_in: list[str] = []
-    first_tensors: list[str] = []
-    different: list[str] = []
     notes: list[str] = []
     verdict: str = ""
 
@@ -86,31 +75,12 @@ class Audit(BaseModel):
             lines = [f"{what}: it can't be replayed from commit {self.from_commit}", f"  {self.gate}"]
         else:
             lines = [f"{what}: the replay{on} ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
-            lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, self.different)
+            lines += self.describe_difference()
         is_told = self.unchecked and (self.is_identical or self.unchecked != EARLIER)
         lines += [f"  not checked: {self.unchecked}"] if is_told else []
         lines += [f"  {self.verdict}"] if self.verdict else []
         notes = [] if self.is_identical else self.notes
         return "\n".join([*lines, *(f"  not promised here: {note}" for note in notes)])
-
-
-def describe_difference(step: int | None, fields: list[str], tensors: list[str], different: list[str]) -> list[str]:
-    """Return lines for a person about where two runs of the same steps differ.
-
-    Args:
-        step, fields, tensors: the first difference between their trails; see
-            `holdfast.checkpoint.departure.Difference`.
-        different: names of the values that differ at the end.
-    """
-    lines = []
-    if step is not None:
-        after = f"; after it {checkpoint.shorten(tensors, SHOWN_TENSORS)}" if tensors else ""
-        lines.append(f"  first in step {step}: {', '.join(fields)}{after}")
-    elif different:
-        lines.append("  every step has the same samples, loss, gradient and random numbers")
-    if different:
-        lines.append(f"  then, at the end: {checkpoint.shorten(different, SHOWN_NAMES)}")
-    return lines
 
 
 def audit_commit(

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from holdfast.attempt import AttemptView, Observer
 from holdfast.checkpoint import read_payload
 from holdfast.journal import Commit, Journal
-from holdfast.proof.replay import find_difference, read_run_trail
+from holdfast.proof.differing import Differing, find_difference
+from holdfast.proof.replay import read_run_trail
 from holdfast.rank.messages import Progress
 
 VARIABLE = "HOLDFAST_DRILL"
@@ -86,26 +87,19 @@ def _is_worker(pid: int) -> bool:
         return False
 
 
-class DrillVerdict(BaseModel):
+class DrillVerdict(Differing, BaseModel):
     """The result of a drill.
 
     Attributes:
         straight, drilled: the content ids of the two runs' last checkpoints.
         attempts: how each attempt of the drilled run ended.
-        first_step, first_differs_in: the first step at which the runs diverge, and the values that differ there.
-        different: names of the entries that differ in the last checkpoints.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     kills: list[Kill]
     steps: int
     straight: str
     drilled: str
     attempts: list[str]
-    first_step: int | None = None
-    first_differs_in: list[str] = []
-    different: list[str] = []
 
     @property
     def is_passed(self) -> bool:

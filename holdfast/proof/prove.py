@@ -22,8 +22,9 @@ from holdfast.config import Log, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.machine.gpus import check_gpus, gather_nodes, settle_ranks
+from holdfast.proof.differing import find_difference
 from holdfast.proof.kills import Speed, choose_kills
-from holdfast.proof.replay import find_difference, read_run_trail
+from holdfast.proof.replay import read_run_trail
 from holdfast.proof.result import Proof, describe_found, list_not_reached, list_unchanged
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Examined, Problem, Progress, Ready, Tripped

@@ -9,8 +9,7 @@ from typing import Any
 from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, begin_from_ancestor, choose_gate, describe_present, find_ancestor
 from holdfast.attempt.refusing import explain_refusal
-from holdfast.checkpoint import Lines, Payload, Saved
-from holdfast.checkpoint.departure import find_first
+from holdfast.checkpoint import Lines, Saved
 from holdfast.config import Log, RunConfig
 from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
@@ -159,23 +158,3 @@ def read_run_trail(journal: Journal) -> Lines:
     """Return the trail of all committed steps of a run."""
     commits = sorted(journal.candidates(), key=lambda commit: commit.number)
     return [line for commit in commits for line in checkpoint.read_checkpoint_lines(journal.store, commit.path)]
-
-
-def find_difference(trails: tuple[Lines, Lines], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
-    """Return where two runs of the same steps differ, as fields of `Audit` and `Proof`.
-
-    Args:
-        trails: the trails of both runs, from `checkpoint.read_commit_lines`.
-        ends: the states at the end; None if one of the runs didn't get there.
-
-    Returns:
-        ``first_step``, ``first_differs_in`` and ``first_tensors`` if the trails differ (see
-        `holdfast.checkpoint.departure.Difference`); ``different``, the names of the values that differ at the end, if
-        ``ends`` is given.
-    """
-    found: dict[str, Any] = {}
-    if (first := find_first(*trails)) is not None:
-        found = {"first_step": first.step, "first_differs_in": first.fields, "first_tensors": first.tensors}
-    if ends is not None:
-        found["different"] = checkpoint.differences(*ends)
-    return found

@@ -4,16 +4,18 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from holdfast.checkpoint.found import Found
-from holdfast.proof.audit import describe_difference
+from holdfast.proof.differing import Differing
 
 SHOWN = 5
 
 
-class Proof(BaseModel):
+class Proof(Differing, BaseModel):
     """The result of `prove`.
+
+    If the gate refused, the trails are compared up to there, and ``different`` has what it names.
 
     Attributes:
         kills: the steps in which SIGKILL ended the ranks.
@@ -25,9 +27,6 @@ class Proof(BaseModel):
         own_steps_per_epoch: the length of an epoch in the recipe.
         straight, resumed: the last content ids of the two runs; ``resumed`` is empty if the gate refused to resume.
         gate: why the gate refused; empty if it didn't.
-        first_step, first_differs_in, first_tensors: the first difference between the trails; see
-            `holdfast.checkpoint.departure.Difference`. If the gate refused, trails are compared up to there.
-        different: names of the values that differ at the end, or that the gate names.
         lost: state that a resumed process hadn't as the one before had it, because no checkpoint has it; a line each.
             It explains a failed proof. If the bytes are equal, nothing in these steps depended on it.
         unchanged: objects with a state that no checkpoint has, and that didn't change in these steps; a line each.
@@ -35,8 +34,6 @@ class Proof(BaseModel):
         not_reached: what this proof didn't try, a line each.
         environment: the machine and the versions of both runs.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     recipe: str
     config_fingerprint: str
@@ -51,10 +48,6 @@ class Proof(BaseModel):
     straight: str
     resumed: str = ""
     gate: str = ""
-    first_step: int | None = None
-    first_differs_in: list[str] = []
-    first_tensors: list[str] = []
-    different: list[str] = []
     lost: list[str] = []
     unchanged: list[str] = []
     looked_at: int = 1
@@ -95,10 +88,9 @@ class Proof(BaseModel):
             return [f"proved: {what} end on the same bytes, straight and with {killed}, {chunks}"]
         if self.gate:
             lines = [f"not proved: {what}, with {killed}: the gate refuses to resume", f"  {self.gate}"]
-            return lines + describe_difference(self.first_step, self.first_differs_in, self.first_tensors, [])
+            return lines + self.describe_first()
         lines = [f"not proved: {what} end on other bytes with {killed}"]
-        first = self.first_step, self.first_differs_in, self.first_tensors
-        return lines + describe_difference(*first, self.different)
+        return lines + self.describe_difference()
 
     def _describe_ranks(self) -> str:
         """Return on how many ranks each life was trained."""

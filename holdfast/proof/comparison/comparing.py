@@ -10,6 +10,7 @@ from holdfast.proof.comparison.ancestry import Ancestry, find_common_steps
 from holdfast.proof.comparison.replaying import replay_both
 from holdfast.proof.comparison.report import Comparison, Side
 from holdfast.proof.comparison.suspects import Evidence, Suspect, find_evidence, list_changes, rank
+from holdfast.proof.differing import to_fields
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 
 Pair = tuple[Commit, Commit]
@@ -108,8 +109,7 @@ def _find_values(first: Difference | None, *trails: checkpoint.Lines) -> tuple[A
 def _describe_first(first: Difference | None, values: tuple[Any, Any]) -> dict[str, Any]:
     if first is None:
         return {}
-    known = {"first_step": first.step, "first_differs_in": list(first.fields), "first_tensors": list(first.tensors)}
-    return known | ({"first_values": list(values)} if None not in values else {})
+    return to_fields(first) | ({"first_values": list(values)} if None not in values else {})
 
 
 def _describe_side(line: Ancestry, commit: Commit | None, *, differs: bool) -> Side:

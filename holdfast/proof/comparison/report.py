@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.checkpoint import shorten
-from holdfast.proof.audit import SHOWN_NAMES, describe_difference
 from holdfast.proof.comparison.suspects import Suspect, Tier, describe_change
+from holdfast.proof.differing import SHOWN_NAMES, Differing
 
 SHOWN_SUSPECTS = 12
 # Fields of a trail's line whose values are digests or tables, which tell a person nothing.
@@ -59,8 +59,10 @@ class Replay(BaseModel):
         return self.expected == self.found
 
 
-class Comparison(BaseModel):
-    """The comparison of two trainings.
+class Comparison(Differing, BaseModel):
+    """The comparison of two trainings, by their trails or by detailed replays.
+
+    ``different`` has what differs at ``different_at``, and is empty if a checkpoint was pruned.
 
     Attributes:
         is_equal: whether no checkpoint and no step differs, as far as both go.
@@ -68,16 +70,11 @@ class Comparison(BaseModel):
         common: the number of steps at which both have a checkpoint.
         compared_until: the last step that was compared, by content ids or trails.
         different_at: the first step at which both have a checkpoint and the content ids differ; None if there is none.
-        first_step, first_differs_in, first_tensors: the first difference between the trails, or between detailed
-            replays; see `holdfast.checkpoint.departure.Difference`.
         first_values: the two values of the first field that differs; empty if the trails have none.
-        different: names of the tensors and values that differ at ``different_at``; empty if a checkpoint was pruned.
         replays: the replays of both, if they were asked for and possible.
         suspects: the recorded differences, the one that explains the first difference best first.
         notes: what could not be compared, and why.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     one: Side
     other: Side
@@ -86,11 +83,7 @@ class Comparison(BaseModel):
     common: int
     compared_until: int
     different_at: int | None = None
-    first_step: int | None = None
-    first_differs_in: list[str] = []
-    first_tensors: list[str] = []
     first_values: list[Any] = []
-    different: list[str] = []
     replays: list[Replay] = []
     suspects: list[Suspect] = []
     notes: list[str] = []
@@ -121,7 +114,7 @@ class Comparison(BaseModel):
         if self.different_at is not None:
             sides = (f"commit {side.first} of {side.label} {side.content_id[:12]}" for side in (self.one, self.other))
             lines.append(f"  first other content id at step {self.different_at}: {', '.join(sides)}")
-        lines += describe_difference(self.first_step, self.first_differs_in, self.first_tensors, [])
+        lines += self.describe_first()
         if self.first_values and self.first_differs_in[0] not in HASHED:
             left, right = map(_show, self.first_values)
             lines.append(f"  {self.first_differs_in[0]} is {left} in {self.one.label}, {right} in {self.other.label}")

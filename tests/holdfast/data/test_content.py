@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.data import Batches, Order, Share, combine, digest_content
-from holdfast.proof.replay import find_difference
+from holdfast.proof.differing import find_difference
 
 LARGE = 2**19 + 8 * 1024 + 5
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from holdfast import Recipe, checkpoint
 from holdfast.machine.determinism import reseed
-from holdfast.proof.replay import find_difference
+from holdfast.proof.differing import find_difference
 from holdfast.store.local import LocalStore
 from holdfast.training.recording import read_lines
 from tests.support.trainings import make, save_step, train_to
