@@ -25,7 +25,8 @@ from holdfast.store.gcs import GcsStore
 from holdfast.store.objects import ObjectStore
 from holdfast.store.s3 import S3Store, S3Upload
 from holdfast.testing.stores import StoreTests
-from tests.conftest import AZURITE, free_port
+from tasks.server import free_port
+from tests.conftest import AZURITE
 from tests.support.faulty import faulty_s3, use
 from tests.support.waiting import WITHIN_S
 
