@@ -7,6 +7,7 @@ Storage; "Permissions for calling data operations" of Azure Storage.
 from collections.abc import Mapping
 
 from holdfast.store.opening import STORES
+from holdfast.store.permission import names_code
 
 S3_LIST, S3_GET, S3_PUT, S3_DELETE = "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"
 S3_UPLOADS, S3_ABORT = "s3:ListBucketMultipartUploads", "s3:AbortMultipartUpload"
@@ -48,8 +49,8 @@ RIGHTS: dict[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def find_rights(url: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the rights that each verb needs on the store of a URL; empty for a store in memory."""
+    """Return the rights that each verb needs on the store of a URL; empty for one in memory, or of the user's own."""
     scheme, separator, _ = url.partition("://")
-    if scheme == "memory":
+    if scheme == "memory" or names_code(url):
         return {}
     return RIGHTS[STORES[scheme][0] if separator and scheme in STORES else "disk"]
