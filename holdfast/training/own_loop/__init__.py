@@ -1,1 +1,1 @@
-"""A loop of the user's own: what it keeps, and what its steps leave for the next ones."""
+"""A loop of the user's own: the `Run` that it sees, and the engine's part, which gives it steps."""
