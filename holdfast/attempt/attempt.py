@@ -527,7 +527,7 @@ class Attempt:
         while self._pipeline.uncommitted:
             self.commit(self._pipeline.uncommitted[0])
         if self._is_claimed:
-            log.info("stopped after step %d, which is saved and committed; the same command continues", self.step)
+            log.info("stopped after step %d, which is saved and committed; the same command continues it", self.step)
 
     def close(self) -> None:
         """End this attempt's ranks."""

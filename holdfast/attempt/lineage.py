@@ -203,7 +203,7 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
             f"equal bits are not promised on this machine:{reasons}",
             hint="continue where it was trained, or --set resume.environment=record",
         )
-    log.warning("equal bits are not promised on this machine; that is on record:%s", reasons)
+    log.warning("equal bits are not promised on this machine, as the run's records now say:%s", reasons)
     return verdict
 
 

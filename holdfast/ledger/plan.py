@@ -181,7 +181,7 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
     if newest is None:
         raise WrongUse(
             f"run {journal.run!r} has no commit that counts",
-            hint=f"train its first chunk, which measures a save; an automatic one has {FIRST_STEPS} steps",
+            hint=f"train its first chunk, which measures a save; a chunk of automatic length has {FIRST_STEPS} steps",
         )
     measured = measure_costs(read_costs(journal))
     if measured is None:

@@ -66,7 +66,10 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerFast:
         reason = str(error).partition("\n")[0]
         raise RecipeError(f"settings.model = {folder!r}: its tokenizer can't be loaded: {reason}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise RecipeError(f"settings.model = {folder!r}: expected a tokenizer.json, found {type(tokenizer).__name__}")
+        raise RecipeError(
+            f"settings.model = {folder!r}: {type(tokenizer).__name__} is no fast tokenizer",
+            hint="the folder needs a tokenizer.json",
+        )
     return tokenizer
 
 

@@ -54,7 +54,7 @@ def _read_numbers(training: Training) -> Iterator[float]:
         names = training.ranks.gather(own)
         if any(each != names[0] for each in names):
             raise RecipeError(
-                "the ranks have logged different numbers, whose means can't be taken",
+                "the ranks have logged numbers of different names or shapes, of which no mean can be taken",
                 hint=training.program.advice.numbers,
             )
     found = [number for each in unread for number in each.numbers.values()]

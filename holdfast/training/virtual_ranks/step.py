@@ -201,7 +201,7 @@ class VirtualRanks(Cooperation):
         """Note the mean over a share's micro-batches of each number that it has logged."""
         if turn.share != self.own[0] and self._logged.keys() != self.numbers.keys():
             raise RecipeError(
-                "the shares of a batch have logged different numbers, whose means can't be taken: "
+                "the shares of a batch have logged numbers of different names, of which no mean can be taken: "
                 f"{_join(self.numbers)}, and {_join(self._logged)}",
                 hint="log the same numbers in all shares",
             )

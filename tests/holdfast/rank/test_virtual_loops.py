@@ -70,7 +70,7 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
     ("how", "said"),
     [
         ("unwrapped", "'model' is trained, and not cut by run.wrap"),
-        ("logs", "the shares of a batch have logged different numbers"),
+        ("logs", "the shares of a batch have logged numbers of different names"),
         ("counts", "a share of a batch has changed the extras"),
         ("steps", "a share of a batch has changed the parameters"),
     ],

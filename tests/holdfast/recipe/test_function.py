@@ -179,7 +179,7 @@ def test_a_parameter_beside_the_model_of_all_settings_is_refused() -> None:
     def beside(settings: Settings, lr: float) -> Recipe:
         raise AssertionError((settings, lr))
 
-    with pytest.raises(RecipeError, match="the function takes lr beside settings: Settings") as refused:
+    with pytest.raises(RecipeError, match="the function takes `lr` beside `settings: Settings`") as refused:
         resolve_settings(beside, {"depth": 1})
     assert refused.value.hint == "make lr a field of Settings"
 
