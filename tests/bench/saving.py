@@ -33,6 +33,7 @@ HASHERS = 2
 # A figure, what it is of, and a means of speed that it may have from: a ratio is what that means gains.
 WITHOUT = [
     ("stall", "stall", "buffers"),
+    ("stall", "stall", "buffers, huge pages"),
     ("durable and hashed", "durable", "direct"),
     ("restored and verified", "restore", "direct"),
 ]
@@ -135,7 +136,11 @@ class _Bench:
         make_cold(self.folder / "run" / self.saved.path)
         with without("direct"):
             yield "restore without direct", time_of(self._restore)
-        for place, (name, means) in enumerate([("stall", "buffers"), ("durable", "direct")]):
+        for place, name, means in (
+            (0, "stall", "buffers"),
+            (0, "stall", "buffers, huge pages"),
+            (1, "durable", "direct"),
+        ):
             self.store.delete_folder(self.saved.path)
             with without(means):
                 yield f"{name} without {means}", self._save()[place]

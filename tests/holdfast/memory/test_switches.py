@@ -1,8 +1,10 @@
 """Optimizations that are turned off are not used, and the bytes stay the same."""
 
 import fcntl
+import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,3 +85,18 @@ def test_no_optimization_changes_the_bytes(tmp_path: Path, monkeypatch: pytest.M
     state = {"model": {"weight": torch.arange(BYTES // 4, dtype=torch.float32)}, "step": 3}
     saved = save(LocalStore(str(tmp_path)), to_payload(state), METADATA_FIELDS, "")
     assert saved.metadata.checkpoint_sha256 == SHA256
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="there are no huge pages to ask for")
+@pytest.mark.parametrize("without", ["", "huge pages"])
+def test_huge_pages_are_requested_unless_they_are_turned_off(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+    monkeypatch.setenv(WITHOUT_VARIABLE, without)
+    asked = list[int]()
+
+    class Memory(mmap.mmap):
+        def madvise(self, option: int, *range_of: Any) -> None:
+            asked.append(option)
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    map_memory(BYTES)
+    assert asked == ([] if without else [mmap.MADV_HUGEPAGE])
