@@ -155,7 +155,7 @@ def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
 
 
 def settle_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
-    """Return how an attempt ended: as it recorded itself, or else by its flow run's state, which continues record.
+    """Return how an attempt ended: as it recorded itself, or else by its flow run's state, which goes on record.
 
     If the server says that a person cancelled the attempt, this overrules a recorded *preempted*: perhaps the attempt
     could not reach the server. Any state overrules a recorded *paused*: a person resumed the flow run, and it ended

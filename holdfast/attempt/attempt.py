@@ -254,7 +254,7 @@ class Attempt:
         """Judge what the run has become since its newest commit. If that is the run's verified end, make it the head.
 
         Returns:
-            whether it is, and what continues record as the attempt's lineage.
+            whether it is, and what goes on record as the attempt's lineage.
         """
         newest, present = known.newest, self.ranks.present
         is_end, lineage = False, dict[str, Any]()

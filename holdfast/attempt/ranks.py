@@ -182,7 +182,7 @@ class AttemptRanks:
         self.verified = commit.number
         if event.note:
             asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"
-            log.warning("%s; it only continues record: %s", event.note, asked)
+            log.warning("%s; it only goes on record: %s", event.note, asked)
         return None
 
     def _look(self, commit: Commit, past: Past) -> Restored | Problem:

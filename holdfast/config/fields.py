@@ -376,7 +376,7 @@ class ProofSettings(Section):
     rehearse: Literal["on", "first", "off", "record"] | None = Field(
         None,
         description='When to rehearse: "on", after the first commit and then as often as share allows; "first", only '
-        'then; "off", never; "record", as "on", but a run that would not continue exactly continues, and each later '
+        'then; "off", never; "record", as "on", but a run that would not continue exactly trains on, and each later '
         'commit says so. Unset: "on", but not if the run will be over within a minute.',
     )
     share: float = Field(

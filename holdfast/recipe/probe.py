@@ -64,7 +64,7 @@ class Gate:
     Args:
         how: ``exact``: probes have to be equal to the bit; ``tolerance``: numbers may differ by the tolerance, because
             this machine doesn't promise equal bits; ``record``: settings or code were changed on purpose, so a
-            difference only continues record.
+            difference only goes on record.
         tolerance: the largest difference of numbers, relative to the largest number.
     """
 
