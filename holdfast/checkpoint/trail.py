@@ -6,7 +6,7 @@ A commit has a copy of it in ``metrics/``, which outlives the checkpoint.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,10 +81,7 @@ def read_commit_lines(folder: Store, commit: Commit) -> Lines:
     Raises:
         RecordDamaged: a line is not a JSON object with a step.
     """
-    for name in name_trails(commit):
-        with contextlib.suppress(NameMissing):
-            return [*_parse_lines(folder.pieces(name), name)]
-    return []
+    return _read_first(folder, name_trails(commit))
 
 
 def read_checkpoint_lines(folder: Store, path: str) -> Lines:
@@ -93,9 +90,13 @@ def read_checkpoint_lines(folder: Store, path: str) -> Lines:
     Raises:
         RecordDamaged: a line is not a JSON object with a step.
     """
-    name = f"{path}/{METRICS}"
-    with contextlib.suppress(NameMissing):
-        return [*_parse_lines(folder.pieces(name), name)]
+    return _read_first(folder, [f"{path}/{METRICS}"])
+
+
+def _read_first(folder: Store, names: Iterable[str]) -> Lines:
+    for name in names:
+        with contextlib.suppress(NameMissing):
+            return [*_parse_lines(folder.pieces(name), name)]
     return []
 
 
