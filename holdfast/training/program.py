@@ -28,7 +28,7 @@ from holdfast.training.sharded.model import place_model
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do in a program about an error that says what is wrong with it.
+    """Hints for errors, in the words of a recipe or of a loop.
 
     Attributes:
         numbers: the ranks log different numbers.

@@ -104,7 +104,7 @@ class Step:
 
 @dataclass
 class Noted:
-    """What the step in progress has done so far.
+    """The batches, numbers and pictures of the step in progress.
 
     Attributes:
         names: of the batches that it has taken.
