@@ -39,7 +39,7 @@ SILENT = "silent"  # the server doesn't get the request; no response comes befor
 SHORT = "short"  # the server carries out the request; the response has only the first half of its body
 KINDS = (LOST, REFUSED, CUT, SLOW)
 SLOW_S = 0.3
-WITHIN_S = 60
+WITHIN_S = 300
 # Headers of one connection, which a proxy must not forward.
 OF_CONNECTION = {"connection", "keep-alive", "proxy-connection", "expect", "transfer-encoding", "content-length"}
 

@@ -25,6 +25,7 @@ from holdfast.store import open_store
 from tasks.server import choose_port
 from tests.conftest import count_trained, kill_tree
 from tests.support.lives import is_rank
+from tests.support.waiting import WITHIN_S
 
 ENDS_WITHIN_S = 600.0  # thirty times what it takes on a machine that does nothing else
 # Use no proxy, and load no certificates, which takes a client 20 ms each time.
@@ -217,7 +218,7 @@ class Pool:
         body = {"flow_runs": {"id": {"any_": [each["id"] for each in flow_runs]}}, "task_runs": state}
         return [task["name"] for task in self.ask("POST", "/task_runs/filter", body)]
 
-    def await_events(self, number: int, name: str, run: str, within_s: float = 60.0) -> list[dict[str, Any]]:
+    def await_events(self, number: int, name: str, run: str, within_s: float = WITHIN_S) -> list[dict[str, Any]]:
         """Wait for a run's events of this name and return them. The server writes events in batches, seconds later."""
         body = {"filter": {"event": {"name": [name]}, "resource": {"id": [f"holdfast.run.{run}"]}}, "limit": 50}
         deadline = time.monotonic() + within_s

@@ -31,6 +31,7 @@ from holdfast.rank.messages import (
 )  # fmt: skip
 from holdfast.recipe.probe import Gate
 from tests.support.makers import make_commit
+from tests.support.waiting import WITHIN_S
 
 SAID = Progress(step=1, loss=0.5, steps_per_s=2.0)
 Make = Callable[..., "tuple[Ranks, Said]"]
@@ -168,4 +169,4 @@ def test_a_rank_ends_if_it_gets_a_line_that_is_no_order(tmp_path: Path) -> None:
         ranks.expect(Ready)
         ranks._process.stdin.write('["Later", {}]\n')
         with pytest.raises(RunStopped, match=r"attempt and ranks don't understand each other: .*Later"):
-            ranks.next_event(within_s=120)
+            ranks.next_event(within_s=WITHIN_S)

@@ -17,7 +17,7 @@ from holdfast.keeping.verification import verify_run
 from holdfast.store import Store, naming, open_store
 from holdfast.store.local import LocalStore
 from holdfast.testing.stores import StoreTests
-from tests.conftest import ROOT
+from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.support import writer
 
 VFAT_MB = 400
@@ -79,7 +79,7 @@ def run_writer(store: Path, *faults: str) -> "subprocess.CompletedProcess[str]":
     command = ["strace", "--follow-forks", "--output", os.devnull, "--trace", "linkat,renameat2", *options]
     return subprocess.run(
         [*command, sys.executable, "-m", "tests.support.writer", str(store), "3"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from holdfast.data import samplers
 from holdfast.errors import RecipeError
 from holdfast.store.local import LocalStore
 from holdfast.training import Training, run_program, steps
+from tests.conftest import COMMAND_WITHIN_S
 from tests.support.accepted import PER_EPOCH
 from tests.support.trainings import content_id, live, save_step
 
@@ -172,7 +173,9 @@ def recipe() -> Recipe:
 )
 def test_a_seed_that_the_runs_seed_replaces_is_said(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "seeding.py").write_text(SEEDING % line)
-    done = subprocess.run([sys.executable, "-c", SEEDS], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SEEDS], cwd=tmp_path, capture_output=True, text=True, timeout=COMMAND_WITHIN_S,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("notes:\n")[2].strip()
     assert notes.startswith(said) if said else not notes
