@@ -1,5 +1,6 @@
 # make train   train the language model, or continue it      make train ARGS="--set epochs=8"
-# make test    the suite: kills, servers, clouds             make check   lint, types, layers and the quick tests
+# make test    what a user relies on, in ten minutes         make check   lint, types, layers and the quick tests
+# make test-full      every test: kills, servers, clouds, and the next two      make lint    format, lint, types, layers
 # make test-extras    other people's loops, metric sinks, data streams and Ray      make test-pools    work pools of every kind, several nodes
 # make test-gpus      tests of ranks on this machine's GPUs, with NCCL
 # make test-kernels   tests that train, with the kernels of another CPU      make test-kernels TRAINING=tests    the suite
@@ -31,9 +32,9 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
-test test-extras test-gpus test-kernels check: export PYTHONUTF8 := 1
+test test-full test-extras test-gpus test-kernels check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-extras test-pools test-gpus test-kernels check bench soak docs map screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-full test-extras test-pools test-gpus test-kernels lint check bench soak docs map screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -80,7 +81,11 @@ down: .venv/ready
 		&& touch $@ || { rm -rf .venv/mlflow; echo "MLflow can't be installed with pip: the test of its sink is skipped"; }
 
 test: .venv/ready .venv/azurite .venv/axe
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "(not slow or promise) and not extras and (not pool or promise)" $(ARGS)
+
+test-full: .venv/ready .venv/azurite .venv/axe
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not pool and not extras" $(ARGS)
+	$(MAKE) test-extras test-pools
 
 test-extras: .venv/extras .venv/mlflow/ready
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m extras $(ARGS)
@@ -104,11 +109,13 @@ test-kernels: .venv/ready
 	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal -m "not pool and not extras" \
 		$(TRAINING) $(ARGS)
 
-check: .venv/ready
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint
 	$(BIN)/python -m pytest --quiet -m "not slow" --numprocesses $(WORKERS) $(ARGS)
 
 # Commands that nothing imports, in an environment of their own.

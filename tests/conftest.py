@@ -33,6 +33,7 @@ from tests.support.device import DEVICE, ON_GPUS
 from tests.support.gpus import skip_if_too_few
 from tests.support.lives import Command, Lives, lives
 from tests.support.nvidia_smi import Machine, install, print_gpus
+from tests.support.promises import is_promise
 from tests.support.waiting import await_equal
 
 # If a shell runs the tests in its background, they and all their processes would ignore Ctrl-C.
@@ -69,8 +70,11 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and keep the order of the others."""
+    """Put the longest files first, keep the order of the others, and mark those that show a promise."""
     items.sort(key=lambda item: place(item.path))
+    for item in items:
+        if is_promise(item.nodeid.removeprefix("tests/")):
+            item.add_marker("promise")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

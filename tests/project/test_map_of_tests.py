@@ -1,10 +1,13 @@
 """Tests that the map of the tests is complete, and that the longest tests begin first."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
-from tests.conftest import LONGEST, ROOT, place
+from tests.conftest import COMMAND_WITHIN_S, LONGEST, ROOT, place
+from tests.support.promises import PROMISES
 
 TESTS = ROOT / "tests"
 
@@ -37,3 +40,12 @@ def test_the_map_is_complete(heading: str, found: list[str]) -> None:
 def test_the_longest_files_begin_first() -> None:
     files = sorted(TESTS.rglob("test_*.py"))
     assert sorted(files, key=place)[: len(LONGEST)] == [TESTS / name for name in LONGEST]
+
+
+def test_every_promise_is_shown_by_a_test_that_exists() -> None:
+    shown = sorted({name for tests in PROMISES.values() for name in tests})
+    files = {str(TESTS / name.partition("::")[0]) for name in shown}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-m", "promise", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=COMMAND_WITHIN_S)
+    found = [line.removeprefix("tests/") for line in done.stdout.splitlines() if "::" in line]
+    assert [name for name in shown if not any(each == name or each.startswith(f"{name}[") for each in found)] == []
