@@ -4,7 +4,6 @@ The values are taken before the first step, so values that a step changes (count
 every process. Values that depend on the process or the machine (paths, times, ids, devices) are left out.
 """
 
-import contextlib
 import dataclasses
 import functools
 import getpass
@@ -25,6 +24,7 @@ from holdfast.provenance.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, 
 from holdfast.provenance.ownership import is_own
 from holdfast.provenance.recorded import VARIABLES
 from holdfast.training.build import Training
+from holdfast.training.forgotten_state.reach import list_closure, walk_code
 from holdfast.training.kept import Kept
 from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import name_schedules
@@ -183,18 +183,10 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
 
 
 def _find_captured(function: Any) -> dict[str, Any]:
-    """Return the global and closure variables that a function's code names, including its inner functions' code."""
+    """Return the global and closure variables whose names are in a function's code or in the code inside it."""
     known = getattr(function, "__globals__", {})
-    found = {name: known[name] for name in sorted(_list_names(function.__code__)) if name in known}
-    for name, cell in zip(function.__code__.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
-        with contextlib.suppress(ValueError):  # the variable has no value yet
-            found[name] = cell.cell_contents
-    return found
-
-
-def _list_names(code: types.CodeType) -> set[str]:
-    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return {*code.co_names}.union(*map(_list_names, inner))
+    names = {name for code in walk_code(function.__code__) for name in code.co_names}
+    return {name: known[name] for name in names & known.keys()} | dict(list_closure(function))
 
 
 def _digest_code(code: types.CodeType) -> str:

@@ -1,5 +1,17 @@
-"""What can be named from an object in one step: a function's variables, an object's attributes, a container's items."""
+"""The one place that looks into objects: what can be named from one of them in one step.
 
+- From a function: its closure, defaults and attributes, and the globals that its code and the code inside it load.
+- From a bound method or a ``partial``: the function, and the object or the arguments that it is bound to.
+- From an object: its attributes, slots and lazy buffers, the plain values of its classes, and the user's classes.
+- From a class of the user's: its attributes and functions.
+- From a container, a generator or an iterator of Python's own: its items, its variables, and what it reads from.
+
+Whoever asks decides how far to go. The search (`search`) follows each step to the next one, from the roots of a program
+on; the list of what a checkpoint has (`registered`) follows attributes and items, to objects with a state; and the
+record of hyperparameters (`holdfast.training.built`) takes a function's variables alone.
+"""
+
+import contextlib
 import dis
 import functools
 import sys
@@ -119,19 +131,22 @@ def _list_items(name: str, value: Any) -> Iterator[InnerValue]:
 def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
     """Yield the variables that a function can name, except its locals and the globals of a library."""
     is_users = is_own(function)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield InnerValue(name, name, cell.cell_contents, is_users)
-        except ValueError:  # the variable isn't assigned yet
-            continue
     parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = [*zip(reversed(parameters), reversed(function.__defaults__ or ()), strict=False)]
-    yield from (InnerValue(name, name, value, is_users) for name, value in defaults)
-    yield from (InnerValue(name, name, value, is_users) for name, value in (function.__kwdefaults__ or {}).items())
+    variables = (*list_closure(function), *defaults, *(function.__kwdefaults__ or {}).items())
+    yield from (InnerValue(name, name, value, is_users) for name, value in variables)
     for name, value in vars(function).items():
         yield InnerValue(name, name if name == "__wrapped__" else f"{function.__name__}.{name}", value, is_users)
-    if is_users:
-        yield from _list_globals(function.__code__, function.__globals__)
+    for code in walk_code(function.__code__) if is_users else ():
+        yield from _list_globals(code, function.__globals__)
+
+
+def list_closure(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of the functions around a function that it names, except those without a value yet."""
+    cells = getattr(function, "__closure__", None) or ()  # a compiled function has no cells
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=False):
+        with contextlib.suppress(ValueError):  # the variable isn't assigned yet
+            yield name, cell.cell_contents
 
 
 def _list_globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[InnerValue]:
@@ -144,9 +159,14 @@ def _list_globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterato
             yield from (
                 InnerValue(key, f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value)
             )
+
+
+def walk_code(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code, and the code of the functions and classes that are defined in it."""
+    yield code
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _list_globals(inner, variables)
+            yield from walk_code(inner)
 
 
 def list_codes(value: Any) -> list[types.CodeType]:
