@@ -13,11 +13,8 @@ from holdfast.recipe.settings import make_arguments, resolve_settings
 from holdfast.training.build import Training
 from holdfast.training.devices import prepare_device
 from holdfast.training.loop import train_step
-from holdfast.training.own_loop.loop import OwnLoop, Stopped
+from holdfast.training.own_loop.loop import OwnLoop, Serve, Stopped
 from holdfast.training.own_loop.run import Run
-
-# Gives a program its steps: yields before each one, as `holdfast.training.steps` does.
-Serve = Callable[[Training], Generator[None, None, None]]
 
 
 def run_program(config: RunConfig, serve: Serve) -> None:
@@ -33,17 +30,21 @@ def run_program(config: RunConfig, serve: Serve) -> None:
     before = determinism.read_seeds()
     program = find_program(config.recipe)
     replaced = determinism.describe_replaced(before, config.seed)
+
+    def serve_noted(training: Training) -> Generator[None, None, None]:
+        training.notes += replaced
+        return serve(training)
+
     if not takes_run(program):
         training = Training(config)
-        training.notes += replaced
-        with contextlib.closing(serve(training)) as steps:
+        with contextlib.closing(serve_noted(training)) as steps:
             for _ in steps:
                 training.record.trained = train_step(training)
         return
     settings = resolve_settings(program, config.settings)
     accelerator = prepare_device(config)
     arguments = make_arguments(program, config.settings, accelerator.device)
-    loop = OwnLoop(config, accelerator, program, settings, lambda training: serve(_note(training, replaced)))
+    loop = OwnLoop(config, accelerator, program, settings, serve_noted)
     try:
         _run_loop(program, loop, arguments)
     except HoldfastError:
@@ -52,11 +53,6 @@ def run_program(config: RunConfig, serve: Serve) -> None:
         if loop.has_begun:
             raise
         raise make_build_error(config.recipe, error) from error
-
-
-def _note(training: Training, notes: list[str]) -> Training:
-    training.notes += notes
-    return training
 
 
 def _run_loop(function: Callable[..., object], loop: OwnLoop, arguments: Mapping[str, Any]) -> None:
