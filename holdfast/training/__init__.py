@@ -2,10 +2,10 @@
 
 from holdfast.recipe.probe import Gate
 from holdfast.training.build import Training
-from holdfast.training.forgotten_state.search import Searched, find_forgotten
+from holdfast.training.forgotten_state.search import find_forgotten
 from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.init_from import begin_from
-from holdfast.training.loop import Report, evaluate_recipe, steps, train_recipe
+from holdfast.training.loop import evaluate_recipe, steps
 from holdfast.training.probing import measure_probe
 from holdfast.training.progress import TrainingProgress
 from holdfast.training.recording import read_lines
@@ -20,10 +20,8 @@ __all__ = [
     "Exchange",
     "Gate",
     "TrainingProgress",
-    "Report",
     "Resumed",
     "Training",
-    "Searched",
     "begin_from",
     "begin_save",
     "count_params",
@@ -41,5 +39,4 @@ __all__ = [
     "run_program",
     "save_alone",
     "steps",
-    "train_recipe",
 ]

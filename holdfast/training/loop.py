@@ -22,15 +22,8 @@ from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import undisturbed
 from holdfast.training.virtual_ranks.step import VirtualRanks
 
-# Called with the finished step, its loss (None if a loop logs none), and the steps per second since `train_recipe`
-# began.
+# Called with the finished step, its loss (None if a loop logs none), and the steps per second since `steps` began.
 Report = Callable[[int, float | None, float], None]
-
-
-def train_recipe(training: Training, stop: int, is_stopping: Callable[[], bool], report: Report) -> None:
-    """Train a recipe until the run has ``stop`` completed steps, or ``is_stopping`` returns True; see `steps`."""
-    for _ in steps(training, stop, is_stopping, report):
-        training.record.trained = train_step(training)
 
 
 def steps(

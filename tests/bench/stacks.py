@@ -282,7 +282,8 @@ class Holdfast:
         self.training = Training(RunConfig.model_validate(config))
 
     def train(self, watch: Watch) -> None:
-        from holdfast.training import begin_save, train_recipe
+        from holdfast.training import begin_save
+        from tests.support.trainings import train_to
 
         first = self.training.progress.step
 
@@ -293,9 +294,7 @@ class Holdfast:
             return False
 
         while len(watch.steps) < STEPS:
-            train_recipe(
-                self.training, first + STEPS + 1, lambda: is_pausing() or len(watch.steps) == STEPS, lambda *_: None
-            )
+            train_to(self.training, first + STEPS + 1, lambda: is_pausing() or len(watch.steps) == STEPS)
             if watch.is_due():
                 with watch.saving(self.training.saver.wait):
                     begin_save(self.training, self.store, "0" * 64, {}, self._note, is_urgent=watch.is_durable)

@@ -13,12 +13,13 @@ from pathlib import Path
 from holdfast.checkpoint import count_cores
 from holdfast.config import Determinism, Resume, RunConfig
 from holdfast.machine import determinism
-from holdfast.training import Training, measure_probe, train_recipe
+from holdfast.training import Training, measure_probe
 from holdfast.training.checksums import describe_components
 from holdfast.training.step_record import choose_every
 from tests.bench.bare import KEEP_MEMORY
 from tests.bench.frame import Benchmark, Row, ask, compare, median_of, time_of
 from tests.bench.recipe import STEPS_VARIABLE
+from tests.support.trainings import train_to
 
 SIZES = ("100 MB", "1,000 small")
 WARM_UP, STEPS, ROUNDS = 5, 8, 7
@@ -68,14 +69,14 @@ def _measure(size: str, folder: Path) -> dict[str, float]:
             pass
 
     calls: dict[str, Callable[[], object]] = {
-        "step": lambda: train_recipe(training, training.progress.step + STEPS, lambda: False, lambda *done: None),
+        "step": lambda: train_to(training, training.progress.step + STEPS),
         "both probes": lambda: probe(both),
         "probe": lambda: probe(one),
         "checksums": lambda: describe_components(training, in_detail=False),
         "generators": enter,
         "flags": lambda: determinism.check_unchanged(both.determinism, training.flags, "here"),
     }
-    train_recipe(training, WARM_UP, lambda: False, lambda *done: None)
+    train_to(training, WARM_UP)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():

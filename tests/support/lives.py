@@ -250,7 +250,8 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     from holdfast.journal import Commit, Journal
     from holdfast.provenance.fingerprint import fingerprint
     from holdfast.store import open_store
-    from holdfast.training import Gate, Training, begin_save, resume, train_recipe
+    from holdfast.training import Gate, Training, begin_save, resume
+    from tests.support.trainings import train_to
 
     config = RunConfig.model_validate(settings)
     training = Training(config)
@@ -280,7 +281,7 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     last = stop_at or training.total_steps
     while (step := line.head.step if line.head else 0) < last:
         stop = min(config.chunk.next_stop(step, training.steps_per_epoch, training.total_steps), last)
-        train_recipe(training, stop, lambda: False, report)
+        train_to(training, stop, report=report)
         begin_save(training, journal.store, trained_with, {})
         saved = training.saver.wait()
         assert saved is not None

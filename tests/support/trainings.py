@@ -1,7 +1,7 @@
 """Trainings in the tests' own process, which lacks a rank's environment."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import DEFAULT_SEED, Determinism
 from holdfast.errors import GateTripped
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, find_forgotten, resume, run_program, steps, train_recipe
+from holdfast.training import Gate, Training, begin_save, find_forgotten, resume, run_program, steps
+from holdfast.training.loop import Report, train_step
 
 Saved = tuple[Payload, Metadata]
 
@@ -25,8 +26,15 @@ def make(folder: Path, recipe: str, seed: int = DEFAULT_SEED, **settings: Any) -
     return Training(config)
 
 
-def train_to(training: Training, stop: int) -> None:
-    train_recipe(training, stop, lambda: False, lambda *done: None)
+def train_to(
+    training: Training,
+    stop: int,
+    is_stopping: Callable[[], bool] = lambda: False,
+    report: Report = lambda *done: None,
+) -> None:
+    """Train a recipe until the run has ``stop`` completed steps, or ``is_stopping`` returns True; see `steps`."""
+    for _ in steps(training, stop, is_stopping, report):
+        training.record.trained = train_step(training)
 
 
 def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:

@@ -17,7 +17,7 @@ from holdfast.config import ChunkLength, RunConfig
 from holdfast.journal import Journal
 from holdfast.state import capture_rng, generators
 from holdfast.store import open_store
-from holdfast.training import Training, capturing, train_recipe
+from holdfast.training import Training, capturing
 from holdfast.training.recording import read_lines
 from tests.conftest import ROOT
 from tests.support.lives import Lives
@@ -94,7 +94,7 @@ def trained(folder: Path, recipe: str, disturb: Any) -> Training:
         return False
 
     for stop in (1, 4, STEPS):
-        train_recipe(training, stop, is_stopping, report)
+        train_to(training, stop, is_stopping, report)
         disturb()
     return training
 

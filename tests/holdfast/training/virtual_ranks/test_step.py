@@ -11,14 +11,14 @@ from torch import nn
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.training import Training, go_back
-from holdfast.training.loop import steps, train_recipe, train_step
+from holdfast.training.loop import steps, train_step
 from holdfast.training.recording import read_lines
 from holdfast.training.virtual_ranks.blocks import ShardSums
 from holdfast.training.virtual_ranks.buckets import make_buckets
 from holdfast.training.virtual_ranks.step import check_ranks
 from holdfast.training.virtual_ranks.whole import WholeSums
 from tests.support.shares import Counted
-from tests.support.trainings import live_in_chunks
+from tests.support.trainings import live_in_chunks, train_to
 
 SHARES = 8
 SETTINGS: dict[str, Any] = {"run": "r", "epochs": 1, "determinism": Determinism(mode="fast")}
@@ -77,7 +77,7 @@ def fail_in_a_step(training: Training) -> None:
 
 def test_a_step_is_undone_until_the_optimizer_steps(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path))
-    train_recipe(training, 2, lambda: False, lambda *done: None)
+    train_to(training, 2)
     before = {name: value.clone() for name, value in training.model.state_dict().items()}
     drawn = training.generators.digest()
     fail_in_a_step(training)
@@ -115,14 +115,14 @@ def test_a_step_that_fails_after_the_optimizers_is_not_undone(tmp_path: Path) ->
 
     training.optimizer.step = fail
     with pytest.raises(ConnectionError):
-        train_recipe(training, 1, lambda: False, lambda *done: None)
+        train_to(training, 1)
     assert not go_back(training)
 
 
 def test_a_step_in_detail_has_the_facts_of_each_share(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path))
     training.record.is_detailed = True
-    train_recipe(training, 1, lambda: False, lambda *done: None)
+    train_to(training, 1)
     (line,) = read_lines(training)
     *shares, rank = line["parts"]
     assert [each["share"] for each in shares] == list(range(SHARES))
