@@ -8,6 +8,7 @@ Source: https://huggingface.co/docs/safetensors, "Format".
 
 import bisect
 import functools
+import hashlib
 import json
 import math
 import re
@@ -115,6 +116,14 @@ def serialize(payload: Payload) -> Iterator[Bytes]:
     """Return the bytes of a payload as one file, in pieces. Equal payloads give equal bytes on every machine."""
     (part,) = cut(payload, None)
     return map(in_memory, part.pieces)
+
+
+def digest_payload(payload: Payload) -> str:
+    """Return the SHA-256 (hex) of the bytes that `serialize` returns."""
+    sha256 = hashlib.sha256()
+    for piece in serialize(payload):
+        sha256.update(piece)
+    return sha256.hexdigest()
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:

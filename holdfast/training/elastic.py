@@ -4,11 +4,10 @@ Without virtual ranks each rank has generators, extras and a position in the dat
 continues with any number of them; what they have apart is made anew, or the resume is refused.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from holdfast.checkpoint import serialize
+from holdfast.checkpoint import digest_payload
 from holdfast.errors import ConfigError
 from holdfast.machine import determinism
 from holdfast.state import to_payload
@@ -22,7 +21,7 @@ def digest_state(name: str, state: Any) -> str:
     Args:
         name: the part's name.
     """
-    return hashlib.sha256(b"".join(map(bytes, serialize(to_payload({name: state}))))).hexdigest()
+    return digest_payload(to_payload({name: state}))
 
 
 def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state
-from holdfast.checkpoint import serialize
+from holdfast.checkpoint import digest_payload
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.provenance.canonical import finite_or_none
@@ -56,7 +55,7 @@ def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
             hint=did_you_mean(unknown[0], numbers),
         )
     return Probe(
-        sha256=_digest(found) if found else "",
+        sha256=digest_payload(state.to_payload(found)) if found else "",
         gradient=_take_gradient(training, batch) if takes_gradient else "",
         values={name: finite_or_none(value) for name, value in (values | numbers).items()},
         sample=_sample(found),
@@ -178,13 +177,6 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _is_number(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.numel() == 1
-
-
-def _digest(found: Mapping[str, Any]) -> str:
-    sha256 = hashlib.sha256()
-    for piece in serialize(state.to_payload(dict(found))):
-        sha256.update(piece)
-    return sha256.hexdigest()
 
 
 def _sample(found: Mapping[str, Any]) -> list[float | None]:

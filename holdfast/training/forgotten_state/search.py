@@ -11,7 +11,6 @@ that differ between a process that lived and one that resumed explain it; see
 
 import dis
 import functools
-import hashlib
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state
-from holdfast.checkpoint import serialize
+from holdfast.checkpoint import digest_payload
 from holdfast.checkpoint.found import Found
 from holdfast.provenance.hyperparameters import is_hyperparameter
 from holdfast.provenance.ownership import is_own
@@ -266,7 +265,6 @@ def _digest_state(value: Any) -> str:
             read = state.read_generator(value)
         else:
             read = value if isinstance(value, Tensor) else value.state_dict()
-        payload = state.to_payload(read)
-        return hashlib.sha256(b"".join(map(bytes, serialize(payload)))).hexdigest()
+        return digest_payload(state.to_payload(read))
     except Exception:
         return ""
