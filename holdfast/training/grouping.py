@@ -6,7 +6,7 @@ new groups by the names of their parameters, and a resume makes the same groups 
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Grouping:
             for place, each in enumerate(group)
             if id(each) not in of_modules
         }
-        self._frozen = self._list_frozen()
+        self._frozen = list_frozen(recipe.model)
         known = self.own_names | of_modules
         self._names = [sorted(known[id(each)] for each in group) for group in groups]
         self._built_counts = self._count()
@@ -60,7 +60,7 @@ class Grouping:
         found: dict[str, Any] = {}
         if self._count() != self._built_counts or not all(map(self.is_built, range(len(groups)), groups)):
             found[REGROUPED] = {"groups": self._count(), "built": self._digest()}
-        if not self._recipe.has_own_loop and (frozen := self._list_frozen()) != self._frozen:
+        if not self._recipe.has_own_loop and (frozen := list_frozen(self._recipe.model)) != self._frozen:
             found[FROZEN] = frozen
         return found
 
@@ -109,10 +109,7 @@ class Grouping:
                 there now.
         """
         if not self._recipe.has_own_loop:
-            frozen = {*saved.get(FROZEN, self._frozen)}
-            for name, each in self._list_parameters():
-                if each.requires_grad == (name in frozen):
-                    each.requires_grad_(name not in frozen)
+            freeze(self._recipe.model, {*saved.get(FROZEN, self._frozen)})
         mark = saved.get(REGROUPED)
         parts = parts_of(self._recipe.optimizer)
         if mark is None:
@@ -145,11 +142,17 @@ class Grouping:
         """Return a digest of the groups that were built."""
         return hashlib.sha256(canonical_json([self._built_counts, self._names])).hexdigest()[:16]
 
-    def _list_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self._recipe.model.named_parameters())
 
-    def _list_frozen(self) -> list[str]:
-        return sorted(name for name, each in self._list_parameters() if not each.requires_grad)
+def list_frozen(model: nn.Module) -> list[str]:
+    """Return the names of a model's frozen parameters, sorted."""
+    return sorted(name for name, each in model.named_parameters() if not each.requires_grad)
+
+
+def freeze(model: nn.Module, names: Collection[str]) -> None:
+    """Freeze the parameters of these names, and unfreeze all others."""
+    for name, each in model.named_parameters():
+        if each.requires_grad == (name in names):
+            each.requires_grad_(name not in names)
 
 
 def list_named(recipe: Recipe) -> list[tuple[str, nn.Parameter]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from holdfast.errors import StateError
 from holdfast.provenance.hyperparameters import is_hyperparameter
 from holdfast.state import is_sharded
+from holdfast.training.grouping import freeze, list_frozen
 from holdfast.training.optimizers import parts_of
 
 # Attributes of every module and every optimizer, in which torch keeps its own.
@@ -27,7 +28,7 @@ class Modes:
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer
-        self._frozen = self._list_frozen()
+        self._frozen = list_frozen(model)
         self._values = self._list_values()
         self._tensors = {name: _list_tensors(each) for name, each in self._list_objects().items()}
 
@@ -35,7 +36,7 @@ class Modes:
         state: dict[str, Any] = {
             "eval": sorted(name for name, module in self._model.named_modules() if not module.training)
         }
-        if (frozen := self._list_frozen()) != self._frozen:
+        if (frozen := list_frozen(self._model)) != self._frozen:
             state["frozen"] = frozen
         if values := self._list_changed():
             state["values"] = values
@@ -45,14 +46,11 @@ class Modes:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        evaluated, frozen = {*state["eval"]}, {*state.get("frozen", self._frozen)}
-        objects = self._list_objects()
+        evaluated, objects = {*state["eval"]}, self._list_objects()
         for name, module in self._model.named_modules():
             if module.training == (name in evaluated):  # torch.compile compiles again if a module's dict is written to
                 module.training = name not in evaluated
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad == (name in frozen):
-                parameter.requires_grad_(name not in frozen)
+        freeze(self._model, {*state.get("frozen", self._frozen)})
         values, tensors = state.get("values", {}), self.list_tensors()
         for name, changed in self._list_changed().items():
             for key in changed.keys() - values.get(name, {}).keys():
@@ -117,9 +115,6 @@ class Modes:
             for key, value in own.items()
             if all(each.device.type == "cpu" for each in _leaves(value) if isinstance(each, Tensor))
         )
-
-    def _list_frozen(self) -> list[str]:
-        return sorted(name for name, each in self._model.named_parameters() if not each.requires_grad)
 
     def _list_values(self) -> dict[str, dict[str, Any]]:
         return {
