@@ -24,11 +24,7 @@ REGROUPED, FROZEN = "regrouped", "frozen"
 
 
 class Grouping:
-    """The parameter groups, and the frozen parameters, as they were built.
-
-    Attributes:
-        own_names: by id, the names of the parameters that no module has: ``0.3`` is the fourth one of the first group.
-    """
+    """The parameter groups, and the frozen parameters, as they were built."""
 
     def __init__(self, recipe: Recipe, advice: str) -> None:
         """
@@ -37,19 +33,27 @@ class Grouping:
         """
         self._recipe, self._advice = recipe, advice
         self._parts = [[[*group["params"]] for group in each.param_groups] for each in parts_of(recipe.optimizer)]
-        of_modules = {id(each): name for name, each in reversed(list_named(recipe))}
+        of_modules = {id(each): name for name, each in reversed(_list_named(recipe))}
         groups = [group for part in self._parts for group in part]
-        self.own_names = {
+        self._own_names = {
             id(each): f"{number}.{place}"
             for number, group in enumerate(groups)
             for place, each in enumerate(group)
             if id(each) not in of_modules
         }
         self._frozen = list_frozen(recipe.model)
-        known = self.own_names | of_modules
+        known = self.name_known()
         self._names = [sorted(known[id(each)] for each in group) for group in groups]
         self._built_counts = self._count()
         self._seen = list_stepped(recipe.optimizer), self._built_counts
+
+    def name_known(self) -> dict[int, str]:
+        """Return the name of each parameter that a resumed process would find, by id.
+
+        It is ``layer.weight`` in the model, ``extras.critic.weight`` in a registered module, and for any other
+        parameter its place when it was built: ``0.3`` is the fourth parameter of the first group.
+        """
+        return self._own_names | {id(each): name for name, each in reversed(_list_named(self._recipe))}
 
     def describe(self, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
         """Return what a checkpoint has to know of the changes since the optimizers were built; nothing if none.
@@ -80,7 +84,7 @@ class Grouping:
         if is_same and not is_looked_at:
             return
         self._seen = now, counts
-        known = self.own_names | {id(each): name for name, each in reversed(list_named(self._recipe))}
+        known = self.name_known()
         where = f"{find_place()}after step {step} an optimizer has a"
         if lost := [each for each in now if id(each) not in known]:
             raise RecipeError(
@@ -129,8 +133,8 @@ class Grouping:
         if self.is_built(number, names):
             return [group for part in self._parts for group in part][number]
         built = [each for part in self._parts for group in part for each in group]
-        known = {self.own_names[id(each)]: each for each in built if id(each) in self.own_names}
-        known |= dict(list_named(self._recipe))
+        known = {self._own_names[id(each)]: each for each in built if id(each) in self._own_names}
+        known |= dict(_list_named(self._recipe))
         if lost := [name for name in names if name not in known]:
             raise _unfit(f"it had the parameter {lost[0]}, which isn't there now")
         return [known[name] for name in names]
@@ -155,7 +159,7 @@ def freeze(model: nn.Module, names: Collection[str]) -> None:
             each.requires_grad_(name not in names)
 
 
-def list_named(recipe: Recipe) -> list[tuple[str, nn.Parameter]]:
+def _list_named(recipe: Recipe) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of the model and of registered modules, by name; a tied one has its first name."""
     modules: dict[str, Any] = {"": recipe.model}
     modules |= {f"extras.{name}.": each for name, each in sorted(recipe.extras.items())}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.training.build import Training
-from holdfast.training.grouping import FROZEN, REGROUPED, list_named
+from holdfast.training.grouping import FROZEN, REGROUPED
 from holdfast.training.optimizers import parts_of
 
 
@@ -83,12 +83,8 @@ def _list_members(state: dict[str, Any]) -> list[Any]:
 
 
 def name_parameters(training: Training) -> list[str]:
-    """Return the name of each parameter of the optimizer, in the optimizer's order.
-
-    The name is ``layer.weight`` in the model, ``extras.critic.weight`` in a registered module, and for any other
-    parameter its place when it was built: ``0.3`` is the fourth parameter of the first group.
-    """
-    known = training.grouping.own_names | {id(each): name for name, each in reversed(list_named(training.recipe))}
+    """Return the name of each parameter of the optimizer, in the optimizer's order; see `Grouping.name_known`."""
+    known = training.grouping.name_known()
     return [
         known.get(id(parameter), f"{number}.{place}")
         for number, group in enumerate(training.optimizer.param_groups)
