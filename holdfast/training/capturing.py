@@ -96,7 +96,10 @@ def restore(training: Training, state: dict[str, Any]) -> None:
         ConfigError: another number of ranks saved it, and it can't be shared out.
     """
     accelerator = training.accelerator
-    training.grouping.restore(state["optimizer"])
+    try:
+        training.grouping.restore(state["optimizer"])
+    except ValueError as error:
+        raise _unfit("optimizer", str(error)) from None
     model = training.recipe.model
     # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
     weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])

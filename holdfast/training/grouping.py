@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.errors import RecipeError, StateError
+from holdfast.errors import RecipeError
 from holdfast.provenance.fingerprint import canonical_json
 from holdfast.provenance.location import find_place
 from holdfast.recipe import Recipe
@@ -109,7 +109,7 @@ class Grouping:
             saved: the optimizer's state in a checkpoint.
 
         Raises:
-            StateError: the steps had changed the groups, and those that are built now are others; or a parameter isn't
+            ValueError: the steps had changed the groups, and those that are built now are others; or a parameter isn't
                 there now.
         """
         if not self._recipe.has_own_loop:
@@ -121,7 +121,7 @@ class Grouping:
                 _regroup(part, members, [{}] * len(members))
             return
         if mark["built"] != self._digest() or len(mark["groups"]) != len(parts):
-            raise _unfit("its steps had changed its groups of parameters, and now it is built with other groups")
+            raise ValueError("its steps had changed its groups of parameters, and now it is built with other groups")
         numbered = enumerate(saved["param_groups"])
         for part, count in zip(parts, mark["groups"], strict=True):
             own = list(itertools.islice(numbered, count))
@@ -136,7 +136,7 @@ class Grouping:
         known = {self._own_names[id(each)]: each for each in built if id(each) in self._own_names}
         known |= dict(_list_named(self._recipe))
         if lost := [name for name in names if name not in known]:
-            raise _unfit(f"it had the parameter {lost[0]}, which isn't there now")
+            raise ValueError(f"it had the parameter {lost[0]}, which isn't there now")
         return [known[name] for name in names]
 
     def _count(self) -> list[int]:
@@ -169,13 +169,6 @@ def _list_named(recipe: Recipe) -> list[tuple[str, nn.Parameter]]:
         if isinstance(module, nn.Module)
         for name, parameter in module.named_parameters()
     ]
-
-
-def _unfit(reason: str) -> StateError:
-    return StateError(
-        f"the saved optimizer doesn't fit what the recipe built: {reason}",
-        hint="the recipe's code has changed since the checkpoint was written",
-    )
 
 
 def _is_same(one: object, other: object) -> bool:
