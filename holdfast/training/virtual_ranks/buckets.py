@@ -4,8 +4,9 @@ Each rank adds the part of the tree that its own shares make up. Then each one a
 the bucket, and all get the result: a reduce-scatter and an all-gather, in an order that the tree fixes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -16,6 +17,8 @@ from holdfast.training.virtual_ranks.tree import Node, TreeSum, list_parts
 
 # Gradients are summed in pieces of about this size, as DDP does it.
 BUCKET_BYTES = 25 * 2**20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,21 +61,27 @@ class Bucket:
 
 def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = None) -> list[Bucket]:
     """Return the buckets of some parameters, in their order, each of `BUCKET_BYTES` or ``most_bytes``."""
-    most = BUCKET_BYTES if most_bytes is None else most_bytes
-    alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    for each in dict.fromkeys(parameters):
-        alike.setdefault((each.dtype, each.device), []).append(each)
-    buckets = []
+    distinct, most = dict.fromkeys(parameters), BUCKET_BYTES if most_bytes is None else most_bytes
+    groups = pack_alike(distinct, lambda each: (each.dtype, each.device), lambda each: each.nbytes, most)
+    return [Bucket(tuple(group)) for group in groups]
+
+
+def pack_alike(
+    items: Iterable[T], kind_of: Callable[[T], Hashable], size_of: Callable[[T], int], most: int
+) -> Iterator[list[T]]:
+    """Yield groups of items of one kind, in their order, each of one item or of at most ``most`` in size."""
+    alike: dict[Hashable, list[T]] = {}
+    for each in items:
+        alike.setdefault(kind_of(each), []).append(each)
     for members in alike.values():
-        current, size = list[nn.Parameter](), 0
+        group, size = list[T](), 0
         for each in members:
-            if current and size + each.nbytes > most:
-                buckets.append(Bucket(tuple(current)))
-                current, size = [], 0
-            current.append(each)
-            size += each.nbytes
-        buckets.append(Bucket(tuple(current)))
-    return buckets
+            if group and size + size_of(each) > most:
+                yield group
+                group, size = [], 0
+            group.append(each)
+            size += size_of(each)
+        yield group
 
 
 class BucketSum:

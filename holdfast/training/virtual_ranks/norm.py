@@ -9,6 +9,7 @@ from torch import Tensor, distributed
 
 from holdfast.state import is_sharded
 from holdfast.state.sharded import list_regions, local_of
+from holdfast.training.virtual_ranks.buckets import pack_alike
 from holdfast.training.virtual_ranks.tree import sum_columns
 
 # The most numbers that are squared at once: on a CPU few enough for its caches, elsewhere many for each launch.
@@ -33,7 +34,7 @@ def take_norm(gradients: Sequence[Tensor]) -> Tensor:
         for first, each in zip(firsts, gradients, strict=True)
         for start, piece in _cut(_to_rows(each), most)
     ]
-    for group in _group(pieces, most):
+    for group in pack_alike(pieces, _describe_kind, lambda each: each[1].numel(), most):
         found = [piece.to(dtype) for _, piece in group]
         squares = found[0].square() if len(found) == 1 else torch.cat(found).square_()
         ends = torch.split(sum_columns(squares), [len(each) for each in found])
@@ -76,17 +77,6 @@ def _cut(rows: Tensor, most: int) -> Iterator[tuple[int, Tensor]]:
         yield start, rows[start : start + count]
 
 
-def _group(pieces: Sequence[tuple[int, Tensor]], most: int) -> Iterator[list[tuple[int, Tensor]]]:
-    """Yield groups of pieces that can be joined: of equal width and kind, together of ``most`` numbers at most."""
-    alike: dict[tuple[int, torch.dtype, torch.device], list[tuple[int, Tensor]]] = {}
-    for each in pieces:
-        alike.setdefault((each[1].shape[1], each[1].dtype, each[1].device), []).append(each)
-    for members in alike.values():
-        group, size = list[tuple[int, Tensor]](), 0
-        for each in members:
-            if group and size + each[1].numel() > most:
-                yield group
-                group, size = [], 0
-            group.append(each)
-            size += each[1].numel()
-        yield group
+def _describe_kind(piece: tuple[int, Tensor]) -> tuple[int, torch.dtype, torch.device]:
+    """Return the width, dtype and device of a piece: pieces that are equal in all three can be joined."""
+    return piece[1].shape[1], piece[1].dtype, piece[1].device
