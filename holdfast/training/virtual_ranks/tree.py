@@ -5,9 +5,11 @@ Floating-point addition is commutative but not associative: the shape of the tre
 the first if the second covers no leaf.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -60,22 +62,13 @@ class TreeSum:
         return self.parts[self._root]
 
 
+@functools.cache
 def list_parts(leaves: int, block: range) -> list[Node]:
     """Return the nodes that remain in a `TreeSum` to which the leaves of a block were added."""
-    nodes: list[Node] = []
-    root = Node((leaves - 1).bit_length(), 0)
+    tree = TreeSum(leaves)
     for leaf in block:
-        node = Node(0, leaf)
-        while node != root:
-            if node.index % 2:
-                if not nodes or nodes[-1] != Node(node.level, node.index - 1):
-                    break
-                nodes.pop()
-            elif (node.index + 1) << node.level < leaves:
-                break
-            node = Node(node.level + 1, node.index // 2)
-        nodes.append(node)
-    return nodes
+        tree.add(Node(0, leaf), torch.zeros(()))
+    return list(tree.parts)
 
 
 def sum_columns(values: Tensor) -> Tensor:

@@ -47,10 +47,18 @@ def test_the_tree_is_the_balanced_one() -> None:
 
 
 @pytest.mark.parametrize("leaves", range(1, 20))
-def test_the_parts_of_a_block_are_known_beforehand(leaves: int) -> None:
-    values = torch.ones(leaves, 1)
+def test_the_parts_of_a_block_are_the_largest_nodes_inside_it(leaves: int) -> None:
+    def cover(node: Node, block: range) -> list[Node]:
+        own = range(node.index << node.level, min((node.index + 1) << node.level, leaves))
+        if not {*own} - {*block}:
+            return [node] if own else []
+        halves = (Node(node.level - 1, 2 * node.index + half) for half in (0, 1))
+        return [each for half in halves if node.level for each in cover(half, block)]
+
     for start, stop in itertools.combinations(range(leaves + 1), 2):
-        assert list_parts(leaves, range(start, stop)) == list(add_leaves(values, range(start, stop)).parts)
+        block = range(start, stop)
+        assert list_parts(leaves, block) == cover(Node((leaves - 1).bit_length(), 0), block)
+        assert list_parts(leaves, block) == list(add_leaves(torch.ones(leaves, 1), block).parts)
 
 
 @pytest.mark.parametrize("columns", [0, 1, 2, 3, 7, 8, 100, 4097])
