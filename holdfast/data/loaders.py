@@ -23,10 +23,10 @@ from holdfast.data.samplers import (
     unpack_indices,
 )
 from holdfast.data.sharing import Share
-from holdfast.data.streams import describe_flaw, has_state_dict
+from holdfast.data.streams import describe_flaw
 from holdfast.data.workers import StayingWorkers, make_loader, start_loading
 from holdfast.errors import RecipeError
-from holdfast.state import capture_rng, restore_rng
+from holdfast.state import capture_rng, has_methods, restore_rng
 
 
 class NoBatches:
@@ -231,7 +231,7 @@ def list_saved(source: Any) -> list[Any]:
 
 def is_torch_loader(source: Any) -> bool:
     """Return whether a source of batches is a loader over a map-style dataset, without a state of its own."""
-    return isinstance(source, DataLoader) and not has_state_dict(source)
+    return isinstance(source, DataLoader) and not has_methods(source)
 
 
 def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
@@ -277,10 +277,10 @@ def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":
         RecipeError: its position can't be restored.
     """
     inner = getattr(loader, "base_dataloader", loader)
-    if isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset) and not has_state_dict(inner):
+    if isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset) and not has_methods(inner):
         return inner
     hint = f"{instead} makes its batches"
-    if not has_state_dict(inner):
+    if not has_methods(inner):
         what = "DataLoader over a stream" if isinstance(inner, DataLoader) else type(inner).__qualname__
         raise RecipeError(
             f"a {what} can't be put back to a position in its batches",

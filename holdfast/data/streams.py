@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Sampler
 
 from holdfast.errors import RecipeError
+from holdfast.state import has_methods
 
 # The part of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The shuffle
 # buffer will be refilled before starting to yield new examples."
@@ -16,12 +17,7 @@ SOURCE = "examples_iterable"
 
 def has_exact_state(data: Any) -> bool:
     """Return whether a stream has a state that puts it back to its exact position."""
-    return has_state_dict(data) and not describe_flaw(data)
-
-
-def has_state_dict(data: Any) -> bool:
-    """Return whether an object has ``state_dict`` and ``load_state_dict``."""
-    return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
+    return has_methods(data) and not describe_flaw(data)
 
 
 def read_position(data: Any) -> Any:
@@ -47,7 +43,7 @@ def describe_flaw(data: Any) -> str:
     Of a loader, the dataset inside counts.
     """
     for each in _list_parts(data):
-        if has_state_dict(each) and getattr(each, "num_workers", None):
+        if has_methods(each) and getattr(each, "num_workers", None):
             return "its own workers draw other random numbers after a resume"
         if any(type(part).__name__ == BUFFER for part in _walk_examples(getattr(each, "_ex_iterable", None))):
             return "its state leaves out the shuffle buffer"
@@ -63,8 +59,8 @@ def refuse_inexact(keeping: str, value: Any) -> None:
     Args:
         keeping: the code that keeps it.
     """
-    flaw = describe_flaw(value) if has_state_dict(value) else ""
-    if isinstance(value, DataLoader | Iterator) and not has_state_dict(value):
+    flaw = describe_flaw(value) if has_methods(value) else ""
+    if isinstance(value, DataLoader | Iterator) and not has_methods(value):
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*_walk_nodes(each)] or hasattr(each, "_ex_iterable") for each in _list_parts(value)):

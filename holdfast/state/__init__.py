@@ -14,6 +14,7 @@ from holdfast.state.generators import (
     write_generator,
 )
 from holdfast.state.layout import has_layouts, lay_as, leave_out_layouts, lies_by_rows, strides_of
+from holdfast.state.originals import has_methods
 from holdfast.state.sharded import gather_whole, has_shards, is_sharded, local_of, localize
 from holdfast.state.ties import Ties
 from holdfast.state.values import as_stateful
@@ -29,6 +30,7 @@ __all__ = [
     "from_payload",
     "gather_whole",
     "has_layouts",
+    "has_methods",
     "has_same_bits",
     "has_shards",
     "include_gpus",

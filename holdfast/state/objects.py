@@ -12,6 +12,7 @@ import torch
 from holdfast.errors import RecipeError
 from holdfast.state.attributes import Attributes, is_plain
 from holdfast.state.generators import is_generator
+from holdfast.state.originals import has_methods
 
 # Objects that are no state, or a value in one piece: code, descriptions of types, and subclasses of numbers and texts.
 LEFT_ALONE = (
@@ -86,7 +87,7 @@ def has_objects(value: Mapping[Any, Any]) -> bool:
     """Return whether a dict is one of attributes that has objects inside which can't be saved by themselves."""
     if not all(isinstance(key, str) for key in value):
         return False
-    return any(hasattr(each, "__dict__") and not _has_methods(each) for each in _inside(value))
+    return any(hasattr(each, "__dict__") and not has_methods(each) for each in _inside(value))
 
 
 def _inside(value: Any, within: Collection[int] = ()) -> Iterator[Any]:
@@ -113,7 +114,7 @@ def _walk(name: str, root: Any) -> Iterator[tuple[str, Any]]:
         for key, value in vars(owner).items():
             for number, each in enumerate(_inside({key: value})):
                 inner = f"{path}.{key}" if each is value else f"{path}.{key}[{number}]"
-                if _has_methods(each) or not hasattr(each, "__dict__"):
+                if has_methods(each) or not hasattr(each, "__dict__"):
                     raise RecipeError(
                         f"run.keep({name}=...): {inner} is a {type(each).__module__}.{type(each).__qualname__}, whose "
                         "state can't be read as attributes",
@@ -122,10 +123,6 @@ def _walk(name: str, root: Any) -> Iterator[tuple[str, Any]]:
                 if id(each) not in seen:
                     seen.add(id(each))
                     waiting.append((inner, each))
-
-
-def _has_methods(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def _is_never(name: str) -> bool:
