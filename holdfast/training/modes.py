@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from holdfast.errors import StateError
@@ -85,7 +86,7 @@ class Modes:
         on_cpu, device = state.get("on_cpu", ()), self._device
         for name, tensors in saved.items():
             for key, value in tensors.items():
-                setattr(objects[name], key, _move(value, torch.device("cpu") if f"{name}.{key}" in on_cpu else device))
+                setattr(objects[name], key, send_to_device(value, "cpu" if f"{name}.{key}" in on_cpu else device))
 
     def list_tensors(self) -> dict[str, dict[str, Any]]:
         """Return by name the tensors and arrays of objects with a changed value that are others than at first."""
@@ -177,11 +178,3 @@ def _version_of(value: Any) -> object:
     if isinstance(value, np.ndarray):
         return object()
     return [(id(each), _version_of(each)) for each in _leaves(value)]
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _move(each, device) for key, each in value.items()}
-    return type(value)(_move(each, device) for each in value) if isinstance(value, list | tuple) else value
