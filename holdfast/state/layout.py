@@ -97,6 +97,14 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)  # not detached: of a sparse tensor that is another one
 
 
+def share_tensor(tensor: torch.Tensor) -> None:
+    """Give all ranks the main rank's elements of a tensor, however they lie in memory."""
+    dense = tensor.detach().contiguous()
+    torch.distributed.broadcast(dense, 0)
+    if dense.data_ptr() != tensor.data_ptr():
+        copy_into(tensor, dense)
+
+
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Return whether elements of a tensor share memory, because ``expand`` has made it."""
     return (

@@ -95,7 +95,7 @@ class Training:
         self.steps_per_epoch = cut_epoch(self.own_steps_per_epoch)
         _check_anneals(self.recipe, self.own_steps_per_epoch)
         self.model, self.optimizer = program.prepare(config, self.ranks)
-        self.synchronized = Synchronized(self.recipe, self.accelerator)
+        self.synchronized = Synchronized(self.recipe, self.ranks)
         if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:  # FSDP2 shares no buffers
             self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from holdfast.data import Share, combine
 from holdfast.machine import determinism
 from holdfast.state import capture_rng, digest_rng, gather_whole
+from holdfast.state.layout import share_tensor
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.step_record import Unread
 
@@ -74,6 +75,14 @@ class Cooperation(abc.ABC):
     def gather(self, value: Any) -> list[Any]:
         """Return the values that all ranks pass, by rank."""
         return gather_object([value]) if self.has_others else [value]
+
+    def share_buffers(self, module: nn.Module) -> None:
+        """Give all ranks the main rank's buffers, as DDP does before each step and as a checkpoint has them.
+
+        All ranks call it together.
+        """
+        for buffer in module.buffers() if self.has_others else ():
+            share_tensor(buffer)
 
     @property
     def states(self) -> int:

@@ -20,7 +20,6 @@ from holdfast.state.checksum import checksum_together
 from holdfast.training.build import Training
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
-from holdfast.training.synchronizing import share_buffers
 from holdfast.training.undisturbed import ModelSnapshot, undisturbed
 
 SAMPLE_NUMBERS = 32
@@ -69,7 +68,7 @@ def _take_outputs(training: Training, outputs: Outputs) -> dict[str, Any]:
     """
     model: nn.Module = training.recipe.model
     with _undisturbed(training, model, may_swap=training.recipe.probe is not None) as kept:
-        _share_buffers(training, model)
+        training.ranks.share_buffers(model)
         try:
             with training.generators.borrowed(training.config.seed), torch.no_grad():
                 return {name: gather_whole(value) for name, value in outputs(model).items()}
@@ -77,7 +76,7 @@ def _take_outputs(training: Training, outputs: Outputs) -> dict[str, Any]:
             if "require grad" not in str(error):
                 raise
         kept.put_back()
-        _share_buffers(training, model)
+        training.ranks.share_buffers(model)
         with training.generators.borrowed(training.config.seed), torch.enable_grad():
             found = outputs(model.eval())
             found = {name: gather_whole(value) for name, value in found.items()}
@@ -89,11 +88,6 @@ def _undisturbed(training: Training, model: nn.Module, *, may_swap: bool = False
     with undisturbed(model, training.optimizer, may_swap=may_swap) as kept:
         yield kept
     training.touched |= kept.touched
-
-
-def _share_buffers(training: Training, model: nn.Module) -> None:
-    if training.ranks.has_others:
-        share_buffers(model)
 
 
 def _default_probe(training: Training, batch: Any) -> Outputs | None:
@@ -143,7 +137,7 @@ def _take_gradient(training: Training, batch: Any) -> str:
     # Sorted by name, because the order in which an optimizer gets its parameters may differ between processes.
     parameters = [each for _, each in sorted(named, key=lambda pair: pair[0]) if each.requires_grad]
     with _undisturbed(training, model) as kept, _kept_extras(training), torch.enable_grad():
-        _share_buffers(training, model)
+        training.ranks.share_buffers(model)
         gradient: Sequence[Tensor | None] | None = None
         try:
             if not any(map(is_sharded, parameters)):  # the gradient of a share comes from backward() alone
@@ -154,7 +148,7 @@ def _take_gradient(training: Training, batch: Any) -> str:
             if "use_reentrant" not in str(error):
                 raise
             kept.put_back()  # reentrant checkpointing supports backward(), not autograd.grad
-            _share_buffers(training, model)
+            training.ranks.share_buffers(model)
         if gradient is None:
             with training.generators.borrowed(training.config.seed):
                 loss = _take_loss(training, model.train(), batch)

@@ -6,12 +6,11 @@ Gradients are averaged before an optimizer steps, and buffers are the main rank'
 """
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from holdfast.errors import RecipeError
 from holdfast.recipe import Recipe
-from holdfast.state.layout import copy_into
+from holdfast.training.cooperation import Cooperation
 from holdfast.training.optimizers import list_stepped, parts_of
 
 
@@ -22,7 +21,7 @@ class Synchronized:
         modules: the modules.
     """
 
-    def __init__(self, recipe: Recipe, accelerator: Accelerator) -> None:
+    def __init__(self, recipe: Recipe, ranks: Cooperation) -> None:
         """
         Raises:
             RecipeError: an extra of ``synchronized`` is no module, or an optimizer of the recipe steps a module among
@@ -35,8 +34,8 @@ class Synchronized:
         self.modules: list[nn.Module] = [extras[name] for name in recipe.synchronized]
         if recipe.step is not None:
             self.modules.append(recipe.model)
-        self._accelerator = accelerator
-        if accelerator.num_processes == 1:
+        self._ranks = ranks
+        if ranks.number == 1:
             return
         self._own = {id(each) for module in self.modules for each in module.parameters()}
         stepped = {id(each) for each in list_stepped(recipe.optimizer)}
@@ -51,10 +50,9 @@ class Synchronized:
             optimizer.register_step_pre_hook(self._average)
 
     def share_buffers(self) -> None:
-        """Give all ranks the main rank's buffers. All ranks call it together."""
-        if self._accelerator.num_processes > 1:
-            for module in self.modules:
-                share_buffers(module)
+        """Give all ranks the main rank's buffers; see `Cooperation.share_buffers`."""
+        for module in self.modules:
+            self._ranks.share_buffers(module)
 
     def _average(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Replace the gradients that an optimizer is about to take by their means over the ranks."""
@@ -67,22 +65,8 @@ class Synchronized:
         has = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
         grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
         flat = torch.cat([*(each.flatten() for each in grads), has.to(grads[0].dtype)])
-        flat = self._accelerator.reduce(flat, "mean")
+        flat = self._ranks.accelerator.reduce(flat, "mean")
         means = flat.split([*(each.numel() for each in grads), len(parameters)])
         for parameter, mean, share in zip(parameters, means[:-1], means[-1].tolist(), strict=True):
             if share:
                 parameter.grad = mean.view_as(parameter).clone()
-
-
-def share_buffers(module: nn.Module) -> None:
-    """Give all ranks the main rank's buffers, as DDP does before each step. A checkpoint has the main rank's, too."""
-    for buffer in module.buffers():
-        share_tensor(buffer)
-
-
-def share_tensor(tensor: torch.Tensor) -> None:
-    """Give all ranks the main rank's elements of a tensor, however they lie in memory."""
-    dense = tensor.detach().contiguous()
-    torch.distributed.broadcast(dense, 0)
-    if dense.data_ptr() != tensor.data_ptr():
-        copy_into(tensor, dense)

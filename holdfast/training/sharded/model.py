@@ -12,9 +12,9 @@ from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.recipe import Recipe
 from holdfast.state import is_sharded
+from holdfast.state.layout import share_tensor
 from holdfast.training.optimizers import parts_of
 from holdfast.training.sharded.meta_device import materialize
-from holdfast.training.synchronizing import share_tensor
 
 SETTING = 'compute.parallel = "fsdp"'
 

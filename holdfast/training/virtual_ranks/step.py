@@ -27,7 +27,6 @@ from holdfast.training.cooperation import Cooperation, ReadNames
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.sharded.model import is_cut
 from holdfast.training.step_record import Unread
-from holdfast.training.synchronizing import share_buffers
 from holdfast.training.virtual_ranks.blocks import ShardSums
 from holdfast.training.virtual_ranks.buckets import Turn
 from holdfast.training.virtual_ranks.elementwise import check_elementwise
@@ -168,8 +167,7 @@ class VirtualRanks(Cooperation):
         yield
         self.sums.finish()
         self._put_buffers(self._after)
-        if self._ranks > 1:
-            share_buffers(model)
+        self.share_buffers(model)
         self._reseed("end")
         self.is_first_step = False
 
