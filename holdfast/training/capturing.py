@@ -16,7 +16,7 @@ from holdfast.state.layout import index_once, is_expanded
 from holdfast.training.build import Training
 from holdfast.training.elastic import digest_state, restore_generators, take_extras
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
-from holdfast.training.optimizers import lay_out_state, list_stepped, parts_of
+from holdfast.training.optimizers import lay_out_state, list_members, parts_of
 
 
 def capture(training: Training) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
     torch's ``load_state_dict`` casts it to the parameters' dtypes. That would round the float32 weights behind bf16
     ones, and widen moments of eight bits.
     """
-    members = [(part, each) for part in parts_of(optimizer) for each in list_stepped(part)]
+    members = list_members(optimizer)
     for number, values in saved.get("state", {}).items():
         if not isinstance(number, int):
             continue
@@ -237,7 +237,7 @@ def tie_to_model(training: Training, payload: Payload) -> None:
         payload: the payload that was restored.
     """
     weights = training.recipe.model.state_dict()
-    members = [(part, each) for part in parts_of(training.recipe.optimizer) for each in list_stepped(part)]
+    members = list_members(training.recipe.optimizer)
     states = payload.tree["optimizer"].get("state", {})
     for name, (part, parameter) in zip(name_parameters(training), members, strict=True):
         found = states.get(name)

@@ -87,6 +87,11 @@ def list_stepped(optimizer: Any) -> list[nn.Parameter]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
+def list_members(optimizer: Any) -> list[tuple[torch.optim.Optimizer, nn.Parameter]]:
+    """Return each tensor of `list_stepped` after the optimizer that steps it."""
+    return [(part, each) for part in parts_of(optimizer) for each in list_stepped(part)]
+
+
 def parts_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
     """Return the optimizers inside `Optimizers`, or the single optimizer."""
     return list(optimizer.parts.values()) if isinstance(optimizer, Optimizers) else [optimizer]
@@ -106,19 +111,14 @@ def lay_out_state(optimizer: Any, *, are_saved: bool) -> None:
         are_saved: whether the state has the strides that it had when it was saved. Then only strides without a meaning
             change, those of dimensions of length 1.
     """
-    for part in parts_of(optimizer):
-        for parameter in list_stepped(part):
-            state = part.state.get(parameter, {})
-            for name, value in state.items() if isinstance(state, dict) else ():
-                if (
-                    not isinstance(value, Tensor)
-                    or value.shape != parameter.shape
-                    or not _has_strides(value, parameter)
-                ):
-                    continue
-                if not are_saved and strides_of(value) != strides_of(parameter):
-                    value = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-                state[name] = lay_as(value, parameter)
+    for part, parameter in list_members(optimizer):
+        state = part.state.get(parameter, {})
+        for name, value in state.items() if isinstance(state, dict) else ():
+            if not isinstance(value, Tensor) or value.shape != parameter.shape or not _has_strides(value, parameter):
+                continue
+            if not are_saved and strides_of(value) != strides_of(parameter):
+                value = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+            state[name] = lay_as(value, parameter)
 
 
 def _has_strides(*tensors: Tensor) -> bool:
