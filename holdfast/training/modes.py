@@ -55,10 +55,7 @@ class Modes:
         values, tensors = state.get("values", {}), self.list_tensors()
         for name, changed in self._list_changed().items():
             for key in changed.keys() - values.get(name, {}).keys():
-                if key in self._values[name]:
-                    setattr(objects[name], key, self._values[name][key])
-                else:
-                    delattr(objects[name], key)
+                self._put_back(objects[name], name, key)
         for name, changed in values.items():
             if name not in objects:
                 raise StateError(
@@ -77,16 +74,20 @@ class Modes:
         objects, saved = self._list_objects(), state.get("tensors", {})
         for name, tensors in changed.items():
             for key in tensors.keys() - saved.get(name, {}).keys():
-                if key in self._tensors[name]:
-                    setattr(objects[name], key, self._tensors[name][key][0])
-                elif key in self._values[name]:
-                    setattr(objects[name], key, self._values[name][key])
-                else:
-                    delattr(objects[name], key)
+                self._put_back(objects[name], name, key)
         on_cpu, device = state.get("on_cpu", ()), self._device
         for name, tensors in saved.items():
             for key, value in tensors.items():
                 setattr(objects[name], key, send_to_device(value, "cpu" if f"{name}.{key}" in on_cpu else device))
+
+    def _put_back(self, owner: Any, name: str, key: str) -> None:
+        """Give an attribute the tensor or the value that it was built with; remove it if it wasn't there."""
+        if key in self._tensors[name]:
+            setattr(owner, key, self._tensors[name][key][0])
+        elif key in self._values[name]:
+            setattr(owner, key, self._values[name][key])
+        else:
+            delattr(owner, key)
 
     def list_tensors(self) -> dict[str, dict[str, Any]]:
         """Return by name the tensors and arrays of objects with a changed value that are others than at first."""
