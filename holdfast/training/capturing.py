@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,17 @@ def capture_own(training: Training) -> dict[str, Any]:
 def capture_extras(training: Training) -> dict[str, Any]:
     """Return the state of each registered extra, by name."""
     return {name: extra.state_dict() for name, extra in sorted(training.recipe.extras.items())}
+
+
+def copy_extras(training: Training) -> Callable[[], None]:
+    """Copy the state of all extras. Return a function that restores it."""
+    copied = copy.deepcopy(capture_extras(training))
+
+    def put_back() -> None:
+        for name, extra in training.recipe.extras.items():
+            extra.load_state_dict(copied[name])
+
+    return put_back
 
 
 def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:

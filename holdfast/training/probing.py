@@ -18,6 +18,7 @@ from holdfast.recipe.probe import Probe
 from holdfast.state import gather_whole, is_sharded
 from holdfast.state.checksum import checksum_together
 from holdfast.training.build import Training
+from holdfast.training.capturing import copy_extras
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.undisturbed import ModelSnapshot, undisturbed
@@ -117,12 +118,11 @@ def _take_loss(training: Training, model: nn.Module, batch: Any) -> Tensor:
 @contextlib.contextmanager
 def _kept_extras(training: Training) -> Iterator[None]:
     """Restore the state of all extras after the block, because a loss may change one, such as a normaliser."""
-    extras = {name: copy.deepcopy(extra.state_dict()) for name, extra in training.recipe.extras.items()}
+    put_back = copy_extras(training)
     try:
         yield
     finally:
-        for name, extra in training.recipe.extras.items():
-            extra.load_state_dict(extras[name])
+        put_back()
 
 
 def _take_gradient(training: Training, batch: Any) -> str:

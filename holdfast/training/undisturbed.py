@@ -15,7 +15,7 @@ from holdfast.state import has_same_bits, is_sharded, local_of, restore_rng
 from holdfast.state.checksum import checksum
 from holdfast.state.layout import copy_into
 from holdfast.training.build import Training
-from holdfast.training.capturing import capture_extras
+from holdfast.training.capturing import copy_extras
 from holdfast.training.checksums import describe_components
 from holdfast.training.optimizers import list_stepped
 
@@ -175,7 +175,7 @@ def snapshot(training: Training) -> Callable[[], None]:
     The function raises RecipeError if weights or moments have changed meanwhile: copies of them might not fit into the
     memory. Call both inside a step, while training's random generators are in place.
     """
-    extras = copy.deepcopy(capture_extras(training))
+    put_back_extras = copy_extras(training)
     schedulers = copy.deepcopy([each.state_dict() for each in training.schedulers])
     groups = [{**group} for group in training.optimizer.param_groups]
     large = _describe_large(training)
@@ -186,8 +186,7 @@ def snapshot(training: Training) -> Callable[[], None]:
                 "the code at an epoch's beginning changes weights, and runs again when the run resumes in the epoch",
                 hint="move it to the epoch's end, after the inner loop",
             )
-        for name, extra in training.recipe.extras.items():
-            extra.load_state_dict(extras[name])
+        put_back_extras()
         for scheduler, state in zip(training.schedulers, schedulers, strict=True):
             scheduler.load_state_dict(state)
         for group, values in zip(training.optimizer.param_groups, groups, strict=True):
