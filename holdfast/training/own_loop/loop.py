@@ -5,9 +5,7 @@ kept objects; between two steps it records the step, obeys the attempt's orders 
 """
 
 import contextlib
-import gc
 import hashlib
-import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -26,8 +24,6 @@ from holdfast.provenance.location import find_frames, find_place
 from holdfast.recipe.anneal import Anneal
 from holdfast.state import as_stateful
 from holdfast.training.build import NO_BATCH, Training
-from holdfast.training.forgotten_state.carried import find_carried, find_constants
-from holdfast.training.forgotten_state.digests import is_iterator
 from holdfast.training.kept import (
     FRAMEWORK,
     GRADIENTS,
@@ -38,6 +34,7 @@ from holdfast.training.kept import (
     sort_kept,
 )
 from holdfast.training.left_gradients import Gradients
+from holdfast.training.own_loop.variables import Holders, list_carried, list_iterators, read_constants
 from holdfast.training.own_loop.wrapping import Wrapping
 from holdfast.training.passes import Taking
 from holdfast.training.program import LoopProgram
@@ -152,7 +149,7 @@ class OwnLoop:
         self._taking: Taking | None = None
         self._served: Generator[None, None, None] | None = None
         self._step: Step | None = None
-        self._watched: list[tuple[Variable, types.FrameType]] = []  # variables that held kept objects at the start
+        self._holders: Holders | None = None
         self._noted = Noted()
         self._has_epochs = self._has_steps = self._has_ended = False
         self._is_at_end = False  # only the code at the present epoch's end has to run yet
@@ -445,9 +442,9 @@ class OwnLoop:
                 ],
                 list_variables=self._list_variables,
                 steps_per_epoch=self._per_epoch,
-                constants={name: each.f_locals[name] for each in frames for name in self._find_constants(each)},
+                constants=read_constants(frames),
             )
-            self._watch(frames)
+            self._holders = Holders(frames, [*self.own, self.accelerator, *self._objects.values()])
             self._wrapping.check_trained(kept.trained)
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
@@ -485,7 +482,8 @@ class OwnLoop:
         assert self._taking is not None
         with self.located():
             self._taking.end_step()
-        self._check_watched(step)
+        assert self._holders is not None
+        self._holders.check(step.number + 1)
         training.progress.has_ended_epoch = self._is_last
         accum = training.recipe.grad_accum
         if training.virtual is None and training.recipe.batch_size is not None and len(self._noted.names) != accum:
@@ -534,65 +532,15 @@ class OwnLoop:
         return self._training is not None
 
     def _list_variables(self) -> list[Variable]:
-        """Return the variables that the loop carries, all of the functions around it, and a loader's data and function.
-
-        The functions are those in which the loop stands now.
-        """
-        found = []
+        """Return the variables of the functions in which the loop stands now, and a loader's data and function."""
         frames = find_frames(self._function, outside=OwnLoop._next.__code__)
-        for frame in frames:
-            carried = find_carried(frame)
-            for name, value in frame.f_locals.items():
-                if carried is None or name in carried:
-                    found.append(Variable(name, value, _describe_place(frame, carried[name]) if carried else ""))
         parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
-        found += [Variable(f"loader.{name}", getattr(self._source, name)) for name in parts]
-        found += self._list_iterators(frames)
-        return found + [Variable(name, value, root=FRAMEWORK) for name, value in self._list_adopted()]
-
-    def _list_iterators(self, frames: list[types.FrameType]) -> list[Variable]:
-        """Return Python's own iterators that the loop has put around the run's, such as ``enumerate``."""
-        training, found = self._training, []
+        training = self._training
         is_at_end = self._has_epochs and training is not None and training.progress.step % self._length == 0
-        place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
-        for each in filter(is_iterator, gc.get_referrers(*self._given.values())):
-            inside = {id(inner) for inner in gc.get_referents(each)}
-            method = next(method for method, given in self._given.items() if id(given) in inside)
-            root = ENDED if is_at_end and method != "epochs" else ITERATOR
-            found.append(Variable(f"{type(each).__name__}(run.{method}(...))", each, place, root))
-        return found
-
-    def _find_constants(self, frame: types.FrameType) -> list[str]:
-        return [name for name in sorted(find_constants(frame)) if name in frame.f_locals]
-
-    def _watch(self, frames: list[types.FrameType]) -> None:
-        """Watch the variables and attributes that hold a kept object, and that the loop carries."""
-        known = {id(each) for each in (*self.own, self.accelerator, *self._objects.values())}
-        for frame in frames:
-            for name, line in (find_carried(frame) or {}).items():
-                variable = Variable(name, _read(frame, name), _describe_place(frame, line))
-                if id(variable.value) in known:
-                    self._watched.append((variable, frame))
-
-    def _check_watched(self, step: Step) -> None:
-        """Raise RecipeError if a variable that held a kept object has another one now, which no checkpoint has."""
-        for variable, frame in self._watched:
-            if _read(frame, variable.name) is not variable.value:
-                name = variable.name
-                raise RecipeError(
-                    f"{variable.place}{name} is kept, and step {step.number + 1} has put another object in its place, "
-                    "which no checkpoint would have",
-                    hint=f"change it in place, for example {name}[:] = ... or {name}.copy_(...); or keep a "
-                    "dict that holds it",
-                )
-
-
-def _read(frame: types.FrameType, name: str) -> Any:
-    """Return a running function's variable, or an attribute of one, such as ``self.best``; None if there is none."""
-    variable, _, attribute = name.partition(".")
-    value = frame.f_locals.get(variable)
-    return vars(value).get(attribute) if attribute and hasattr(value, "__dict__") else None if attribute else value
-
-
-def _describe_place(frame: types.FrameType, line: int) -> str:
-    return f"{frame.f_code.co_filename}:{line}: "
+        roots = {name: ENDED if is_at_end and name != "epochs" else ITERATOR for name in self._given}
+        return [
+            *list_carried(frames),
+            *(Variable(f"loader.{name}", getattr(self._source, name)) for name in parts),
+            *list_iterators(frames, self._given, roots),
+            *(Variable(name, value, root=FRAMEWORK) for name, value in self._list_adopted()),
+        ]
