@@ -1,24 +1,18 @@
-"""The audit of all runs of a store: ``python -m flows.audit STORE``, or `audit` from Python or on a schedule."""
+"""The audit of all runs of a store: `audit`, on a schedule or from Python."""
 
 import logging
 import sys
-from typing import Annotated
 
 import tasks.untracked  # noqa: F401
 
-from cyclopts import App, Parameter
-from cyclopts.validators import Number
 from pydantic import PositiveInt
 
-from holdfast.attempt.progress import log_plain_lines
 from holdfast.errors import Damage, RunStopped
 from holdfast.journal import list_runs
 from holdfast.proof.audit import Audit, choose_commits
 from holdfast.store import open_store
-from holdfast.terminal.command import EXIT_CODES, run_app
 from tasks.auditing import audit_one
 from tasks.served import served_flow
-from tasks.server import server
 
 log = logging.getLogger("holdfast.audit")
 
@@ -64,30 +58,8 @@ def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict
     return audits
 
 
-app = App(
-    name="python -m flows.audit",
-    help="Train chunks of the runs of a store again, and compare the bytes.",
-    help_epilogue=EXIT_CODES,
-    help_format="plaintext",
-    version_flags=[],
-)
-
-
-@app.default
-def main(
-    store: str, *, commits: Annotated[int, Parameter(validator=Number(gte=1))] = 1, seed: int | None = None
-) -> None:
-    """Audit all runs of a store.
-
-    Args:
-        store: The folder, or URL of a bucket's folder, that holds the runs.
-        commits: How many commits of each run to audit, chosen at random.
-        seed: The seed of that choice; by default another one each time.
-    """
-    log_plain_lines()
-    with server():
-        audit(store, commits, seed)
-
-
-if __name__ == "__main__":
-    sys.exit(run_app(app))
+if __name__ == "__main__":  # this was a command
+    sys.exit(
+        "error: python -m flows.audit is gone\n"
+        "hint: holdfast audit STORE/RUN audits a run; the flow audit, from Python, every run of a store"
+    )

@@ -1,22 +1,16 @@
-"""Retention for all runs of a store: ``python -m flows.prune STORE``, or `prune` from Python or on a schedule."""
+"""Retention for all runs of a store: `prune`, on a schedule or from Python."""
 
 import logging
 import sys
-from typing import Annotated
 
 import tasks.untracked  # noqa: F401
 
-from cyclopts import App, Parameter
-
-from holdfast.attempt.progress import log_plain_lines
 from holdfast.errors import RunStopped
 from holdfast.journal import PruneReport, list_runs
 from holdfast.keeping.retention import summarize_prune
 from holdfast.store import open_store
-from holdfast.terminal.command import EXIT_CODES, run_app
 from tasks.pruning import prune_one
 from tasks.served import served_flow
-from tasks.server import server
 
 log = logging.getLogger("holdfast.prune")
 
@@ -45,27 +39,8 @@ def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
     return reports
 
 
-app = App(
-    name="python -m flows.prune",
-    help="Delete the checkpoints that the runs' own retention doesn't keep.",
-    help_epilogue=EXIT_CODES,
-    help_format="plaintext",
-    version_flags=[],
-)
-
-
-@app.default
-def main(store: str, *, dry_run: Annotated[bool, Parameter(negative="")] = False) -> None:
-    """Prune all runs of a store.
-
-    Args:
-        store: The folder, or URL of a bucket's folder, that holds the runs.
-        dry_run: Only report what would be deleted.
-    """
-    log_plain_lines()
-    with server():
-        prune(store, dry_run)
-
-
-if __name__ == "__main__":
-    sys.exit(run_app(app))
+if __name__ == "__main__":  # this was a command
+    sys.exit(
+        "error: python -m flows.prune is gone\n"
+        "hint: holdfast prune STORE/RUN prunes a run; the flow prune, from Python, every run of a store"
+    )

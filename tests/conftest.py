@@ -278,12 +278,12 @@ def nursery() -> Iterator[Lives]:
 
 @pytest.fixture
 def run_flow(nursery: Lives, prefect_api: dict[str, str]) -> RunFlow:
-    """Return a function that runs ``python -m flows.NAME`` with these arguments, forked by the nursery."""
+    """Return a function that calls a flow of flows/ from Python, in a process that the nursery forks."""
 
-    def run(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        process = nursery.start_flow(f"flows.{name}", arguments, os.environ | prefect_api)
+    def run(name: str, **parameters: object) -> "subprocess.CompletedProcess[str]":
+        process = nursery.call_flow(name, parameters, os.environ | prefect_api)
         out, err = process.communicate(timeout=COMMAND_WITHIN_S)
-        return subprocess.CompletedProcess([name, *arguments], process.returncode or 0, out, err)
+        return subprocess.CompletedProcess([name], process.returncode or 0, out, err)
 
     return run
 

@@ -258,7 +258,7 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     shutil.copytree(run, store / "honest")
     shutil.copytree(run, store / "lost")
     shutil.rmtree(store / "lost" / "configs")
-    done = run_flow("audit", str(store), "--commits", "1", "--seed", "1")
+    done = run_flow("audit", store=str(store), commits=1, seed=1)
     (chosen,) = choose_commits(journal_of(run), 1, 1)
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()
@@ -273,6 +273,6 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     assert len(lines) == 8
     shutil.rmtree(forged)
     shutil.rmtree(store / "honest")
-    done = run_flow("audit", str(store), "--commits", "1", "--seed", "1")
+    done = run_flow("audit", store=str(store), commits=1, seed=1)
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-1] == f"error: not audited: commit {chosen.number} of run lost"

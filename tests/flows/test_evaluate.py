@@ -105,7 +105,7 @@ def test_a_flow_that_trains_nothing_logs_what_it_has_found() -> None:
 
 
 def test_evaluate_as_a_flow(store: Path, run_flow: RunFlow) -> None:
-    done = run_flow("evaluate", f"{store}/toy")
+    done = run_flow("evaluate", store=str(store), run="toy")
     assert done.returncode == 0, done.stderr
     metadata = recorded(store / "toy", "epoch-0002")
     assert f"commit 6 of run toy (epoch-0002), step 20: {metadata.checkpoint_sha256}" in done.stdout

@@ -11,7 +11,7 @@ import pytest
 from holdfast.checkpoint.shown import to_shown
 from holdfast.journal.endings import Ending
 from tasks.reporting import describe_run, describe_shown
-from tests.conftest import RunFlow
+from tests.conftest import Driver
 from tests.support.long_run import LongRun
 from tests.support.showing import PICTURE, png
 
@@ -59,16 +59,8 @@ def test_the_reasons_of_the_endings_stand_below_the_table_which_would_cut_them_o
 
 
 @pytest.mark.slow
-def test_each_name_is_an_artifact_with_its_newest(
-    run_flow: RunFlow, prefect_api: dict[str, str], tmp_path: Path
-) -> None:
-    config = tmp_path / "run.toml"
-    config.write_text(
-        f'recipe = "tests.support.showing:painted"\nrun = "painted"\nepochs = 3\nstore = "{tmp_path}/runs"\n'
-        f'[log]\nfolder = "{tmp_path}/logs"\n',
-        "utf-8",
-    )
-    done = run_flow("train", str(config))
+def test_each_name_is_an_artifact_with_its_newest(driver: Driver, prefect_api: dict[str, str]) -> None:
+    done = driver.run("recipe=tests.support.showing:painted", "run=painted")
     assert done.returncode == 0, done.stderr
     url, auth = prefect_api["PREFECT_API_URL"], prefect_api["PREFECT_API_AUTH_STRING"]
     with httpx.Client(auth=tuple(auth.split(":")), trust_env=False) as client:  # type: ignore[arg-type]

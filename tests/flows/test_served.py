@@ -37,6 +37,16 @@ def start(folder: Path, **environment: str) -> "tuple[Driver, subprocess.Popen[s
     return driver, process
 
 
+@pytest.mark.parametrize("name", ["audit", "evaluate", "prune"])
+def test_a_flow_that_is_no_command_names_the_one_that_is(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-m", f"flows.{name}", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error == f"error: python -m flows.{name} is gone"
+    assert hint.startswith(f"hint: holdfast {name} STORE/RUN ")
+
+
 def test_a_killed_call_leaves_no_process_and_a_second_call_completes_the_run(
     tmp_path: Path, make_home: MakeHome
 ) -> None:

@@ -156,7 +156,7 @@ def test_an_audit_of_a_store_executes_nothing_and_goes_on(
     recipe = in_the_store(copied.parent, mark)
     rename_recipe(copied, recipe)
     shutil.copytree(run, copied.parent / "honest")
-    done = run_flow("audit", str(copied.parent))
+    done = run_flow("audit", store=str(copied.parent))
     assert (done.returncode, mark.exists()) == (3, False), done.stderr
     assert f"of run toy was not audited: {LINE} '{recipe}', whose file lies in a store" in done.stderr
     assert "run honest: commit" in done.stderr

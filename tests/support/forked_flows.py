@@ -1,18 +1,21 @@
-"""Commands of flows/ in processes that are forked from one which has imported Prefect; see `tests.support.lives`."""
+"""Flows and commands of flows/, forked from a process that has imported Prefect; see `tests.support.lives`."""
 
 import atexit
 import functools
 import importlib
 import os
+from typing import Any
 
 import tasks.untracked  # noqa: F401
 
 import prefect.context
+from cyclopts import App
 
 import flows.audit
 import flows.evaluate
 import flows.prune
 import flows.train  # noqa: F401
+from holdfast.attempt.progress import log_plain_lines
 from holdfast.machine import faults
 from holdfast.rank.launching import Ranks
 from holdfast.terminal.command import run_app
@@ -22,7 +25,20 @@ from tests.support.lives import fork_server, ranks_of
 
 
 def run(module: str, arguments: list[str]) -> int:
-    """Run ``python -m`` with a module of flows/. Fork its ranks from a process without Prefect's threads.
+    """Run ``python -m`` with a module of flows/."""
+    return _run(importlib.import_module(module).app, arguments)
+
+
+def call(name: str, parameters: dict[str, Any]) -> int:
+    """Call a flow of flows/ as a program of the user's does. Print what it returns, or its error as commands do."""
+    flow, app = getattr(importlib.import_module(f"flows.{name}"), name), App()
+    app.default(lambda: print(flow(**parameters)))
+    log_plain_lines()
+    return _run(app, [])
+
+
+def _run(app: App, arguments: list[str]) -> int:
+    """Run a command. Fork its ranks from a process without Prefect's threads.
 
     On GPUs Python starts them: see `tests.support.lives`.
     """
@@ -32,6 +48,6 @@ def run(module: str, arguments: list[str]) -> int:
         Ranks.spawn = staticmethod(functools.partial(spawn_from, fork_server()))
     prefect.context.refresh_global_settings_context()  # Prefect read another environment when it was imported
     try:
-        return run_app(importlib.import_module(module).app, arguments)
+        return run_app(app, arguments)
     finally:
         atexit._run_exitfuncs()  # Prefect sends its last logs

@@ -143,6 +143,11 @@ class Lives:
         self.load(FLOWS)
         return self.start_command(f"{FLOWS}:run", module, arguments, environment=environment, folder=folder)
 
+    def call_flow(self, name: str, parameters: dict[str, object], environment: dict[str, str]) -> Command:
+        """Call a flow of flows/ from Python, in a process of its own; see `start_command`."""
+        self.load(FLOWS)
+        return self.start_command(f"{FLOWS}:call", name, parameters, environment=environment)
+
     def load(self, module: str) -> None:
         """Import a module in the server, so that no process has to that is forked from now on."""
         if not ON_GPUS:
