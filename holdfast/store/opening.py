@@ -1,13 +1,12 @@
 """The choice of a store's class by its URL."""
 
 import importlib
-import sys
-from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.store.contract import Store
 from holdfast.store.failures import without_secrets
 from holdfast.store.local import LocalStore
+from holdfast.store.own import load_class
 from holdfast.store.permission import check_store, names_code
 
 # For each URL scheme: module, class, and the extra of Holdfast that installs its package.
@@ -69,19 +68,13 @@ def open_store(url: str) -> Store:
 
 def _open_own(scheme: str, url: str) -> Store:
     """Return a store of the user's own, which `check_store` has allowed."""
-    module, _, name = scheme.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    found = load_class(f"store = {url!r}", scheme, Store)  # type: ignore[type-abstract]
     try:
-        found = getattr(importlib.import_module(module), name)
-        if not (isinstance(found, type) and issubclass(found, Store)):
-            raise ConfigError(f"store = {url!r}: {scheme} is no Store", hint=f"class {name}(holdfast.store.Store): ...")
-        store: Store = found(url)  # type: ignore[call-arg]
+        return found(url)  # type: ignore[call-arg]
     except ConfigError:
         raise
-    except Exception as error:  # of the user's module
+    except Exception as error:  # of the user's class
         raise ConfigError(f"store = {url!r}: {type(error).__name__}: {error}") from error
-    return store
 
 
 def holds_credentials(url: str) -> bool:

@@ -25,6 +25,10 @@ class Mine(Observer):
 
 class Store(MemoryStore):
     pass
+
+class Broken(Store):
+    def __init__(self, url):
+        raise ZeroDivisionError("of its own")
 """
 
 
@@ -81,8 +85,26 @@ def test_a_store_that_names_code_is_opened_only_where_that_is_allowed(
     assert not module.exists()
     monkeypatch.setenv(STORES, f"runs, {module.stem}:Store://, {module.stem}:Mine://")
     assert type(open_store(url)).__name__ == "Store"
-    with pytest.raises(ConfigError, match=r"Mine is no Store"):
+    with pytest.raises(ConfigError, match=r"Mine is no Store") as refused:
         open_store(f"{module.stem}:Mine://somewhere")
+    assert refused.value.hint == "class Mine(holdfast.store.Store): ..."
+
+
+@pytest.mark.parametrize(
+    ("scheme", "error"),
+    [
+        ("{module}:Other", "{module}:Other can't be imported: AttributeError"),
+        ("{module}:Broken", "ZeroDivisionError: of its own"),
+        ("no_such_module:Store", "there is no module no_such_module"),
+    ],
+)
+def test_a_store_that_names_code_which_fails_is_one_clear_error(
+    module: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, error: str
+) -> None:
+    scheme, error = (text.format(module=module.stem) for text in (scheme, error))
+    monkeypatch.setenv(STORES, f"{scheme}://")
+    with pytest.raises(ConfigError, match=rf"^store = '{scheme}://somewhere': {error}"):
+        open_store(f"{scheme}://somewhere")
 
 
 def test_a_configuration_names_them_as_it_names_a_recipe() -> None:

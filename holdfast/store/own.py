@@ -1,0 +1,60 @@
+"""Classes of the user's own, which a setting or a store's URL names as ``module:Class``: the one way to import them.
+
+Whether the operator allows one is for the caller to ask before: importing a module runs it.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def find_module(setting: str, name: str) -> None:
+    """Return if the module of a class is there. Nothing of it is imported.
+
+    The current folder is searched last; a rank searches it first.
+
+    Args:
+        setting: the setting that names the class, for the message.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
+    module = name.partition(":")[0]
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    found = None
+    with contextlib.suppress(ImportError):  # of a package around it
+        found = importlib.util.find_spec(module)
+    if found is None:
+        hint = "run from the folder that holds it, or put that folder on PYTHONPATH"
+        raise ConfigError(f"{setting}: there is no module {module}", hint=hint)
+
+
+def load_class(setting: str, name: str, base: type[T]) -> type[T]:
+    """Import a class, and return it.
+
+    Args:
+        setting: the setting that names it, for the message.
+        base: what it has to be a subclass of.
+
+    Raises:
+        ConfigError: it can't be imported, or it is another class.
+    """
+    find_module(setting, name)
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # of the user's module
+        raise ConfigError(f"{setting}: {name} can't be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        package = base.__module__.rpartition(".")[0]
+        hint = f"class {attribute}({package}.{base.__name__}): ..."
+        raise ConfigError(f"{setting}: {name} is no {base.__name__}", hint=hint)
+    return found
