@@ -67,7 +67,7 @@ def _train(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
     newest = journal.newest()
     pool.tag_train(config)
     if config.where == "here":
-        outcome = attempt(config, journal.attempts() + 1)
+        outcome = attempt(config, journal.next_attempt())
         assert isinstance(outcome, Outcome)
     else:
         ended = Supervisor(config, journal).run()

@@ -86,7 +86,7 @@ class Supervisor:
 
     def _start(self) -> FlowRun:
         again = len(self._others) + self._refused
-        return pool.start_attempt(self.config, self.journal.attempts() + 1, again, self._choose_environment())
+        return pool.start_attempt(self.config, self.journal.next_attempt(), again, self._choose_environment())
 
     def _watch(self, flow_run: FlowRun, *, was_cancelled: bool) -> None:
         """Wait until an attempt has ended, and note how."""

@@ -95,7 +95,7 @@ class Attempt:
         """
         self.config = config
         self.journal = Journal(open_store(config.store), config.run)
-        self.number = number or self.journal.attempts() + 1
+        self.number = number or self.journal.next_attempt()
         self.notice: Notice | None = None
         self.ranks = AttemptRanks(config, self.journal, self.number)
         self.rehearsals = Rehearsals(self.journal, self.number, self.ranks)

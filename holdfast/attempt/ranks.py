@@ -289,7 +289,7 @@ def started_ahead(config: RunConfig) -> Iterator[None]:
     """
     journal = Journal(open_store(config.store), config.run)
     config = settle_ranks(config)
-    with launching.start_ahead(*_arguments(config, journal.attempts() + 1, journal.newest())):
+    with launching.start_ahead(*_arguments(config, journal.next_attempt(), journal.newest())):
         yield
 
 

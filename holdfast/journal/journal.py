@@ -68,6 +68,10 @@ class Journal(RunFolder):
         """Return the highest attempt number that was claimed; 0 if there is none."""
         return self._find_highest("attempts")
 
+    def next_attempt(self) -> int:
+        """Return the number that the next attempt is to claim."""
+        return self.attempts() + 1
+
     def has_attempt(self, number: int) -> bool:
         """Return whether an attempt claimed this number."""
         return self.store.exists(record_name("attempts", number))
@@ -104,7 +108,7 @@ class Journal(RunFolder):
         """
         if number < 1 or (number > REACH and number > self.attempts() + REACH):
             raise ConfigError(
-                f"run {self.run!r} can't have an attempt {number}", hint=f"the next one is {self.attempts() + 1}"
+                f"run {self.run!r} can't have an attempt {number}", hint=f"the next one is {self.next_attempt()}"
             )
         record = AttemptRecord(
             number=number,

@@ -251,7 +251,7 @@ class _Run:
         self._present = present = describe_present(self._config, built, None)
         self.steps_per_epoch = built.steps_per_epoch
         self._journal.begin(self._config.recipe)
-        number = self._journal.attempts() + 1
+        number = self._journal.next_attempt()
         self._journal.claim_attempt(number, "prove", "", os.getpid(), present.environment)
         self._journal.record_config(present.fingerprint, present.identity, self._config.model_dump(mode="json"))
         line = Line(self._journal, number, present.fingerprint, built.steps_per_epoch)
