@@ -1,5 +1,6 @@
 """One process life of a run: claim it, find where to go on, train chunks, commit them, stop in time."""
 
+from holdfast.attempt.ahead import started_ahead
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.carrying import carry
 from holdfast.attempt.commits import Proposal, publish_commit
@@ -16,7 +17,6 @@ from holdfast.attempt.life import (
 from holdfast.attempt.line import Line
 from holdfast.attempt.observers import AttemptView, Observer
 from holdfast.attempt.pipeline import Chunk
-from holdfast.attempt.ranks import started_ahead
 
 __all__ = [
     "RETRIES",

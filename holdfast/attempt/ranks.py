@@ -1,11 +1,10 @@
 """An attempt's ranks: start them, restore a commit into them, replace those that died."""
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.attempt.ahead import STARTED_AHEAD, RanksAhead, name_log, start_ranks
 from holdfast.attempt.lineage import (
     Ancestor,
     Past,
@@ -24,18 +23,15 @@ from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
 from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, StateError
 from holdfast.journal import Commit, Journal, format_time
-from holdfast.machine.gpus import check_gpus, settle_ranks
+from holdfast.machine.gpus import check_gpus
 from holdfast.machine.processes import find_free_memory, measure_memory
 from holdfast.provenance.imports import find_file
 from holdfast.provenance.sources import hash_sources
-from holdfast.rank import launching
 from holdfast.rank.launching import Ranks
-from holdfast.rank.lived import name_lived
 from holdfast.rank.messages import Problem, Ready, Restored
 from holdfast.rank.rendezvous import describe_node_wait, find_node
 from holdfast.recipe.function import split_recipe
 from holdfast.recipe.probe import Gate
-from holdfast.store import open_store
 from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
@@ -52,6 +48,7 @@ class AttemptRanks:
 
     Attributes:
         config: the run's configuration, with a number of ranks when they are started.
+        ahead: the ranks that were started before they are needed, if any.
         running: the ranks; None before `build`, after `end`, and after they died.
         built: their description of what they have built.
         present: the settings, code and machine that they train with.
@@ -80,7 +77,7 @@ class AttemptRanks:
         self._aside: Ranks | None = None
         self._aside_restart_s = 0.0
         self.is_quiet = False
-        self._ahead: Ranks | None = None
+        self.ahead = RanksAhead()
         self.tolerance: float | None = None
 
     @property
@@ -95,6 +92,7 @@ class AttemptRanks:
         Args:
             newest: the commit that will probably be restored; the ranks read it ahead.
         """
+        self.ahead = STARTED_AHEAD.get() or self.ahead
         self._start(newest)
         self._judged = newest.config_fingerprint if newest else ""
         self.ancestor = find_ancestor(self._journal, self.config.store, self.config.init_from, newest)
@@ -118,18 +116,15 @@ class AttemptRanks:
             raise ConfigError(f"this is node {node}, which only carries ranks", hint="start it with holdfast train")
         if compute.has_nodes or compute.has_ray:
             log.info("%s", describe_node_wait(compute))
-        if self._ahead is not None:
-            self.running, self._ahead = self._ahead, None
-            self.running.proceed()
-        else:
-            config, log_path, commit, lived = _arguments(self.config, self._number, newest)
-            self.running = launching.start(config, log_path, commit, PATIENCE**self.hangs, lived)
+        self.running = self.ahead.take(self.config, self._number, newest)
+        if self.running is None:
+            self.running = start_ranks(self.config, self._number, newest, patience=PATIENCE**self.hangs)
         try:
             gpus = self._check_gpus(self.running)  # while the ranks import torch
             self.built = self.running.expect(Ready)
         except BaseException as error:
             if isinstance(error, RecipeError) and error.hint == IN_LOG:
-                error.hint = f"the traceback is in {_arguments(self.config, self._number, newest)[1]}"
+                error.hint = f"the traceback is in {name_log(self.config, self._number)}"
             self.end()
             raise
         if gpus and self.built.device == "cpu":
@@ -219,7 +214,7 @@ class AttemptRanks:
 
     def end(self) -> None:
         """End all ranks that there are."""
-        self.end_ahead()
+        self.ahead.end()
         self.end_aside()
         self.end_running()
 
@@ -234,15 +229,8 @@ class AttemptRanks:
     def start_ahead(self) -> None:
         """Start the next ranks: they import torch, but touch no device until they replace the running ranks."""
         compute = self.config.compute
-        if self._ahead is None and not (compute.has_nodes or compute.has_ray):
-            config, log_path, _, lived = _arguments(self.config, self._number, None)
-            self._ahead = Ranks(config, log_path, lived=lived, is_held=True)
-
-    def end_ahead(self) -> None:
-        """End the ranks that were started ahead and are not needed."""
-        if self._ahead is not None:
-            self._ahead.end()
-            self._ahead = None
+        if not (compute.has_nodes or compute.has_ray):
+            self.ahead.start(self.config, self._number, None, is_held=True)
 
     def has_room(self) -> bool:
         """Return whether this machine's memory holds a second set of ranks beside the running one: never on a GPU."""
@@ -275,26 +263,3 @@ class AttemptRanks:
         folder = Path(find_file(split_recipe(self.config.recipe)[0])).resolve().parent
         current = hash_sources(saved, folder)
         return shorten([name for name in sorted(current) if current[name] != saved[name]], SHOWN_MODULES)
-
-
-@contextlib.contextmanager
-def started_ahead(config: RunConfig) -> Iterator[None]:
-    """Start the ranks of the run's next attempt ahead; an attempt that is opened inside the block takes them over.
-
-    Use it while something else has to be waited for, such as Prefect's server. Ranks that no attempt took over end with
-    the block.
-
-    Raises:
-        HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
-    """
-    journal = Journal(open_store(config.store), config.run)
-    config = settle_ranks(config)
-    with launching.start_ahead(*_arguments(config, journal.next_attempt(), journal.newest())):
-        yield
-
-
-def _arguments(config: RunConfig, number: int, newest: Commit | None) -> tuple[RunConfig, Path, int, Path]:
-    """Return the arguments of `launching.start_ahead` for an attempt."""
-    folder = Path(config.log.folder) / config.run
-    log_path = folder / f"attempt-{number:08d}.log"
-    return config, log_path, newest.number if newest else 0, name_lived(folder, number)

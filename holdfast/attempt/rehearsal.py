@@ -132,7 +132,7 @@ class Rehearsals:
         elif stop > step and self.may_follow(line, trained_s) and self._has_same_code(line):
             self._order(step, stop)
             return True
-        self._ranks.end_ahead()
+        self._ranks.ahead.end()
         return False
 
     def _order(self, step: int, stop: int) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, ClassVar, Self, TypeVar
 
@@ -371,31 +370,3 @@ def _read(pipe: IO[str], events: Events) -> None:
         events.put(Failed.of(error))
     finally:
         events.put(None)
-
-
-# Ranks that were started ahead, each after the arguments that it was started with.
-_ahead: list[tuple[tuple[RunConfig, Path, int, Path | None], Ranks]] = []
-
-
-@contextlib.contextmanager
-def start_ahead(config: RunConfig, log_path: Path, commit: int, lived: Path | None = None) -> Iterator[None]:
-    """Start ranks for a later call of `start` inside the block; end them after the block if nothing took them."""
-    _ahead.append(((config, log_path, commit, lived), Ranks(config, log_path, commit, lived=lived)))
-    try:
-        yield
-    finally:
-        while _ahead:
-            _ahead[-1][1].end()
-            _ahead.pop()
-
-
-def start(config: RunConfig, log_path: Path, commit: int, patience: float = 1.0, lived: Path | None = None) -> Ranks:
-    """Return the ranks that were started ahead with the same arguments, or start new ones; see `Ranks`."""
-    while _ahead:
-        arguments, ranks = _ahead[-1]
-        if arguments == (config, log_path, commit, lived):
-            _ahead.pop()
-            return ranks
-        ranks.end()
-        _ahead.pop()
-    return Ranks(config, log_path, commit, patience=patience, lived=lived)

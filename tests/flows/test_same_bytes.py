@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
+import httpx
 import pytest
 
 from holdfast.cli import app, run_app
@@ -39,6 +41,18 @@ def test_complete_run_trains_nothing(engine: Engine, driver: Driver) -> None:
     assert done.returncode == 0
     assert "is complete" in done.stdout
     assert driver.standing() == before
+
+
+def test_the_flow_takes_over_the_ranks_that_the_command_has_started(
+    driver: Driver, prefect_api: dict[str, str]
+) -> None:
+    driver.run("epochs=1")
+    url, (user, password) = prefect_api["PREFECT_API_URL"], prefect_api["PREFECT_API_AUTH_STRING"].split(":")
+    newest = {"sort": "START_TIME_DESC", "limit": 1, "flows": {"name": {"any_": ["train"]}}}
+    answer = httpx.post(f"{url}/flow_runs/filter", json=newest, auth=(user, password), trust_env=False)
+    (flow_run,) = answer.raise_for_status().json()
+    began_at = driver.journal().read_attempt(1).began_at
+    assert datetime.fromisoformat(began_at) < datetime.fromisoformat(flow_run["start_time"])
 
 
 def test_samples_come_in_the_promised_order(engine: Engine, reference: Reference) -> None:

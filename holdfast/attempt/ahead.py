@@ -1,0 +1,94 @@
+"""Ranks that are started before they are needed: while an attempt's caller waits, and before a rehearsal."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from holdfast.config import RunConfig
+from holdfast.journal import Commit, Journal
+from holdfast.machine.gpus import settle_ranks
+from holdfast.rank.launching import Ranks
+from holdfast.rank.lived import name_lived
+from holdfast.store import open_store
+
+
+def start_ranks(
+    config: RunConfig, number: int, newest: Commit | None, *, patience: float = 1.0, is_held: bool = False
+) -> Ranks:
+    """Start ranks for an attempt; see `Ranks`.
+
+    Args:
+        number: the attempt's.
+        newest: the commit that will probably be restored; None if that is unknown.
+    """
+    lived = name_lived(Path(config.log.folder) / config.run, number)
+    commit = newest.number if newest else 0
+    return Ranks(config, name_log(config, number), commit, patience=patience, lived=lived, is_held=is_held)
+
+
+def name_log(config: RunConfig, number: int) -> Path:
+    """Return the file for the output of an attempt's ranks."""
+    return Path(config.log.folder) / config.run / f"attempt-{number:08d}.log"
+
+
+class RanksAhead:
+    """A set of ranks that was started before it is needed; none at first, and again once it was taken or ended."""
+
+    def __init__(self) -> None:
+        self._ranks: Ranks | None = None
+        self._arguments: tuple[RunConfig, int, Commit | None] | None = None
+        self._is_held = False
+
+    def start(self, config: RunConfig, number: int, newest: Commit | None, *, is_held: bool = False) -> None:
+        """Start ranks, unless some wait already; see `start_ranks`.
+
+        Args:
+            is_held: whether they wait once they have imported torch, and touch no device until they are taken.
+        """
+        if self._ranks is None:
+            self._arguments, self._is_held = (config, number, newest), is_held
+            self._ranks = start_ranks(config, number, newest, is_held=is_held)
+
+    def take(self, config: RunConfig, number: int, newest: Commit | None) -> Ranks | None:
+        """Return the ranks, which the caller then owns. End them and return None if they read ahead for another start.
+
+        Ranks that are held have read nothing yet.
+        """
+        if not self._is_held and self._arguments != (config, number, newest):
+            self.end()
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None and self._is_held:
+            ranks.proceed()
+        return ranks
+
+    def end(self) -> None:
+        """End the ranks that wait, if any do."""
+        if self._ranks is not None:
+            self._ranks.end()
+            self._ranks = None
+
+
+# Those of `started_ahead`, for the attempt that is opened inside its block. A caller can't pass them through a flow,
+# whose parameters are JSON.
+STARTED_AHEAD: ContextVar[RanksAhead | None] = ContextVar("STARTED_AHEAD", default=None)
+
+
+@contextlib.contextmanager
+def started_ahead(config: RunConfig) -> Iterator[None]:
+    """Start the ranks of the run's next attempt ahead; an attempt that is opened inside the block takes them over.
+
+    Use it while something else has to be waited for, such as Prefect's server. Ranks that no attempt took over end with
+    the block.
+
+    Raises:
+        HoldfastError: the run's folder can't be read, or the ranks' output can't be written.
+    """
+    journal, ahead = Journal(open_store(config.store), config.run), RanksAhead()
+    before = STARTED_AHEAD.set(ahead)
+    try:
+        ahead.start(settle_ranks(config), journal.next_attempt(), journal.newest())
+        yield
+    finally:
+        STARTED_AHEAD.reset(before)
+        ahead.end()
