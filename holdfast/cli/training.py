@@ -1,6 +1,7 @@
 """The command ``train``: one attempt at a run in this process, without Prefect."""
 
 import logging
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,8 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
         observer: module:Class: tell an observer of your own of each commit, in place of those of log.observers.
         json: Print JSON.
     """
-    settings = load_config(config, [*(set_ or []), *([f"log.observers={observer}"] if observer else [])])
+    own = [f"log.observers={dumps(observer, ensure_ascii=False)}"] if observer else []
+    settings = load_config(config, [*(set_ or []), *own])
     log_plain_lines()
     if settings.where != "here":
         log.warning("where = %r: holdfast train trains here; python -m flows.train uses the pool", settings.where)

@@ -166,12 +166,19 @@ def test_a_pool_that_is_not_used_is_named(start: Start) -> None:
     assert "warning: where = 'gpu': holdfast train trains here; python -m flows.train uses the pool" in err
 
 
-def test_wrong_use_is_one_line(start: Start) -> None:
-    process = start("--set", "epoch=3")
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("--set", "epoch=3", "epochs"),
+        ("--observer", """my'own:Prin"ter""", r"""log.observers.0 = 'my\'own:Prin"ter': expected module:Class"""),
+    ],
+)
+def test_wrong_use_is_one_line(start: Start, option: str, value: str, named: str) -> None:
+    process = start(option, value)
     out, err = process.communicate(timeout=COMMAND_WITHIN_S)
     assert (process.returncode, out) == (1, "")
     assert err.startswith("error: ")
-    assert "epochs" in err
+    assert named in err
     assert "Traceback" not in err
 
 
