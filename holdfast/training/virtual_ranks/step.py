@@ -114,12 +114,11 @@ class VirtualRanks(Cooperation):
         Raises:
             ConfigError: there are more ranks than shares.
         """
-        rank, ranks = accelerator.process_index, accelerator.num_processes
-        check_ranks(shares, ranks)
+        check_ranks(shares, accelerator.num_processes)
         super().__init__(accelerator, shares)
         self.is_cut = is_cut
-        self._seed, self._ranks, self._device = seed, ranks, accelerator.device
-        self.sums: WholeSums | ShardSums = (ShardSums if is_cut else WholeSums)(shares, rank, ranks)
+        self._seed = seed
+        self.sums: WholeSums | ShardSums = (ShardSums if is_cut else WholeSums)(shares, self.own_number, self.number)
         self.turns = self.sums.turns
         self.own = [turn.share for turn in self.turns if turn.counts]
         self.is_first_step, self.is_last = True, False
@@ -135,7 +134,7 @@ class VirtualRanks(Cooperation):
 
     def check_optimizer(self, optimizer: Any) -> None:
         if self.is_cut:
-            check_elementwise(optimizer, self._device)
+            check_elementwise(optimizer, self.accelerator.device)
 
     def attach(self, models: Sequence[nn.Module]) -> None:
         self.sums.attach(models)
@@ -205,7 +204,7 @@ class VirtualRanks(Cooperation):
             )
         for name, logged in self._logged.items():
             if name not in self.numbers:
-                self.numbers[name] = torch.zeros(self.shares, device=self._device)
+                self.numbers[name] = torch.zeros(self.shares, device=self.accelerator.device)
             self.numbers[name][turn.share] += torch.stack(logged).sum() / len(logged)
 
     def log(self, name: str, number: Tensor) -> None:
@@ -278,7 +277,7 @@ class VirtualRanks(Cooperation):
         All ranks call it together; shape (n, V) to (n,).
         """
         columns = torch.stack([*numbers])
-        if self._ranks > 1:
+        if self.number > 1:
             distributed.all_reduce(columns)  # exact: of each number all ranks but one have a zero
         return sum_columns(columns) / self.shares
 
