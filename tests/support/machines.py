@@ -17,6 +17,16 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 
+# The recipe and settings of a run that is long enough to interrupt it, and trains the same bytes on any nodes.
+EPOCHS = 12
+LONG = [
+    'recipe = "tests.support.failing:failing"',
+    f"epochs = {EPOCHS}",
+    "chunk.steps = 8",
+    "compute.virtual_ranks = 2",
+]
+LONG_STEPS = 16 * EPOCHS
+
 
 @dataclass
 class Nodes:

@@ -9,15 +9,10 @@ import pytest
 
 from tasks.server import free_port
 from tests.conftest import IN_SOAK
-from tests.support.lives import Lives
-from tests.support.machines import Nodes, nodes_in
+from tests.support.machines import LONG, LONG_STEPS, Nodes, nodes_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.pool]
 
-EPOCHS = 12
-STEPS = 16 * EPOCHS
-RECIPE = 'recipe = "tests.support.failing:failing"'
-SETTINGS = [f"epochs = {EPOCHS}", "chunk.steps = 8", "compute.virtual_ranks = 2"]
 
 MINE = """
 from holdfast import Recipe
@@ -32,17 +27,8 @@ def build(lr: float = LR) -> Recipe:
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     """Yield two nodes that meet on this machine, with a rank each."""
     meeting = ["compute.nodes = 2", f'compute.rendezvous = "127.0.0.1:{free_port()}"']
-    with nodes_in(tmp_path, [RECIPE, *SETTINGS, *meeting]) as made:
+    with nodes_in(tmp_path, [*LONG, *meeting]) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> str:
-    """Return what a run prints that was never interrupted, and had one rank on this machine."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    config = folder / "run.toml"
-    config.write_text("\n".join([RECIPE, *SETTINGS, 'run = "r"', f'store = "{folder}/runs"', 'compute.device = "cpu"']))
-    return nursery.call("tests.support.forked:train", str(config), []).stdout
 
 
 def test_nodes_rehearse_together(nodes: Nodes, undisturbed: str) -> None:
@@ -52,7 +38,7 @@ def test_nodes_rehearse_together(nodes: Nodes, undisturbed: str) -> None:
     assert nodes.wait(0) == 0, nodes.said(0)
     assert nodes.wait(1) == 0, nodes.said(1)
     assert "rehearsed: new ranks trained steps 9-12 from commit 1 as these did" in nodes.said(0)
-    assert nodes.list_commits()[STEPS] in undisturbed
+    assert nodes.list_commits()[LONG_STEPS] in undisturbed
 
 
 def test_a_node_that_is_told_to_end_stops_all_and_another_takes_its_place(nodes: Nodes, undisturbed: str) -> None:
@@ -67,7 +53,7 @@ def test_a_node_that_is_told_to_end_stops_all_and_another_takes_its_place(nodes:
     assert nodes.wait(1) == 0, nodes.said(1)
     assert nodes.said(0).count("waiting at 127.0.0.1:") == 2
     assert "run r is complete" in nodes.said(1)
-    assert nodes.list_commits()[STEPS] in undisturbed, "one rank ends on other bytes"
+    assert nodes.list_commits()[LONG_STEPS] in undisturbed, "one rank ends on other bytes"
 
 
 def test_nodes_with_other_code_or_settings_are_refused_by_name(nodes: Nodes, tmp_path: Path) -> None:

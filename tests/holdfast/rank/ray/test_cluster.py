@@ -12,18 +12,13 @@ import psutil
 import pytest
 
 from tests.conftest import IN_SOAK, has_not_ended, kill_tree
-from tests.support.lives import Lives
-from tests.support.machines import Nodes, nodes_in
+from tests.support.machines import LONG, LONG_STEPS, Nodes, nodes_in
 from tests.support.processes import command_of
 from tests.support.ray_cluster import ENVIRONMENT, RayCluster, ray_cluster
 from tests.support.waiting import await_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.pool, pytest.mark.extras("ray")]
 
-EPOCHS = 12
-STEPS = 16 * EPOCHS
-RECIPE = 'recipe = "tests.support.failing:failing"'
-SETTINGS = [f"epochs = {EPOCHS}", "chunk.steps = 8", "compute.virtual_ranks = 2"]
 HOST = socket.gethostname()
 
 
@@ -42,17 +37,8 @@ def run(tmp_path: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     ray = ['compute.launcher = "ray"', "compute.nodes = 2"]
-    with nodes_in(tmp_path, [RECIPE, *SETTINGS, *ray]) as made:
+    with nodes_in(tmp_path, [*LONG, *ray]) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> str:
-    """Return what a run prints that was never interrupted, and had one rank on this machine."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    config = folder / "run.toml"
-    config.write_text("\n".join([RECIPE, *SETTINGS, 'run = "r"', f'store = "{folder}/runs"', 'compute.device = "cpu"']))
-    return nursery.call("tests.support.forked:train", str(config), []).stdout
 
 
 def test_a_killed_node_is_noticed_and_a_new_one_joins(run: Nodes, cluster: RayCluster, undisturbed: str) -> None:
@@ -70,14 +56,14 @@ def test_a_killed_node_is_noticed_and_a_new_one_joins(run: Nodes, cluster: RayCl
     assert run.wait(0) == 0, run.said(0)
     assert "warning: a node has joined the Ray cluster, so the ranks start again" in run.said(0)
     assert run.said(0).count("waiting for room on the Ray cluster at 127.0.0.1:") == 3
-    assert run.list_commits()[STEPS] in undisturbed
+    assert run.list_commits()[LONG_STEPS] in undisturbed
 
 
 def test_the_ranks_of_a_cluster_rehearse(run: Nodes, undisturbed: str) -> None:
     run.start(0, "--set", "proof.rehearse=first")
     assert run.wait(0) == 0, run.said(0)
     assert "rehearsed: new ranks trained steps " in run.said(0)
-    assert run.list_commits()[STEPS] in undisturbed
+    assert run.list_commits()[LONG_STEPS] in undisturbed
 
 
 def test_however_the_attempt_ends_what_was_trained_is_kept(run: Nodes, undisturbed: str) -> None:
@@ -106,7 +92,7 @@ def test_however_the_attempt_ends_what_was_trained_is_kept(run: Nodes, undisturb
     *_, third, fourth = run.said(0).split("waiting for room ")
     assert "which a dead attempt had saved" in third
     assert "which a dead attempt had saved" in fourth
-    assert run.list_commits()[STEPS] in undisturbed
+    assert run.list_commits()[LONG_STEPS] in undisturbed
 
 
 @IN_SOAK
@@ -136,7 +122,7 @@ def test_a_process_of_rays_that_dies_is_replaced(run: Nodes, undisturbed: str) -
     carriers[0].kill()
     run.await_word(0, f" ({HOST}) is lost: the process of Ray's that carries its ranks has died")
     assert run.wait(0) == 0, run.said(0)
-    assert run.list_commits()[STEPS] in undisturbed
+    assert run.list_commits()[LONG_STEPS] in undisturbed
 
 
 def test_a_cluster_without_room_is_waited_for_and_named(run: Nodes) -> None:
