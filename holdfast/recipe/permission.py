@@ -3,7 +3,9 @@
 The worker's environment variable ``HOLDFAST_ALLOWED_RECIPES`` says what an operator allows: module paths, recipes, or
 files and folders with code, for example ``my_models, holdfast.recipes.language:language, /srv/code/``. Entries are
 prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a folder allows the code
-below it, but for files in a store. An unset variable restricts nothing; an empty one allows nothing.
+below it, but for files in a store. An unset variable restricts nothing; an empty one allows nothing. Classes that
+``log.sinks`` and ``log.observers`` name are allowed as recipes are; the code that a store's URL names is not, but by
+`holdfast.store.permission`.
 """
 
 import contextlib

@@ -24,6 +24,7 @@ SHOWN_BY = {
         "holdfast/keeping/verification/test_hostile.py::test_hostile_payloads_are_refused",
         "holdfast/keeping/verification/test_hostile.py::test_links_out_of_the_run_are_refused",
         "holdfast/keeping/verification/test_hostile.py::test_pruning_a_link_deletes_nothing_behind_it",
+        "holdfast/recipe/test_named.py::test_a_store_that_names_code_is_opened_only_where_that_is_allowed",
         "holdfast/store/test_local_store.py::test_deleting_a_local_folder_follows_no_links",
         "holdfast/keeping/pack/test_hostile.py::test_hostile_files_are_refused",
         "holdfast/journal/signature/test_signature.py::test_a_signature_verifies_for_nothing_else",
