@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from holdfast.journal import Commit
-
 UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -37,16 +35,6 @@ def show_time(time: str) -> str:
     return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def to_seconds(time: str) -> float:
-    """Return a record's time in seconds since 1970."""
-    return datetime.fromisoformat(time).timestamp()
-
-
 def round_all(values: Iterable[float]) -> list[float | None]:
     """Return numbers with six significant digits, for JSON; None for one that isn't finite."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
-
-
-def find_last(commits: Iterable[Commit], attempt: int) -> Commit | None:
-    """Return the newest commit of an attempt; None if it has none."""
-    return max((each for each in commits if each.attempt == attempt), key=lambda each: each.number, default=None)
