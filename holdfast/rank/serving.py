@@ -264,9 +264,13 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
     if loaded is None:
         return
     resumed, problem = None, None
+
+    def watch(done: int, total: int) -> None:
+        events.send(Skipped(done=done, total=total))
+
     try:
         payload, metadata = loaded
-        resumed = resume(training, payload, metadata, order.gate, lambda *skipped: report_skipped(events, *skipped))
+        resumed = resume(training, payload, metadata, order.gate, watch)
     except GateTripped as error:
         problem = Tripped.of(error)
     problems = training.ranks.gather(problem)
@@ -280,11 +284,6 @@ def _name_rank(problems: list[Tripped | None]) -> Tripped:
     """Return the first rank's problem; its message names the rank if others have none."""
     rank, problem = next((rank, each) for rank, each in enumerate(problems) if each)
     return problem if all(problems) else problem.model_copy(update={"message": f"rank {rank}: {problem.message}"})
-
-
-def report_skipped(events: Events, done: int, total: int) -> None:
-    """Report how many micro-batches of a stream are skipped, while it is read again from its beginning."""
-    events.send(Skipped(done=done, total=total))
 
 
 def _load_checkpoint(
