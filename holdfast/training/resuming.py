@@ -1,6 +1,8 @@
 """The resume of a checkpoint in this process, and the gate that the restored state has to pass."""
 
+import contextlib
 import copy
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,13 +11,12 @@ from typing import Any
 
 from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
-from holdfast.errors import ConfigDrift, GateTripped
+from holdfast.errors import ConfigDrift, GateTripped, NameMissing
 from holdfast.recipe.probe import Gate, Probe, check_health, compare_probes, explain
-from holdfast.store import open_store
+from holdfast.store import Store, open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.elastic import count_others, take_position
-from holdfast.training.history import read_first_lrs
 from holdfast.training.merging import take_over
 from holdfast.training.naming import has_names
 from holdfast.training.probing import measure_probe
@@ -62,7 +63,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     else:
         _check_built(training, payload)
     resumed.summary = summarize_rates(training)
-    training.record.first_lrs = read_first_lrs(metadata, open_store(training.config.store).inside(training.config.run))
+    training.record.first_lrs = _read_first_lrs(metadata, open_store(training.config.store).inside(training.config.run))
     training.parent = metadata.checkpoint_sha256
     training.begun.restart(training.progress.step, training.parent)
     is_measured = training.recipe.is_measured
@@ -168,3 +169,35 @@ def _check_built(training: Training, payload: Payload) -> None:
             "--set 'resume.accept_drift=[\"built\"]' accepts the new values",
             fields={name: [] for name in names},
         )
+
+
+def _read_first_lrs(metadata: Metadata, folder: Store) -> list[list[float]]:
+    """Return the rates (one per parameter group) of the first step of each epoch that had begun at the checkpoint.
+
+    The metadata carries them, not the payload, so that a content id doesn't depend on them.
+
+    An earlier version recorded the rates of each epoch's last step. For its checkpoints, read the trail in
+    ``metrics/``; if an epoch's trail is lost, return the recorded rates for that epoch.
+
+    Args:
+        folder: the run's folder.
+    """
+    in_progress = metadata.epoch_first_lrs
+    if in_progress is not None:
+        return [*metadata.learning_rate_history, *([in_progress] if in_progress else [])]
+    trail = _read_first_steps(folder, metadata.steps_per_epoch)
+    recorded = [*metadata.learning_rate_history, *([] if metadata.is_at_epoch_end else [metadata.current_lrs])]
+    return [trail.get(epoch, rates) for epoch, rates in enumerate(recorded)]
+
+
+def _read_first_steps(folder: Store, steps_per_epoch: int) -> dict[int, list[float]]:
+    """Return the rates of each epoch's first step, by epoch from 0. Of several lines the newest commit's counts."""
+    found: dict[int, list[float]] = {}
+    for name in folder.list("metrics"):
+        with contextlib.suppress(NameMissing, ValueError, KeyError, TypeError):
+            for text in folder.read(f"metrics/{name}").splitlines():
+                line: dict[str, Any] = json.loads(text)
+                epoch, within = divmod(line["step"] - 1, steps_per_epoch)
+                if within == 0:
+                    found[epoch] = [float(rate) for rate in line["lrs"]]
+    return found
