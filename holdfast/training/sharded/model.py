@@ -9,12 +9,11 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe import Recipe
 from holdfast.state import is_sharded
 from holdfast.state.layout import share_tensor
 from holdfast.training.optimizers import parts_of
-from holdfast.training.sharded.meta_device import materialize
 
 SETTING = 'compute.parallel = "fsdp"'
 
@@ -70,6 +69,40 @@ def cut_model(config: RunConfig, model: nn.Module, accelerator: Accelerator) -> 
         materialize(block, accelerator.device, made)
         if is_cut(config, accelerator):
             _cut_block(block, accelerator)
+
+
+def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parameter]) -> None:
+    """Give memory and first values to all parameters and buffers of a model that are on the meta device.
+
+    The modules' ``reset_parameters`` set the values, in the order of ``modules()``, as when torch builds them.
+
+    Args:
+        place: the device for the memory.
+        made: the parameters that stand for those on the meta device, by the id of the latter; tied ones stay tied.
+
+    Raises:
+        RecipeError: a module with such parameters or buffers has no ``reset_parameters``.
+    """
+    for name, module in model.named_modules():
+        parameters = {key: each for key, each in module._parameters.items() if each is not None and each.is_meta}
+        buffers = {key: each for key, each in module._buffers.items() if each is not None and each.is_meta}
+        if not parameters and not buffers:
+            continue
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None:
+            raise RecipeError(
+                f"the model's {name or 'own tensors'} ({type(module).__qualname__}) has no values: it was built on the "
+                "meta device and has no reset_parameters()",
+                hint="give it a method reset_parameters(), which sets its parameters and buffers",
+            )
+        for key, parameter in parameters.items():
+            if id(parameter) not in made:
+                memory = torch.empty_like(parameter.detach(), device=place)
+                made[id(parameter)] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+            module._parameters[key] = made[id(parameter)]
+        for key, buffer in buffers.items():
+            module._buffers[key] = torch.empty_like(buffer, device=place)
+        reset()
 
 
 def _cut_block(block: nn.Module, accelerator: Accelerator) -> None:

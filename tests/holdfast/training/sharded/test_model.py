@@ -17,8 +17,7 @@ from holdfast.state.sharded import Region, cut_boxes
 from holdfast.training import Training
 from holdfast.training.sharded.exchange import Exchange, Link
 from holdfast.training.sharded.extents import Move
-from holdfast.training.sharded.meta_device import materialize
-from holdfast.training.sharded.model import list_blocks
+from holdfast.training.sharded.model import list_blocks, materialize
 from tests.support.sharded import Blocks
 from tests.support.trainings import train_to
 
