@@ -86,7 +86,7 @@ class Upkeep:
             line.steps_per_epoch,
             attempt=line.attempt,
             verified=self._verified,
-            collect=is_first,
+            debris_after_s=retention.DEBRIS_AFTER_S if is_first else None,
         )
         return self._pruned
 

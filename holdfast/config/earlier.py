@@ -9,6 +9,8 @@ MOVED = {"parity.every": "checkpoint.read_back_every", "report.every": "log.repo
 GONE = {
     "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",
     "preemption.metadata_url": "the cloud's own metadata server is asked",
+    "retention.debris_after_s": "what a dead attempt left unfinished is deleted after a day",
+    "retention.max_epochs": "a checkpoint stays as long as another rule of retention keeps it",
     "supervision.backoff_s": "the first wait takes a second",
     "supervision.if_running": "a second train watches the run that is being trained",
 }

@@ -148,14 +148,6 @@ class Retention(Section):
         0, ge=0, description="Also keep the checkpoint after every n-th step; 0 keeps none."
     )
     keep_best: KeepBest | None = Field(None, description="Also keep the best checkpoints by a metric.")
-    max_epochs: Count = Field(
-        0,
-        ge=0,
-        description="Of what the rules above keep, drop all that is older than this many epochs; 0 drops nothing.",
-    )
-    debris_after_s: Seconds = Field(
-        24 * 3600.0, ge=0, description="Seconds after which unfinished files of a dead attempt are deleted."
-    )
 
 
 class Determinism(Section):

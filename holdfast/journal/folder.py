@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from holdfast.config import Retention
+from holdfast.config.earlier import read_earlier
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, RunUnknown, WrongUse
 from holdfast.journal.names import CHAINS, REACH, SUFFIXES, Numbered, sort_names
 from holdfast.journal.records import FORMAT_VERSION, ConfigRecord, RunRecord, config_name, now, read_record
@@ -102,7 +103,7 @@ class RunFolder:
         try:
             self.store.create(record.name, data)
         except NameTaken:
-            first = self.read_config(fingerprint)
+            first = self._read_config(record.name)
             if first is None:
                 self.store.replace(record.name, data)
             elif first != record:
@@ -117,12 +118,13 @@ class RunFolder:
             record = self._read_config(config_name(fingerprint))
             if record is None:
                 return None
-            self._configs[fingerprint] = record
+            self._configs[fingerprint] = _without_earlier(record)
         return self._configs[fingerprint]
 
     def read_snapshot(self) -> ConfigRecord | None:
         """Return the settings that the run was last trained with; None if they are lost or nothing was trained yet."""
-        return self._read_config("config.snapshot.json")
+        record = self._read_config("config.snapshot.json")
+        return record and _without_earlier(record)
 
     def read_epochs(self) -> int | None:
         """Return the setting `epochs` that the run was last trained with; None if it is lost."""
@@ -193,3 +195,8 @@ class RunFolder:
                 return self.read_run().first_commit - 1
             return 0
         return 0 if folder == "attempts" else self.highest("attempts" if folder == "endings" else "commits", 0)
+
+
+def _without_earlier(record: ConfigRecord) -> ConfigRecord:
+    """Return a record of settings whose configuration has no setting of an earlier version."""
+    return record.model_copy(update={"config": read_earlier(record.config)[0]})

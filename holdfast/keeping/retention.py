@@ -27,6 +27,8 @@ from holdfast.terminal import counted
 # How many commit numbers are tried for the last prune's report before all commits are listed instead.
 REPORTS_TRIED = 8
 
+DEBRIS_AFTER_S = 24 * 3600.0
+
 # The remains of a write are not deleted sooner: a record is written in one go, but its process may be stopped.
 SWEPT_AFTER_S = 3600.0
 
@@ -54,11 +56,6 @@ def choose_kept(commits: Sequence[Commit], policy: Retention, steps_per_epoch: i
     if policy.keep_best:
         for commit in _best(commits, policy.keep_best, steps_per_epoch):
             kept.setdefault(commit.number, "keep_best")
-    if policy.max_epochs and commits:
-        first = commits[0].step - policy.max_epochs * steps_per_epoch
-        kept = {
-            commit.number: kept[commit.number] for commit in commits if commit.number in kept and commit.step > first
-        }
     return kept
 
 
@@ -135,7 +132,7 @@ def prune_by_policy(
     *,
     attempt: int | None = None,
     verified: int = 0,
-    collect: bool = True,
+    debris_after_s: float | None = DEBRIS_AFTER_S,
     dry_run: bool = False,
 ) -> PruneReport | None:
     """Delete the checkpoints that a policy doesn't keep; return a report, or None for a run without a commit.
@@ -153,7 +150,7 @@ def prune_by_policy(
     Args:
         attempt: the number of the attempt whose policy it is; the run's newest if None.
         verified: the number of a commit whose bytes the caller has just verified: they are not read again.
-        collect: also delete the debris of dead attempts that is older than ``policy.debris_after_s``.
+        debris_after_s: also delete the debris of dead attempts that is older than this many seconds; None leaves it.
         dry_run: only report, and delete nothing.
 
     Raises:
@@ -173,10 +170,10 @@ def prune_by_policy(
         spared = _record_pruned(journal, pruned, lambda: _check_view(journal, found, attempt))
         protected |= dict.fromkeys(spared, "pinned")
         pruned = [commit for commit in pruned if commit.number not in spared]
-    before = datetime.now(UTC) - timedelta(seconds=policy.debris_after_s)
+    before = None if debris_after_s is None else datetime.now(UTC) - timedelta(seconds=debris_after_s)
     passed = _list_passed(journal, found, steps_per_epoch)
     unfinished = _find_unfinished(journal, found, passed)
-    debris = _find_debris(journal, found, passed - unfinished, before) if collect else []
+    debris = _find_debris(journal, found, passed - unfinished, before) if before else []
     report = PruneReport(
         newest=found.newest,
         policy=policy.model_dump(mode="json"),
@@ -194,7 +191,7 @@ def prune_by_policy(
         journal.store.replace(record_name("prunes", found.newest), report.to_bytes())
         for path in [commit.path for commit in pruned] + _list_behind(journal, unfinished | {*debris}, steps_per_epoch):
             _delete(journal, path, was_committed=path not in debris)
-        if collect:
+        if before:
             _sweep(journal, {commit.path for commit in found.live}, before)
     return report
 

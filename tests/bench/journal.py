@@ -8,7 +8,7 @@ from unittest import mock
 
 from holdfast.attempt import Line
 from holdfast.journal import Journal
-from holdfast.keeping.retention import prune_by_policy
+from holdfast.keeping.retention import DEBRIS_AFTER_S, prune_by_policy
 from holdfast.store import Store, open_store
 from tests.bench.counting import Tally, counted
 from tests.bench.frame import Benchmark, Row
@@ -75,7 +75,7 @@ class _Run:
         rows.append(self._prune("as usual, an attempt's first", journal))
         history.train()
         journal.newest_number()  # an attempt's journal has published the commit itself, and so knows it
-        rows.append(self._prune("as usual, its second", journal, collect=False))
+        rows.append(self._prune("as usual, its second", journal, debris_after_s=None))
 
         history.lose_latest()
         rows.append(self._resume("latest.json is lost"))
@@ -109,10 +109,10 @@ class _Run:
         assert line.head.number == self.history.commits
         return self._row("resume", case)
 
-    def _prune(self, case: str, journal: Journal, *, collect: bool = True) -> Row:
+    def _prune(self, case: str, journal: Journal, *, debris_after_s: float | None = DEBRIS_AFTER_S) -> Row:
         """One checkpoint is given up and deleted."""
         with self.tally.measuring():
-            report = prune_by_policy(journal, POLICY, STEPS_PER_EPOCH, collect=collect)
+            report = prune_by_policy(journal, POLICY, STEPS_PER_EPOCH, debris_after_s=debris_after_s)
         assert report
         assert [entry.commit for entry in report.pruned] == [self.history.commits - POLICY.keep_last]
         return self._row("prune one", case)

@@ -19,7 +19,7 @@ from holdfast.config import Retention
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.keeping.pack import unpack
-from holdfast.keeping.retention import prune_by_policy
+from holdfast.keeping.retention import DEBRIS_AFTER_S, prune_by_policy
 from holdfast.looking.report import Publisher
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
@@ -68,9 +68,10 @@ def stalled(store: Path, work: str, *stops: str, **arguments: Any) -> Iterator[S
         process.stdout.close()
 
 
-def prune_once(store: str, **policy: Any) -> None:
+def prune_once(store: str, debris_after_s: float = DEBRIS_AFTER_S, **policy: Any) -> None:
     """Prune the run once with a policy."""
-    print(prune_by_policy(Journal(open_store(store), "run"), Retention(**policy), STEPS_PER_EPOCH))
+    journal = Journal(open_store(store), "run")
+    print(prune_by_policy(journal, Retention(**policy), STEPS_PER_EPOCH, debris_after_s=debris_after_s))
 
 
 def publish_once(store: str) -> None:

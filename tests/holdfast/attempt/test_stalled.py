@@ -129,7 +129,7 @@ def test_no_prune_deletes_what_a_live_save_has_written_so_far(
     with line.journal.store.creating("epoch-0002/checkpoint.safetensors") as writer:
         writer.write(b"half")
         age(line)
-        prune_by_policy(line.journal, Retention(debris_after_s=debris_after_s), STEPS_PER_EPOCH)
+        prune_by_policy(line.journal, Retention(), STEPS_PER_EPOCH, debris_after_s=debris_after_s)
         writer.write(b"rest")
     assert line.journal.store.read("epoch-0002/checkpoint.safetensors") == b"halfrest"
 

@@ -215,8 +215,6 @@ class Model:
         if policy.keep_best:
             losses = sorted((self.commits[n].metrics["avg_loss"], -n) for n in live)
             kept |= {-n for _, n in losses[: policy.keep_best.count]}
-        if policy.max_epochs and live:
-            kept = {n for n in kept if steps[n] > steps[live[0]] - policy.max_epochs * STEPS_PER_EPOCH}
         for n in live:
             kept.add(n)
             if not self.is_damaged(n):
@@ -276,8 +274,6 @@ policies = st.builds(
     keep_every=st.integers(0, 2),
     keep_every_steps=st.sampled_from([0, 0, 15]),
     keep_best=st.none() | st.builds(KeepBest, metric=st.just("avg_loss"), count=st.integers(1, 2)),
-    max_epochs=st.integers(0, 3),
-    debris_after_s=st.just(0.0),
 )
 # Mostly it lives; else it dies between any two writes of what it is about to do.
 points = st.sampled_from([None, None, None]) | st.integers(0, 24)
@@ -367,7 +363,8 @@ class Lives(RuleBasedStateMachine):
         nothing_verifies = bool(live) and all(self.model.is_damaged(number) for number in live)
         with contextlib.suppress(Killed):
             try:
-                prune_by_policy(Journal(Mortal(self.store, self.model, life), "run"), policy, STEPS_PER_EPOCH)
+                journal = Journal(Mortal(self.store, self.model, life), "run")
+                prune_by_policy(journal, policy, STEPS_PER_EPOCH, debris_after_s=0)
             except NoVerifiedCheckpoint:
                 assert nothing_verifies
                 return

@@ -275,10 +275,11 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
     earlier = {
         "parity": {"every": 3}, "report": {"every": 7.0}, "supervision": {"backoff_s": 9.0, "max_failures": 5},
         "preemption": {"metadata_url": None}, "compute": {"ray_address": "auto", "ranks": 2},
+        "retention": {"keep_last": 4, "max_epochs": 9, "debris_after_s": 60.0},
     }  # fmt: skip
     config = RunConfig.model_validate({"recipe": "m:f", "run": "a", **earlier})
     assert (config.checkpoint.read_back_every, config.log.report_every_s) == (3, 7)
-    assert (config.supervision.max_failures, config.compute.ranks) == (5, 2)
+    assert (config.supervision.max_failures, config.compute.ranks, config.retention.keep_last) == (5, 2, 4)
     file = tmp_path / "a.toml"
     file.write_text('recipe = "m:f"\nrun = "a"\nparity.every = 3\nsupervision.if_running = "refuse"\n')
     assert load_config(file).checkpoint.read_back_every == 3

@@ -1,5 +1,6 @@
 """The journal: who may write, which commits count, and how damaged or lost records are handled."""
 
+import hashlib
 import logging
 from pathlib import Path
 
@@ -165,6 +166,21 @@ def test_a_damaged_run_json_is_written_again(journal: Journal, root: Path) -> No
         journal.read_run()
     assert journal.begin("m:f") == journal.read_run()
     assert (journal.read_run().recipe, journal.read_run().first_commit) == ("m:f", 3)
+
+
+def test_settings_on_record_are_read_without_those_of_earlier_versions(journal: Journal, root: Path) -> None:
+    earlier = {"retention": {"keep_last": 7, "max_epochs": 0}, "compute": {"ranks": 2, "ray_address": None}}
+    journal.record_config("0" * 64, {}, earlier)
+    stored = {path.read_bytes() for path in (root / "config.snapshot.json", root / "configs" / f"{'0' * 64}.json")}
+    for record in (journal.read_snapshot(), journal.read_config("0" * 64)):
+        assert record
+        assert record.config == {"retention": {"keep_last": 7}, "compute": {"ranks": 2}}
+    retention = journal.read_retention()
+    assert retention
+    assert retention.keep_last == 7
+    journal.record_config("0" * 64, {}, earlier)  # the bytes on record decide whether these are the same settings
+    assert {path.read_bytes() for path in (root / "configs").iterdir()} == stored
+    assert journal.settings == {f"configs/{'0' * 64}.json": hashlib.sha256(*stored).hexdigest()}
 
 
 def test_damaged_settings_are_written_again(journal: Journal, root: Path) -> None:

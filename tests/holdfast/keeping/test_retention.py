@@ -16,7 +16,7 @@ from holdfast.attempt import Line
 from holdfast.config import KeepBest, Retention
 from holdfast.errors import ConfigError, NoVerifiedCheckpoint, StoreError
 from holdfast.journal import Journal, PruneReport, read_record
-from holdfast.keeping.retention import choose_kept, prune_by_policy, prune_run
+from holdfast.keeping.retention import DEBRIS_AFTER_S, choose_kept, prune_by_policy, prune_run
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
 from tests.support.makers import STEPS_PER_EPOCH, claim, load, make_commit, make_line, resume, save, train
@@ -31,10 +31,9 @@ def folders(line: Line) -> list[str]:
     return [name for name in line.journal.store.list() if name.startswith("epoch-")]
 
 
-def run_prune(line: Line, **policy: Any) -> PruneReport:
-    report = prune_by_policy(
-        Journal(LocalStore(str(Path(line.journal.store.url).parent)), "run"), Retention(**policy), STEPS_PER_EPOCH
-    )
+def run_prune(line: Line, debris_after_s: float = DEBRIS_AFTER_S, **policy: Any) -> PruneReport:
+    journal = Journal(LocalStore(str(Path(line.journal.store.url).parent)), "run")
+    report = prune_by_policy(journal, Retention(**policy), STEPS_PER_EPOCH, debris_after_s=debris_after_s)
     assert report
     return report
 
@@ -63,8 +62,6 @@ VALUES = [0.5, 0.1, None, 0.3, 0.1, 0.4, 0.9, None, 0.2]
         ({"keep_last": 1, "keep_best": {"metric": "score", "count": 2}}, {9, 5, 2}),
         ({"keep_last": 1, "keep_best": {"metric": "score", "count": 1}}, {9, 5}),
         ({"keep_last": 1, "keep_best": {"metric": "score", "mode": "max"}}, {9, 7}),
-        ({"keep_last": 9, "max_epochs": 2}, {9, 8, 7, 6}),
-        ({"keep_last": 1, "keep_every": 1, "max_epochs": 1}, {9, 8}),
     ],
 )
 def test_each_policy_keeps_these_commits(policy: dict[str, Any], kept: set[int]) -> None:
@@ -114,7 +111,6 @@ def test_a_metric_may_be_missing_before_the_first_epoch_ends() -> None:
         keep_every=st.integers(0, 4),
         keep_every_steps=st.integers(0, 40),
         keep_best=st.none() | st.builds(KeepBest, metric=st.just("avg_loss"), count=st.integers(1, 4)),
-        max_epochs=st.integers(0, 5),
     ),
 )
 def test_the_newest_is_always_kept_and_keeping_is_stable(steps: list[int], policy: Retention) -> None:

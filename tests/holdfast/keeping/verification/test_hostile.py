@@ -130,7 +130,7 @@ def test_a_commit_that_points_elsewhere_is_damage(line: Line, outside: Path, pat
     assert line.head
     assert line.head.path == "epoch-0003"  # the checkpoint itself is good, and is adopted
     assert line.head.number == 4
-    prune_by_policy(line.journal, Retention(keep_last=1, debris_after_s=0), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH, debris_after_s=0)
     assert len(list(outside.iterdir())) == 3
     assert len(list((root(line) / "commits").iterdir())) == 4
 
@@ -150,7 +150,7 @@ def test_links_out_of_the_run_are_refused(line: Line, outside: Path, name: str) 
 def test_pruning_a_link_deletes_nothing_behind_it(line: Line, outside: Path) -> None:
     shutil.rmtree(root(line) / "epoch-0001")
     (root(line) / "epoch-0001").symlink_to(outside)
-    prune_by_policy(line.journal, Retention(keep_last=1, debris_after_s=0), STEPS_PER_EPOCH)
+    prune_by_policy(line.journal, Retention(keep_last=1), STEPS_PER_EPOCH, debris_after_s=0)
     assert [path.read_text() for path in outside.iterdir()] == ["secret"] * 3
 
 
