@@ -240,7 +240,7 @@ class Attempt:
         # At once, so that a process that sleeps hardly ever replaces the settings of a later attempt.
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         known.record_lost_attempts(self.journal, self.number)
-        self._history = CostHistory(self.journal, self.number) if self.config.chunk.auto else None
+        self._history = CostHistory(self.journal, self.number) if self.config.chunk.is_auto else None
         self.upkeep.is_owed = known.newest is not None  # the attempt before may have left it, or died in it
         if is_end:
             log.info("attempt %d (%s): trains nothing, and does what was left to do", self.number, reason)

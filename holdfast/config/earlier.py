@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 # Where a setting is now.
-MOVED = {"parity.every": "checkpoint.read_back_every", "report.every": "log.report_every_s"}
+MOVED = {
+    "chunk.auto": "chunk.steps",
+    "parity.every": "checkpoint.read_back_every",
+    "report.every": "log.report_every_s",
+}
 # What does a setting's work now.
 GONE = {
     "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",
@@ -31,8 +35,11 @@ def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if not found[table]:
             del found[table]
         lines.append(f"{name} is now {MOVED[name]}")
+        value = section[key]
+        if name == "chunk.auto":
+            value = "auto" if value else None
         table, _, moved = MOVED[name].partition(".")
         now = found.get(table, {})
-        if isinstance(now, Mapping):  # anything else is refused when it is validated
-            found[table] = {moved: section[key], **now}
+        if isinstance(now, Mapping) and now.get(moved) is None:  # anything else is refused when it is validated
+            found[table] = {**now, moved: value}
     return found, lines

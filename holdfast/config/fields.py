@@ -12,6 +12,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -58,6 +59,18 @@ class Classed:
 IDENTITY, SCHEDULE, OPERATIONAL = Classed("identity"), Classed("schedule"), Classed("operational")
 
 
+def expected(kinds: str) -> WrapValidator:
+    """Return the annotation of a field of several types that is refused in one line, instead of one for each type."""
+
+    def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ValueError(f"expected {kinds}") from None
+
+    return WrapValidator(check)
+
+
 class Section(BaseModel):
     """A table of the configuration. It refuses unknown keys, and values that JSON or a path can't hold."""
 
@@ -73,26 +86,30 @@ class Section(BaseModel):
 class ChunkLength(Section):
     """The number of steps that a chunk trains before it ends in a checkpoint. It never changes the trained bytes."""
 
-    auto: bool = Field(
-        False,
-        description="Choose the length while training, from what saves cost and how often machines are lost. "
-        '``chunk = "auto"`` is short for this.',
+    steps: Annotated[
+        Literal["auto"] | Annotated[Count, Field(ge=1)] | None, expected('a number of steps, at least 1, or "auto"')
+    ] = Field(
+        None,
+        description="Steps of a chunk. It ends with its epoch at the latest. auto: choose the length while training, "
+        'from what saves cost and how often machines are lost. ``chunk = "auto"`` is short for this.',
     )
-    steps: Count | None = Field(None, ge=1, description="Steps of a chunk. It ends with its epoch at the latest.")
     epochs: Count | None = Field(
         None,
         ge=1,
-        description="Epochs of a chunk; 1 if steps, epochs and auto are all unset. With auto, every chunk also ends "
+        description="Epochs of a chunk; 1 if steps and epochs are unset. With automatic steps, every chunk also ends "
         "with each multiple of this many epochs.",
     )
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
-        if self.auto and self.steps is not None:
-            raise ValueError("give auto or steps, not both")
-        if self.steps is not None and self.epochs is not None:
+        if isinstance(self.steps, int) and self.epochs is not None:
             raise ValueError("give steps or epochs, not both")
         return self
+
+    @property
+    def is_auto(self) -> bool:
+        """Return whether the length is chosen while training."""
+        return self.steps == "auto"
 
     def next_stop(
         self, start: int, steps_per_epoch: int, total_steps: int, auto_steps: int = 1, marks: Sequence[int] = ()
@@ -107,7 +124,7 @@ class ChunkLength(Section):
             auto_steps: the desired number of steps of an automatic chunk; see `holdfast.ledger.interval`.
             marks: an automatic chunk also ends with every multiple of each mark, in steps.
         """
-        if self.auto:
+        if self.steps == "auto":
             at_once = max(1, round(auto_steps / steps_per_epoch))
             every = [mark for mark in ((self.epochs or 0) * steps_per_epoch, *marks) if mark]
             ends = [(start // steps_per_epoch + at_once) * steps_per_epoch, total_steps]
@@ -173,7 +190,9 @@ class Compute(Section):
     device: Annotated[Literal["auto", "cpu", "cuda"], OPERATIONAL] = Field(
         "auto", description="Device to train on. auto takes a GPU if there is one."
     )
-    ranks: Annotated[Literal["all"] | Annotated[Processes, Field(ge=1)], IDENTITY] = Field(
+    ranks: Annotated[
+        Literal["all"] | Annotated[Processes, Field(ge=1)], expected('a number from 1 to 1024, or "all"'), IDENTITY
+    ] = Field(
         1,
         description='Number of training processes. "all" is one for each visible GPU, or one without a GPU. '
         "torchrun starts them if there are several.",
@@ -226,14 +245,6 @@ class Compute(Section):
         description="What to do if nvidia-smi reports a fault of a GPU that the run takes: refuse to train on it, or "
         "warn of it.",
     )
-
-    @field_validator("ranks", mode="wrap")
-    @classmethod
-    def _is_a_number_or_all(cls, ranks: object, validate: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return validate(ranks)
-        except ValidationError:  # one line instead of one for each type
-            raise ValueError('expected a number from 1 to 1024, or "all"') from None
 
     @field_validator("nodes", mode="wrap")
     @classmethod
@@ -317,7 +328,9 @@ class Resume(Section):
     stop_within_s: Seconds = Field(
         25.0, gt=0, description="Seconds in which a run saves and commits after SIGTERM or Ctrl-C."
     )
-    hung_after_s: Literal["auto"] | Annotated[Seconds, Field(gt=0)] = Field(
+    hung_after_s: Annotated[
+        Literal["auto"] | Annotated[Seconds, Field(gt=0)], expected('a number of seconds, more than 0, or "auto"')
+    ] = Field(
         "auto",
         description="Seconds without progress in a step or an evaluation after which a rank hangs, and all ranks are "
         "replaced; never less than 3 times the longest so far. auto: 20 times the longest, from 30 to 60.",
@@ -339,14 +352,6 @@ class Resume(Section):
         description="Also compare the gradient of one micro-batch in training mode, taken at each save and before the "
         "first resumed step. It costs one micro-batch a chunk.",
     )
-
-    @field_validator("hung_after_s", mode="wrap")
-    @classmethod
-    def _is_seconds_or_auto(cls, seconds: object, validate: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return validate(seconds)
-        except ValidationError:  # one line instead of one for each type
-            raise ValueError('expected a number of seconds, more than 0, or "auto"') from None
 
 
 class Preemption(Section):
@@ -499,7 +504,7 @@ class RunConfig(Section):
     @classmethod
     def _read_chunk(cls, chunk: object) -> object:
         if chunk == "auto":
-            return ChunkLength(auto=True)
+            return ChunkLength(steps="auto")
         if not isinstance(chunk, Mapping | ChunkLength):
             raise ValueError('expected "auto", or a table with steps or epochs')
         return chunk

@@ -200,7 +200,7 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
         interval=interval,
         best=Chunks.of(interval.steps, measured, losses),
         current=Chunks.of(steps, measured, losses) if steps else None,
-        is_auto=config is not None and config.chunk.auto,
+        is_auto=config is not None and config.chunk.is_auto,
         dealing=_read_dealing(config.compute) if config else None,
     )
 

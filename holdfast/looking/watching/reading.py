@@ -188,7 +188,7 @@ class RunReader:
                 self._missing.setdefault(f"{head.path}/metadata.json", f"{head.path}/metadata.json is missing")
         step = head.step if head else 0
         stop = None
-        if config is not None and not config.chunk.auto and metadata is not None:
+        if config is not None and not config.chunk.is_auto and metadata is not None:
             stop = config.next_stop(step, metadata.steps_per_epoch, 1)
         epochs = config.epochs if config else self.journal.read_epochs()
         self.seen = replace(

@@ -220,7 +220,7 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
         monkeypatch.setattr(interval, name, value)
     monkeypatch.setattr(history, "FIRST_STEPS", 2)
     # On a busy machine a save stalls training for longer, and so an automatic chunk may be longer than an epoch.
-    chunk = {"auto": True, "epochs": 1}
+    chunk = {"steps": "auto", "epochs": 1}
     config = make_config(tmp_path, "run", "tests.support.toy:toy", epochs=4, chunk=chunk)
 
     class Kill(Observer):

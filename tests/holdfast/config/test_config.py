@@ -50,7 +50,7 @@ def test_malformed_override_is_refused(path: Path, override: str) -> None:
         ("epochs = 'many'", "epochs = 'many'", ""),
         ("[chunk]\nsteps = 1\nepochs = 1", "give steps or epochs, not both", ""),
         ("chunk = 'weekly'", "chunk = 'weekly': expected \"auto\", or a table with steps or epochs", ""),
-        ("[chunk]\nauto = true\nsteps = 1", "give auto or steps, not both", ""),
+        ("chunk.steps = 0", 'chunk.steps = 0: expected a number of steps, at least 1, or "auto"', ""),
         ("[determinism]\nmode = 'loose'", "determinism.mode = 'loose': Input should be 'strict' or 'fast'", ""),
         ("[resume]\nstop_within_s = 0", "resume.stop_within_s = 0", ""),
         ("where = '-'", "where = '-': expected letters, digits, '.', '_', '-' and spaces, and", ""),
@@ -146,23 +146,23 @@ def test_chunks_end_with_their_epoch_or_the_run(length: ChunkLength, stops: list
     ],
 )
 def test_automatic_chunks_end_with_an_epoch_where_their_length_allows(auto_steps: int, stops: list[int]) -> None:
-    assert walk(ChunkLength(auto=True), auto_steps, 35) == stops
+    assert walk(ChunkLength(steps="auto"), auto_steps, 35) == stops
 
 
 @pytest.mark.parametrize("auto_steps", [1, 3, 7, 50, 120])
 @pytest.mark.parametrize("steps_per_epoch", [1, 9, 100])
 def test_an_automatic_chunk_has_about_the_desired_length(auto_steps: int, steps_per_epoch: int) -> None:
-    stops = [0]
+    length, stops = ChunkLength(steps="auto"), [0]
     while stops[-1] < 1000 * steps_per_epoch - 3 * auto_steps:
-        stops.append(ChunkLength(auto=True).next_stop(stops[-1], steps_per_epoch, 1000 * steps_per_epoch, auto_steps))
+        stops.append(length.next_stop(stops[-1], steps_per_epoch, 1000 * steps_per_epoch, auto_steps))
     lengths = [stop - start for start, stop in itertools.pairwise(stops)]
     assert math.floor(auto_steps * 2 / 3) <= min(lengths)
     assert max(lengths) <= math.ceil(auto_steps * 3 / 2)
 
 
 def test_automatic_chunks_end_with_every_epoch_if_configured() -> None:
-    assert walk(ChunkLength(auto=True, epochs=1), 1000, 35) == [10, 20, 30, 35]
-    assert walk(ChunkLength(auto=True, epochs=2), 1000, 35) == [20, 35]
+    assert walk(ChunkLength(steps="auto", epochs=1), 1000, 35) == [10, 20, 30, 35]
+    assert walk(ChunkLength(steps="auto", epochs=2), 1000, 35) == [20, 35]
 
 
 def test_automatic_chunks_end_where_retention_keeps_a_checkpoint() -> None:
@@ -186,19 +186,18 @@ def test_an_automatic_length_is_a_word_or_a_table_and_is_no_part_of_the_identity
     fixed = load_config(path, ["chunk.steps=4"])
     path.write_text(MINIMAL + "[chunk]\nsteps = 4\n")
     word = load_config(path, ["chunk=auto"])
-    path.write_text(MINIMAL + "[chunk]\nauto = true\n")
+    path.write_text(MINIMAL + '[chunk]\nsteps = "auto"\n')
     assert word == load_config(path) == RunConfig.model_validate_json(word.model_dump_json())
-    assert word.chunk == ChunkLength(auto=True)
+    assert word.chunk == ChunkLength(steps="auto")
     assert word.identity == fixed.identity
 
 
 def test_the_form_asks_for_a_length_as_it_asks_for_the_rest() -> None:
-    """Prefect makes the form from the schema: fields from a table, a switch from a boolean."""
+    """Prefect makes the form from the schema: fields from a table."""
     schema = RunConfig.model_json_schema()
     assert schema["properties"]["chunk"]["$ref"] == "#/$defs/ChunkLength"
     fields = schema["$defs"]["ChunkLength"]["properties"]
-    assert list(fields) == ["auto", "steps", "epochs"]
-    assert fields["auto"]["type"] == "boolean"
+    assert list(fields) == ["steps", "epochs"]
 
 
 def test_a_chunk_that_begins_late_has_the_usual_end() -> None:
@@ -266,6 +265,19 @@ def test_every_foreign_name_leads_to_a_setting_and_is_not_one() -> None:
 def test_descriptions_hold_no_markup() -> None:
     """Prefect's form drops what looks like an HTML tag: sources.<module> was shown as "sources."."""
     assert "<" not in json.dumps(RunConfig.model_json_schema())
+
+
+@pytest.mark.parametrize(
+    ("earlier", "chunk"),
+    [
+        ({"auto": True, "steps": None, "epochs": 2}, ChunkLength(steps="auto", epochs=2)),
+        ({"auto": True}, ChunkLength(steps="auto")),
+        ({"auto": False, "steps": 4, "epochs": None}, ChunkLength(steps=4)),
+        ({"auto": False}, ChunkLength()),
+    ],
+)
+def test_an_automatic_length_of_an_earlier_version_is_read(earlier: dict[str, object], chunk: ChunkLength) -> None:
+    assert parse_config({"recipe": "m:f", "run": "a", "chunk": earlier}).chunk == chunk
 
 
 def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
