@@ -17,7 +17,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied
 from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
 from holdfast.ledger.standing import Outcome
-from holdfast.machine.preemption import Notice, Source, watch
+from holdfast.machine.preemption import Notice, Source, find_sources, watch
 from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def live(
 def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
     try:
         acts.open(attempt)
-        with watch(attempt.config.preemption, attempt.notify, sources):
+        with watch([*find_sources(attempt.config.resume.drain_file), *sources], attempt.notify):
             while (chunk := attempt.next_chunk()) is not None:
                 saved = acts.train_chunk(attempt, chunk)
                 if saved is not None:

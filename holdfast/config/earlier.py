@@ -6,12 +6,14 @@ from typing import Any
 # Where a setting is now.
 MOVED = {
     "chunk.auto": "chunk.steps",
+    "preemption.drain_file": "resume.drain_file",
     "parity.every": "checkpoint.read_back_every",
     "report.every": "log.report_every_s",
 }
 # What does a setting's work now.
 GONE = {
     "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",
+    "preemption.cloud": "the machine's firmware names its cloud",
     "preemption.metadata_url": "the cloud's own metadata server is asked",
     "retention.debris_after_s": "what a dead attempt left unfinished is deleted after a day",
     "retention.max_epochs": "a checkpoint stays as long as another rule of retention keeps it",
@@ -29,11 +31,11 @@ def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(section, Mapping) or key not in section:
             continue
         found[table] = {other: value for other, value in section.items() if other != key}
+        if not found[table]:
+            del found[table]
         if name in GONE:
             lines.append(f"{name} is gone: {GONE[name]}")
             continue
-        if not found[table]:
-            del found[table]
         lines.append(f"{name} is now {MOVED[name]}")
         value = section[key]
         if name == "chunk.auto":

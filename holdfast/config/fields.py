@@ -320,13 +320,19 @@ class Compute(Section):
 
 
 class Resume(Section):
-    """The checks and permissions when a run continues, and the times that a stop and a step may take."""
+    """How a run stops and continues: times, signs, checks and permissions."""
 
     trusted_keys: tuple[str, ...] = Field(
         (), description="Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."
     )
     stop_within_s: Seconds = Field(
         25.0, gt=0, description="Seconds in which a run saves and commits after SIGTERM or Ctrl-C."
+    )
+    drain_file: str | None = Field(
+        None,
+        min_length=1,
+        description="While this file exists, this machine is being drained. It may hold the seconds that are left. "
+        "Notices of AWS, Google Cloud and Azure are asked for without a setting.",
     )
     hung_after_s: Annotated[
         Literal["auto"] | Annotated[Seconds, Field(gt=0)], expected('a number of seconds, more than 0, or "auto"')
@@ -351,19 +357,6 @@ class Resume(Section):
         True,
         description="Also compare the gradient of one micro-batch in training mode, taken at each save and before the "
         "first resumed step. It costs one micro-batch a chunk.",
-    )
-
-
-class Preemption(Section):
-    """The sources of notices that this machine goes away."""
-
-    cloud: Literal["auto", "off", "aws", "gcp", "azure"] = Field(
-        "auto", description="Cloud whose notices to poll. auto finds the cloud that this machine is in, if any."
-    )
-    drain_file: str | None = Field(
-        None,
-        min_length=1,
-        description="While this file exists, this machine is being drained. It may hold the seconds that are left.",
     )
 
 
@@ -483,7 +476,6 @@ class RunConfig(Section):
     compute: Compute = Compute()
     resume: Annotated[Resume, OPERATIONAL] = Resume()
     checkpoint: Annotated[Checkpoint, OPERATIONAL] = Checkpoint()
-    preemption: Annotated[Preemption, OPERATIONAL] = Preemption()
     proof: Annotated[ProofSettings, OPERATIONAL] = ProofSettings()
     supervision: Annotated[Supervision, OPERATIONAL] = Supervision()
     init_from: Annotated[InitFrom | None, IDENTITY] = None

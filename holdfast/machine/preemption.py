@@ -29,8 +29,6 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import Preemption
-
 log = logging.getLogger(__name__)
 
 POLL_EVERY_S = 2.0
@@ -85,17 +83,13 @@ Source = Callable[[], Notice | None]
 
 
 @contextlib.contextmanager
-def watch(
-    config: Preemption, tell: Callable[[Notice], None], others: Sequence[Source] = (), every_s: float = POLL_EVERY_S
-) -> Iterator[None]:
+def watch(sources: Sequence[Source], tell: Callable[[Notice], None], every_s: float = POLL_EVERY_S) -> Iterator[None]:
     """Poll the sources of notices in a thread while the block lasts, and report each notice once.
 
     Args:
         tell: called with each notice. Polling ends after the first notice that is not advice.
-        others: more sources to poll.
         every_s: seconds from one round of polls to the next.
     """
-    sources = [*find_sources(config), *others]
     if not sources:
         yield
         return
@@ -111,7 +105,7 @@ def watch(
         thread.join(ANSWER_WITHIN_S)
 
 
-def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading.Event, every_s: float) -> None:
+def _poll(sources: Sequence[Source], tell: Callable[[Notice], None], done: threading.Event, every_s: float) -> None:
     told: set[str] = set()
     while not done.is_set():
         for source in sources:
@@ -130,27 +124,28 @@ def _poll(sources: list[Source], tell: Callable[[Notice], None], done: threading
         done.wait(every_s)
 
 
-def find_sources(config: Preemption, firmware: Path = FIRMWARE) -> list[Source]:
-    """Return the sources of notices that the configuration names, or that this machine's firmware shows."""
+def find_sources(drain_file: str | None) -> list[Source]:
+    """Return the sources of notices: this machine's cloud, if it is in one, and a drain file, if there is a name."""
     sources: list[Source] = []
-    cloud = find_cloud(firmware) if config.cloud == "auto" else config.cloud
+    cloud = find_cloud()
     if cloud in METADATA_URLS:
         server = MetadataServer(METADATA_URLS[cloud])
         sources += {"aws": aws_sources, "gcp": gcp_sources, "azure": azure_sources}[cloud](server)
-    if config.drain_file is not None:
-        path = Path(config.drain_file)
+    if drain_file is not None:
+        path = Path(drain_file)
         sources.append(lambda: read_drain_file(path))
     return sources
 
 
 def find_cloud(firmware: Path = FIRMWARE) -> str:
-    """Return the cloud of this machine, as its firmware says; ``off`` for none. Use no network."""
-    said = {name: _read(firmware / name) for name in ("sys_vendor", "product_name", "chassis_asset_tag")}
-    if said["sys_vendor"].startswith("Amazon EC2"):
+    """Return the cloud of this machine, as its firmware says; empty for none. Use no network."""
+    names = ("sys_vendor", "bios_version", "product_name", "chassis_asset_tag")
+    said = {name: _read(firmware / name) for name in names}
+    if said["sys_vendor"].startswith("Amazon EC2") or said["bios_version"].endswith(".amazon"):  # the latter on Xen
         return "aws"
     if said["product_name"].startswith("Google"):
         return "gcp"
-    return "azure" if said["chassis_asset_tag"] == AZURE_TAG else "off"
+    return "azure" if said["chassis_asset_tag"] == AZURE_TAG else ""
 
 
 def _read(path: Path) -> str:
@@ -174,7 +169,7 @@ def read_drain_file(path: Path) -> Notice | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     if not stat.S_ISREG(mode):
-        raise ValueError(f"preemption.drain_file {str(path)!r} is not a file")
+        raise ValueError(f"resume.drain_file {str(path)!r} is not a file")
     within_s = 0.0
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         within_s = float(_decode(file.read(MAX_DRAIN_BYTES)))

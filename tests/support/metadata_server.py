@@ -9,6 +9,10 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
+from holdfast.machine import preemption
+
 TOKEN = "a-token-of-this-session"
 MACHINE = "trainer_7"
 
@@ -81,6 +85,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         pass
+
+
+def be_in(stub: MetadataStub, cloud: str, patch: pytest.MonkeyPatch) -> None:
+    """Put this machine into a cloud whose metadata server is the stub."""
+    patch.setattr(preemption, "find_cloud", lambda: cloud)
+    patch.setitem(preemption.METADATA_URLS, cloud, stub.url)
 
 
 @contextlib.contextmanager

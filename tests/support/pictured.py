@@ -36,7 +36,7 @@ def start(folder: Path, run: str, **settings: object) -> "subprocess.Popen[bytes
 def train_interrupted(folder: Path) -> Journal:
     """Train a run that is told to end, killed, and drained, and then ends."""
     journal, drain = Journal(open_store(str(folder / "runs")), "language"), folder / "drain"
-    options = {"chunk.steps": 40, "preemption.drain_file": drain}
+    options = {"chunk.steps": 40, "resume.drain_file": drain}
 
     def begin(commits: int) -> "subprocess.Popen[bytes]":
         process = start(folder, "language", **options)

@@ -12,10 +12,10 @@ from holdfast.attempt import Acts, Attempt, AttemptView, Observer, life, live
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.machine import preemption
-from holdfast.machine.preemption import METADATA_URLS, Notice, watch
+from holdfast.machine.preemption import Notice, watch
 from holdfast.rank.messages import Progress
 from holdfast.store import open_store
-from tests.support.metadata_server import MetadataStub, metadata_server
+from tests.support.metadata_server import MetadataStub, be_in, metadata_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 
@@ -85,8 +85,8 @@ def test_a_notice_leads_to_a_save_inside_its_window(
         "gcp": stub.preempt_on_gcp,
         "azure": lambda: stub.schedule_on_azure("Preempt", WINDOW_S),
     }[cloud]
-    monkeypatch.setitem(METADATA_URLS, cloud, stub.url)
-    config = make_config(tmp_path, preemption={"cloud": cloud})
+    be_in(stub, cloud, monkeypatch)
+    config = make_config(tmp_path)
     attempt, said_at = train(config, 25, lambda _: say())
     last = newest(config)
     assert attempt.notice is not None
@@ -101,8 +101,8 @@ def test_advice_is_a_checkpoint_and_nothing_else(
 ) -> None:
     straight = make_config(tmp_path / "straight", epochs=4)
     train(straight, 10**9, lambda _: None)
-    monkeypatch.setitem(METADATA_URLS, "aws", stub.url)
-    config = make_config(tmp_path, epochs=4, preemption={"cloud": "aws"})
+    be_in(stub, "aws", monkeypatch)
+    config = make_config(tmp_path, epochs=4)
     attempt, _ = train(config, 3, lambda _: stub.recommend_rebalance_on_aws())
     assert attempt.notice is None
     journal = Journal(open_store(config.store), config.run)

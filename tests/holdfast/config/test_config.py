@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from holdfast.config import ChunkLength, RunConfig, load_config, parse_config
+from holdfast.config import ChunkLength, Resume, RunConfig, load_config, parse_config
 from holdfast.config.hints import MEANT, RESUMES
 from holdfast.config.loading import _known_keys
 from holdfast.errors import ConfigError
@@ -286,12 +286,16 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
     """Records of runs and scheduled deployments have them, too."""
     earlier = {
         "parity": {"every": 3}, "report": {"every": 7.0}, "supervision": {"backoff_s": 9.0, "max_failures": 5},
-        "preemption": {"metadata_url": None}, "compute": {"ray_address": "auto", "ranks": 2},
+        "preemption": {"metadata_url": None, "cloud": "aws", "drain_file": "/drain"},
+        "compute": {"ray_address": "auto", "ranks": 2},
         "retention": {"keep_last": 4, "max_epochs": 9, "debris_after_s": 60.0},
     }  # fmt: skip
     config = RunConfig.model_validate({"recipe": "m:f", "run": "a", **earlier})
     assert (config.checkpoint.read_back_every, config.log.report_every_s) == (3, 7)
     assert (config.supervision.max_failures, config.compute.ranks, config.retention.keep_last) == (5, 2, 4)
+    assert config.resume.drain_file == "/drain"
+    on_record = {"preemption": {"cloud": "auto", "drain_file": None}}
+    assert RunConfig.model_validate({"recipe": "m:f", "run": "a", **on_record}).resume == Resume()
     file = tmp_path / "a.toml"
     file.write_text('recipe = "m:f"\nrun = "a"\nparity.every = 3\nsupervision.if_running = "refuse"\n')
     assert load_config(file).checkpoint.read_back_every == 3

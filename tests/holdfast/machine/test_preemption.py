@@ -10,17 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import Preemption
-from holdfast.machine.preemption import (
-    MAX_WITHIN_S,
-    METADATA_URLS,
-    Notice,
-    find_cloud,
-    find_sources,
-    read_drain_file,
-    watch,
-)
-from tests.support.metadata_server import MetadataStub, metadata_server
+from holdfast.machine import preemption
+from holdfast.machine.preemption import MAX_WITHIN_S, Notice, find_cloud, find_sources, read_drain_file, watch
+from tests.support.metadata_server import MetadataStub, be_in, metadata_server
 from tests.support.waiting import WITHIN_S, await_equal
 
 
@@ -33,8 +25,8 @@ def stub() -> Iterator[MetadataStub]:
 def ask(stub: MetadataStub, cloud: str) -> list[Notice]:
     """Return the notices that a cloud's sources give now."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(METADATA_URLS, cloud, stub.url)
-        sources = find_sources(Preemption.model_validate({"cloud": cloud}))
+        be_in(stub, cloud, patch)
+        sources = find_sources(None)
     return [notice for source in sources if (notice := source()) is not None]
 
 
@@ -120,10 +112,12 @@ def test_a_past_or_unreadable_time_leaves_no_seconds(stub: MetadataStub, time_: 
     ("said", "cloud"),
     [
         ({"sys_vendor": "Amazon EC2"}, "aws"),
+        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11.amazon"}, "aws"),
+        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11"}, ""),
         ({"product_name": "Google Compute Engine"}, "gcp"),
         ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "7783-7084-3265-9085-8269-3286-77"}, "azure"),
-        ({"sys_vendor": "Microsoft Corporation"}, "off"),  # a laptop
-        ({}, "off"),
+        ({"sys_vendor": "Microsoft Corporation"}, ""),  # a laptop
+        ({}, ""),
     ],
 )
 def test_the_firmware_names_the_cloud(tmp_path: Path, said: dict[str, str], cloud: str) -> None:
@@ -132,9 +126,9 @@ def test_the_firmware_names_the_cloud(tmp_path: Path, said: dict[str, str], clou
     assert find_cloud(tmp_path) == cloud
 
 
-def test_outside_of_a_cloud_there_are_no_sources(tmp_path: Path) -> None:
-    assert find_sources(Preemption(), firmware=tmp_path) == []  # an empty firmware folder: the tests may run in a cloud
-    assert find_sources(Preemption(cloud="off")) == []
+def test_outside_of_a_cloud_there_are_no_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "find_cloud", str)  # the tests may run in a cloud
+    assert find_sources(None) == []
 
 
 @pytest.mark.parametrize(("text", "within_s"), [("", 0.0), ("90", 90.0), ("90.5\n", 90.5), ("soon", 0.0), ("-3", 0.0)])
@@ -187,7 +181,7 @@ def test_a_broken_source_is_reported_once_and_others_are_polled(
 ) -> None:
     told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     asked = iter([None] * 5 + [Notice("another says so", 9)])
-    with watch(Preemption(drain_file=str(tmp_path)), told.put, [lambda: next(asked)], every_s=0.01):
+    with watch([lambda: read_drain_file(tmp_path), lambda: next(asked)], told.put, every_s=0.01):
         assert told.get(timeout=WITHIN_S).reason == "another says so"
     assert [record.getMessage() for record in caplog.records if "is not a file" in record.getMessage()] != []
     assert len(caplog.records) == 1
@@ -217,9 +211,8 @@ def test_each_notice_is_reported_once_and_polling_ends_with_an_end(
     told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     drain = tmp_path / "drain"
     stub.recommend_rebalance_on_aws()
-    monkeypatch.setitem(METADATA_URLS, "aws", stub.url)
-    config = Preemption(cloud="aws", drain_file=str(drain))
-    with watch(config, told.put, every_s=0.05):
+    be_in(stub, "aws", monkeypatch)
+    with watch(find_sources(str(drain)), told.put, every_s=0.05):
         assert told.get(timeout=WITHIN_S).is_advice
         asked = len(stub.asked)
         await_equal(lambda: len(stub.asked) > asked + 8, True)  # two rounds: a token and an answer for each source

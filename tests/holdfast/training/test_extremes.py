@@ -93,7 +93,7 @@ def use(config: RunConfig, journal: Journal) -> None:
     assert 0 < config.next_stop(0, 10, 7) <= 10 * config.epochs
     with contextlib.suppress(ConfigError):  # a metric that no commit has
         retention.prune_by_policy(journal, config.retention, 10, dry_run=True)
-    for source in find_sources(config.preemption):
+    for source in find_sources(config.resume.drain_file):
         with contextlib.suppress(OSError, ValueError):  # these are reported once
             source()
     for load, sources in (
