@@ -3,8 +3,8 @@
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from holdfast.checkpoint.shown import SUFFIXES, list_shown, read_newest
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
-from holdfast.journal import Journal, find_runs
+from holdfast.journal import Journal, find_runs, seconds_of
 from holdfast.journal.finding import open_journal
 from holdfast.journal.signature import load_trusted_key
 from holdfast.keeping.verification import CheckedCheckpoint, verify_run
@@ -231,13 +231,9 @@ def _format_ending(standing: Standing) -> str:
     return "" if ending is None or ending.reason == "completed" else one_line(f"at step {ending.step}: {ending}")
 
 
-def _format_age(time: str) -> str:
-    """Return a record's age, such as ``12 min ago``; the time itself if it can't be read."""
-    try:
-        seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
-    except (ValueError, TypeError):
-        return f"at {time!r}"
-    return f"{spell_s(seconds)} ago"
+def _format_age(at: str) -> str:
+    """Return a record's age, such as ``12 min ago``."""
+    return f"{spell_s(max(0.0, time.time() - seconds_of(at)))} ago"
 
 
 def _format_progress(done: int, total: int | None) -> str:

@@ -31,6 +31,7 @@ from holdfast.journal.records import (
     now,
     read_record,
     record_name,
+    seconds_of,
     shown_name,
     signature_name,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "list_runs",
     "metrics_name",
     "now",
+    "seconds_of",
     "read_given",
     "read_record",
     "record_name",

@@ -119,6 +119,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def seconds_of(time: str) -> float:
+    """Return a record's time in seconds since 1970."""
+    return datetime.fromisoformat(time).timestamp()
+
+
 def format_time(seconds: float) -> str:
     """Return a time in seconds since 1970 as records hold exact ones: UTC, ISO 8601, milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -21,11 +21,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Literal
 
 from holdfast.checkpoint import Saved
-from holdfast.journal import AttemptRecord, Commit, EndingRecord
+from holdfast.journal import AttemptRecord, Commit, EndingRecord, seconds_of
 
 # The prior: one loss in one hour, with the weight of one observed loss. In 22 public recordings of spot machines and
 # clusters the mean time between losses is 0.15 to 144 hours, and less than 1.2 hours in half of them.
@@ -152,7 +151,7 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Co
     for record, ending, last in attempts:
         is_own = ending is not None and ending.ending.row.is_own
         ended = ending.created_at if ending and is_own else last.created_at if last else record.created_at
-        alive_s = _seconds_of(ended) - _seconds_of(record.created_at)
+        alive_s = seconds_of(ended) - seconds_of(record.created_at)
         total += Losses(int(ending is not None and _is_loss(ending, last)), max(alive_s, 0.0), 1)
     return total
 
@@ -160,10 +159,6 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Co
 def _is_loss(ending: EndingRecord, last: Commit | None) -> bool:
     is_unsaved = last is not None and last.why == "chunk"  # any other reason: it saved when told to end, or adopted
     return ending.ending.row.is_loss or (ending.reason == "preempted" and is_unsaved)
-
-
-def _seconds_of(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
 
 
 # ---- the interval

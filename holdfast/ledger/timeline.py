@@ -9,11 +9,10 @@ import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import TypeVar
 
 from holdfast.errors import NameMissing, RecordDamaged
-from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal, Record, read_record, record_name
+from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal, Record, read_record, record_name, seconds_of
 from holdfast.journal.endings import Ending
 from holdfast.journal.reading import read_all
 
@@ -218,8 +217,3 @@ def _place(commit: Commit, records: Records) -> Trained:
         is_kept=commit.number not in records.quarantined,
         is_after_gap=commit.parent > 0 and parent is None,
     )
-
-
-def seconds_of(text: str) -> float:
-    """Return a record's time in seconds since 1970."""
-    return datetime.fromisoformat(text).timestamp()

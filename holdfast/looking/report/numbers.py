@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def show_number(value: float | None) -> str:
@@ -23,11 +22,6 @@ def show_seconds(seconds: float) -> str:
     (unit, size), (smaller, small) = UNITS[index], UNITS[index + 1]
     whole, rest = divmod(round(seconds / small), round(size / small))
     return f"{whole} {unit} {rest} {smaller}" if rest else f"{whole} {unit}"
-
-
-def show_bytes(size: float) -> str:
-    """Return a size in bytes, kB, MB or GB."""
-    return next((f"{size / unit:.1f} {name}" for name, unit in SIZES if size >= unit), f"{size:.0f} bytes")
 
 
 def show_time(time: str) -> str:

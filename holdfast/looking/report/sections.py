@@ -4,11 +4,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.filesize import decimal
+
 from holdfast.looking.report.commits import count_states
 from holdfast.looking.report.gathering import History
 from holdfast.looking.report.lives import RUNNING, ReportedLife, find_starts, find_total, is_complete
 from holdfast.looking.report.markup import Markup, element, join_html, section, table
-from holdfast.looking.report.numbers import show_bytes, show_number, show_seconds, show_time
+from holdfast.looking.report.numbers import show_number, show_seconds, show_time
 from holdfast.machine.contract import terms_on
 from holdfast.provenance.changes import from_lineage
 from holdfast.terminal import counted
@@ -36,7 +38,7 @@ def _list_facts(history: History, lives: list[ReportedLife]) -> Iterator[tuple[s
     for name, value in (("loss", metadata.avg_loss), *metadata.metrics.items()) if metadata else ():
         yield name, "not finite" if value is None else show_number(value)
     if newest is not None:
-        yield "checkpoint", show_bytes(newest.size_bytes)
+        yield "checkpoint", decimal(newest.size_bytes)
         yield "resume", newest.verdict
     if metadata is not None:
         yield "parameters", f"{metadata.model_params:,}"

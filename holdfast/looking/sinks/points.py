@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from holdfast.checkpoint import read_commit_lines
 from holdfast.errors import RecordDamaged
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, seconds_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def read_points(journal: Journal, commit: Commit) -> list[Point]:
         lines = read_commit_lines(journal.store, commit)
     except RecordDamaged:
         lines = []
-    ended, each_s = datetime.fromisoformat(commit.created_at).timestamp(), commit.train_s / max(1, len(lines))
+    ended, each_s = seconds_of(commit.created_at), commit.train_s / max(1, len(lines))
     points = []
     for number, line in enumerate(lines, start=1):
         is_last = number == len(lines)

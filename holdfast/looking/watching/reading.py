@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from holdfast.checkpoint import read_metadata
 from holdfast.errors import Damage, NameMissing, RecordDamaged, RunGone, StoreDenied, WrongUse
-from holdfast.journal import AttemptRecord, Commit, Journal, find_runs, record_name
+from holdfast.journal import AttemptRecord, Commit, Journal, find_runs, record_name, seconds_of
 from holdfast.ledger.goodput import Ledger, make_ledger
 from holdfast.ledger.plan import read_config
 from holdfast.looking.watching.seen import Seen
@@ -210,7 +209,7 @@ class RunReader:
         """Return the time of the newest commit or claim on the monotonic clock, by the clock of who wrote it."""
         last = self.seen.attempts[-1][1] if self.seen.attempts else None
         times = [record.created_at for record in (self.seen.head, last) if record is not None]
-        ages = [(datetime.now(UTC) - datetime.fromisoformat(each)).total_seconds() for each in times]
+        ages = [time.time() - seconds_of(each) for each in times]
         return time.monotonic() - max(0.0, min(ages, default=0.0))
 
     def _read(self, name: str, read: Callable[[], T]) -> T | None:
