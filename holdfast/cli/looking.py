@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from holdfast.terminal import counted, one_line, spell_s
 from holdfast.terminal.bar import Bar, open_console
-from holdfast.terminal.columns import align
+from holdfast.terminal.columns import align, tabulate
 
 
 def print_runs(store: str, *, json: bool) -> int:
@@ -54,10 +54,8 @@ def print_runs(store: str, *, json: bool) -> int:
         print(f"no runs in {store}")
         return 0
     if standings:
-        _print_table([
-            ("run", "complete", "step", "epoch", "commit", "attempts", "loss", "checkpoint"),
-            *(_summarize(standing) for standing in standings),
-        ])  # fmt: skip
+        heads = ("run", "complete", "step", "epoch", "commit", "attempts", "loss", "checkpoint")
+        print("\n".join(tabulate([heads, *map(_summarize, standings)], has_numbers=False)))
     return exit_code
 
 
@@ -72,13 +70,6 @@ def _summarize(standing: Standing) -> tuple[str, ...]:
         "" if standing.avg_loss is None else f"{standing.avg_loss:.4f}",
         standing.checkpoint_sha256[:12],
     )
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns that are as wide as their longest cell, because a name that is cut off can't be copied."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command(name="show")

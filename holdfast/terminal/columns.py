@@ -14,12 +14,15 @@ def align(rows: Mapping[str, str], indent: str = "") -> list[str]:
     return [f"{indent}{name:{width}}  {value}" for name, value in rows.items()]
 
 
-def tabulate(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table's lines: the first column flush left, the others flush right, each as wide as its longest cell."""
+def tabulate(rows: Sequence[Sequence[str]], *, has_numbers: bool = True) -> list[str]:
+    """Return a table's lines, with columns as wide as their longest cell: a name that is cut off can't be copied.
+
+    Args:
+        has_numbers: whether all columns but the first are flush right; otherwise they are flush left, too.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pads = [str.ljust, *[str.rjust if has_numbers else str.ljust] * (len(widths) - 1)]
+    columns = list(zip(pads, widths, strict=True))
     return [
-        "  ".join(
-            [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for cells in rows
+        "  ".join(pad(cell, width) for cell, (pad, width) in zip(row, columns, strict=True)).rstrip() for row in rows
     ]

@@ -34,7 +34,9 @@ def test_a_long_name_moves_only_its_own_value() -> None:
 
 
 def test_a_tables_lines_end_with_their_last_value() -> None:
-    assert tabulate([("attempt", "lost"), ("1", ""), ("2", "3.5")]) == ["attempt  lost", "1", "2         3.5"]
+    rows = [("attempt", "lost"), ("1", ""), ("2", "3.5")]
+    assert tabulate(rows, has_numbers=False) == ["attempt  lost", "1", "2        3.5"]
+    assert tabulate(rows) == ["attempt  lost", "1", "2         3.5"]
 
 
 @pytest.mark.parametrize("name", ["loss", "accuracy_on_the_held_out_part", "x" * 16, "x" * 60])
