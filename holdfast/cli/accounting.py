@@ -60,7 +60,7 @@ def _describe(ledger: Ledger) -> Iterator[str]:
     yield ""
     columns = zip(("attempt", "ended", "steps lost", *BUCKETS), *map(_row, ledger.attempts), strict=True)
     yield from tabulate([*zip(*(column for column in columns if any(column[1:])), strict=True)])
-    if any(not each.is_end_known and each.reason for each in ledger.attempts):
+    if any(each.mark for each in ledger.attempts):
         yield "~ its death is not on record: it counts as training for at most one more chunk"
 
 
@@ -69,8 +69,6 @@ def _share(part_s: float, wall_s: float) -> str:
 
 
 def _row(each: AttemptLedger) -> tuple[str, ...]:
-    ended = each.reason.replace("_", " ") or "trains"
-    mark = "" if each.is_end_known or not each.reason else "~"
-    lost = f"{mark}{each.lost_steps}" if each.lost_steps else ""
+    lost = f"{each.mark}{each.lost_steps}" if each.lost_steps else ""
     times = [f"{seconds:,.1f}" if seconds else "" for seconds in each.buckets.values()]
-    return (str(each.number), f"{mark}{ended}", lost, *times)
+    return (str(each.number), each.end, lost, *times)

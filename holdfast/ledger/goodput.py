@@ -72,6 +72,16 @@ class AttemptLedger:
         row = Ending(self.reason).row
         return bool(self.reason) and (row.spends == MACHINE or row.is_loss)
 
+    @property
+    def mark(self) -> str:
+        """Return ``~`` if its end is not on record, so that its time and its lost steps are bounds; else nothing."""
+        return "" if self.is_end_known or not self.reason else "~"
+
+    @property
+    def end(self) -> str:
+        """Return how it ended, for a person, with its `mark`; ``trains`` if it does."""
+        return f"{self.mark}{self.reason.replace('_', ' ') or 'trains'}"
+
 
 @dataclass(frozen=True)
 class Ledger:

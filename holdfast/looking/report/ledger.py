@@ -67,7 +67,7 @@ def _make_tables(ledger: Ledger) -> Iterator[Markup]:
     yield table(heads, attempts, "Where the time of each attempt went, the newest first", "numbers long")
     if (left_out := len(ledger.attempts) - len(attempts)) > 0:
         yield element("p", f"{left_out:,} older attempts are not listed.", class_="note")
-    if any(not each.is_end_known and each.reason for each in ledger.attempts):
+    if any(each.mark for each in ledger.attempts):
         text = "~ The death is not on record: the attempt counts as training for at most one more chunk."
         yield element("p", text, class_="note")
 
@@ -77,10 +77,8 @@ def _make_key(name: str) -> Markup:
 
 
 def _make_row(each: AttemptLedger) -> list[object]:
-    mark = "" if each.is_end_known or not each.reason else "~"
-    ended = each.reason.replace("_", " ") or "trains"
-    lost = f"{mark}{each.lost_steps:,}" if each.lost_steps else ""
-    return [each.number, f"{mark}{ended}", lost, *map(_show, each.buckets.values())]
+    lost = f"{each.mark}{each.lost_steps:,}" if each.lost_steps else ""
+    return [each.number, each.end, lost, *map(_show, each.buckets.values())]
 
 
 def _show(seconds: float) -> str:
