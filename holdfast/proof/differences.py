@@ -16,7 +16,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
 from holdfast.machine.gpus import settle_ranks
-from holdfast.provenance.changes import Change, Kind, classify, compare_identities, find_defaults, from_lineage
+from holdfast.provenance.changes import CLASSES, Change, classify, compare_identities, find_defaults, from_lineage
 from holdfast.provenance.drift import check_drift, is_accepted, is_harmless
 from holdfast.provenance.fingerprint import fingerprint
 from holdfast.provenance.imports import find_file
@@ -29,8 +29,6 @@ from holdfast.recipe.settings import resolve_settings
 from holdfast.store import open_store
 
 Outcome = Literal["refused", "let through", "needs nothing"]
-# The class of each change that is not a setting's.
-CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}
 WORST_FIRST: tuple[Outcome, ...] = ("refused", "let through", "needs nothing")
 SHOWN_FILES = 3
 NOTHING_COMMITTED = "nothing is committed: with any settings, training begins with step 0"

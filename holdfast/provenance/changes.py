@@ -20,6 +20,8 @@ FIELD_CLASSES = dict(list_classes(RunConfig))
 
 # The first part of the names of changes that are not changes of settings.
 PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}
+# Their classes.
+CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}
 
 
 def classify(name: str) -> FieldClass:

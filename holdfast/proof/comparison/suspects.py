@@ -13,7 +13,7 @@ from typing import Any, Literal
 from holdfast.attempt.lineage import Past
 from holdfast.checkpoint.departure import COMPONENTS, Difference
 from holdfast.machine.contract import TERMS, part_of
-from holdfast.provenance.changes import Change, classify, compare_identities, format_value, is_same
+from holdfast.provenance.changes import CLASSES, Change, classify, compare_identities, format_value, is_same
 from holdfast.provenance.fingerprint import ABSENT
 from holdfast.provenance.recorded import compare_records
 
@@ -100,8 +100,6 @@ KINDS = (
 NO_KIND = Kind("operational", ("",), (), (), "it changes no bit")
 ORDER = [kind.name for kind in (*KINDS, NO_KIND)]
 SOURCES_OF_BUILT = {"data", "setting", "source", "package", "holdfast"}
-
-CLASSES = {"source": "code", "built": "built", "file": "data", "package": "package"}
 
 
 @dataclass(frozen=True)
