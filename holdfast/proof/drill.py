@@ -111,9 +111,7 @@ class DrillVerdict(Differing, BaseModel):
         lines = [f"{'passed' if self.is_passed else 'failed'}: {self.steps} steps end {how}, straight and with {kills}"]
         lines.append(f"  content id  {self.straight}")
         if not self.is_passed:
-            lines.append(f"  drilled     {self.drilled}")
-            lines.append(f"  first in    step {self.first_step}: {', '.join(self.first_differs_in)}")
-            lines.append(f"  different   {', '.join(self.different[:8])}")
+            lines += [f"  drilled     {self.drilled}", *self.describe_difference()]
         return "\n".join([*lines, *(f"  attempt {number + 1:3} {end}" for number, end in enumerate(self.attempts))])
 
 

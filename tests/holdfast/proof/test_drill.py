@@ -60,3 +60,4 @@ def test_a_drill_with_other_bytes_fails(tmp_path: Path) -> None:
     assert not verdict.is_passed
     assert verdict.straight != verdict.drilled
     assert "failed: 10 steps end on OTHER bytes" in str(verdict)
+    assert "None" not in str(verdict)  # the trails are equal, and only the ends differ
