@@ -1,13 +1,11 @@
 """The state of a run when an attempt begins, read from the journal once."""
 
-import contextlib
 import logging
 import os
 import platform
 import time
 from dataclasses import dataclass
 
-from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
 from holdfast.machine.processes import is_running
@@ -109,10 +107,10 @@ def await_completed(journal: Journal, number: int) -> bool:
 
 def _runs_here(journal: Journal, number: int) -> bool:
     """Return whether an attempt's process runs on this machine, and is another one than this process."""
-    with contextlib.suppress(NameMissing, RecordDamaged):
-        record = journal.read_attempt(number)
-        return record.host == platform.node() and record.pid != os.getpid() and is_running(record.pid)
-    return False
+    record = journal.find_attempt(number)
+    if record is None or record.host != platform.node() or record.pid == os.getpid():
+        return False
+    return is_running(record.pid)
 
 
 def describe_ready(built: Ready, epochs: int) -> str:

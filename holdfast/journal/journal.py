@@ -80,6 +80,12 @@ class Journal(RunFolder):
         """Read an attempt's record."""
         return read_record(self.store, AttemptRecord, record_name("attempts", number))
 
+    def find_attempt(self, number: int) -> AttemptRecord | None:
+        """Return the record of this attempt; None if there is none or it can't be read."""
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            return self.read_attempt(number)
+        return None
+
     def claim_attempt(
         self,
         number: int,

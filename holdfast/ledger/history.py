@@ -1,14 +1,11 @@
 """The costs and losses that a run has on record, for the length of its next chunk; see `holdfast.ledger.interval`."""
 
-import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from holdfast.checkpoint import Saved
-from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal
 from holdfast.journal.reading import read_all
 from holdfast.ledger.interval import (
@@ -23,8 +20,6 @@ from holdfast.ledger.interval import (
 )
 
 RECENT_ATTEMPTS = 32
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +67,7 @@ def read_costs(journal: Journal) -> list[Cost]:
     numbers = range(max(newest - RECENT_COMMITS, 0), newest + 1)
     steps = {0: 0}
     costs = []
-    for commit in read_all(lambda number: _read_if_good(journal.read_commit, number), numbers):
+    for commit in read_all(journal.find_commit, numbers):
         if commit is not None:
             steps[commit.number] = commit.step
             if commit.why == "adopted":  # nobody was left to measure what its save cost
@@ -90,13 +85,13 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
     """
     end = before or journal.attempts() + 1
     numbers = range(max(end - RECENT_ATTEMPTS, 1), end)
-    records = read_all(lambda number: _read_if_good(journal.read_attempt, number), [*numbers, end])
+    records = read_all(journal.find_attempt, [*numbers, end])
     # An attempt's last commit is the one from which the next attempt continues.
     lasts = list(map(_find_continued, records[1:-1]))
     lasts.append(_find_continued(records[-1]) or journal.newest_number())
 
     def read(number: int, last: int) -> tuple[EndingRecord | None, Commit | None]:
-        commit = _read_if_good(journal.read_commit, last)
+        commit = journal.find_commit(last)
         return journal.read_ending(number), commit if commit and commit.attempt == number else None
 
     ends = read_all(read, numbers, lasts)
@@ -107,10 +102,3 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
 def _find_continued(record: AttemptRecord | None) -> int:
     """Return the number of the last commit before an attempt began; 0 if there was none."""
     return int(record.lineage.get("continues", {}).get("commit", 0)) if record else 0
-
-
-def _read_if_good(read: Callable[[int], T], number: int) -> T | None:
-    """Return a record; None if it is missing or damaged, or if its number is 0."""
-    with contextlib.suppress(NameMissing, RecordDamaged):
-        return read(number) if number else None
-    return None

@@ -5,7 +5,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.checkpoint import read_committed
-from holdfast.errors import NameMissing, RecordDamaged, RunStopped
+from holdfast.errors import RunStopped
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
 from holdfast.terminal.columns import align
@@ -103,9 +103,8 @@ def _read_live_attempt(journal: Journal, number: int, newest: Commit | None) -> 
         number: the attempt's number.
         newest: the newest commit.
     """
-    try:
-        record = journal.read_attempt(number)
-    except (NameMissing, RecordDamaged):
+    record = journal.find_attempt(number)
+    if record is None:
         return None
     last_sign = newest.created_at if newest is not None and newest.attempt == number else record.created_at
     return LiveAttempt(

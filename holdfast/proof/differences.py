@@ -220,8 +220,7 @@ def _find_fingerprints(journal: Journal) -> dict[int, str]:
         return {}
     fingerprints = {}
     for number in journal.numbers("commits"):
-        with contextlib.suppress(NameMissing, RecordDamaged):
-            commit = journal.read_commit(number)
+        if commit := journal.find_commit(number):
             fingerprints[commit.attempt] = commit.config_fingerprint
     snapshot = journal.read_snapshot()
     if snapshot is not None:

@@ -4,11 +4,11 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, Unreadable
 from holdfast.journal import REPORT, Commit, Journal, find_runs
+from holdfast.journal.reading import read_all
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.looking.report.markup import Markup, element, section, table_of
 from holdfast.looking.report.numbers import show_number, show_time
@@ -16,9 +16,8 @@ from holdfast.looking.report.page import wrap
 from holdfast.looking.report.sections import show_all_problems
 from holdfast.store import Store
 
-# The most commits whose losses a sparkline has, and the runs that are read at once.
+# The most commits whose losses a sparkline has.
 SPARKS = 64
-READERS = 8
 WIDTH, HEIGHT = 160, 30
 
 
@@ -44,8 +43,7 @@ class Row:
 
 def read_rows(store: Store) -> list[Row]:
     """Return a row for each run of a store, in order of their names. A damaged run hides no other."""
-    with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(_read_row, find_runs(store)))
+    return read_all(_read_row, find_runs(store))
 
 
 def _read_row(journal: Journal) -> Row:

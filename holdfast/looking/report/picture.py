@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import EndingRecord, Journal
 from holdfast.looking.report.index import read_loss_curve
 from holdfast.looking.report.lives import find_look
@@ -54,10 +53,7 @@ def _read_endings(journal: Journal) -> Iterator[EndingRecord]:
     """Yield how attempts ended before the run was complete, as far as it can be read; nothing if there are too many."""
     numbers = journal.numbers("endings")
     for number in numbers if len(numbers) <= MOST_ENDINGS else ():
-        try:
-            ending = journal.read_ending(number)
-        except (NameMissing, RecordDamaged):  # the picture shows the rest
-            continue
+        ending = journal.read_ending(number)
         if ending is not None and ending.reason != "completed":
             yield ending
 

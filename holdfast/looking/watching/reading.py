@@ -8,13 +8,13 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
 from holdfast.checkpoint import read_metadata
 from holdfast.errors import Damage, NameMissing, RecordDamaged, RunGone, StoreDenied, WrongUse
 from holdfast.journal import AttemptRecord, Commit, Journal, find_runs, record_name, seconds_of
+from holdfast.journal.reading import read_all
 from holdfast.ledger.goodput import Ledger, make_ledger
 from holdfast.ledger.plan import read_config
 from holdfast.looking.watching.seen import Seen
@@ -24,7 +24,6 @@ RECENT_COMMITS = 12
 # Older commits that are read for the curve of the loss, evenly spread over the run.
 OLDER_COMMITS = 28
 RECENT_ATTEMPTS = 6
-READERS = 8
 # A poll lists one of these folders. Commits come most often, so they are listed every second time.
 TURNS = ("commits", "endings", "commits", "attempts", "commits", "quarantine")
 # The ledger of the run's time reads every record, so it is left out for longer runs, and renewed once in a while.
@@ -129,8 +128,7 @@ class RunReader:
         return bool(new)
 
     def _add_commits(self, numbers: list[int]) -> None:
-        with ThreadPoolExecutor(READERS) as readers:
-            read = {commit.number: commit for commit in readers.map(self._read_commit, numbers) if commit}
+        read = {commit.number: commit for commit in read_all(self._read_commit, numbers) if commit}
         known = {commit.number: commit for commit in self.seen.commits} | read
         self.seen = replace(self.seen, commits=tuple(known[number] for number in sorted(known)))
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from holdfast.attempt.lineage import Past
@@ -10,9 +9,7 @@ from holdfast.checkpoint import Lines, read_commit_lines
 from holdfast.errors import NameMissing, RecordDamaged, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit
-
-# Records that are read at once: an object store takes some 30 ms for each.
-READERS = 16
+from holdfast.journal.reading import read_all
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,8 @@ class Ancestry:
         past = Past.read(self.journal, commit)
         if past.environment:
             return past
-        try:
-            environment = self.journal.read_attempt(commit.attempt).environment
-        except (NameMissing, RecordDamaged):
-            return past
-        return Past(commit, past.fingerprint, past.identity, environment)
+        record = self.journal.find_attempt(commit.attempt)
+        return Past(commit, past.fingerprint, past.identity, record.environment) if record else past
 
 
 def _read_lines(journal: Journal, commit: Commit) -> Lines:
@@ -96,8 +90,7 @@ def read_ancestry(journal: Journal, label: str, name: str = "") -> Ancestry:
     head = _find_head(journal, name)
     quarantined = {*journal.numbers("quarantine")}
     numbers = [number for number in journal.numbers("commits") if number < head.number]
-    with ThreadPoolExecutor(READERS) as readers:
-        known = {commit.number: commit for commit in readers.map(journal.find_commit, numbers) if commit}
+    known = {commit.number: commit for commit in read_all(journal.find_commit, numbers) if commit}
     line, missing = [head], []
     while parent := line[-1].parent:
         if parent not in known or parent >= line[-1].number:
