@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.looking.report.curves import make_curves
 from holdfast.looking.report.gathering import History
-from holdfast.looking.report.lives import find_total, list_lives, make_report_ledger
+from holdfast.looking.report.lives import list_lives, make_report_ledger
 from holdfast.looking.report.markup import Markup, element, join_html, section, table
 from holdfast.looking.report.numbers import show_number
 from holdfast.looking.report.page import make_curves_section, wrap
@@ -68,7 +68,7 @@ def _make_table(
     measured = list(dict.fromkeys(name for each in results for name in each))
     rows = []
     for number, (name, history) in enumerate(zip(names, histories, strict=True)):
-        step, total = history.newest.step if history.newest else 0, find_total(history)
+        step, total = history.newest.step if history.newest else 0, history.total_steps
         rows.append([
             name,
             *(_to_text(values[number]) for values in settings.values()),

@@ -89,6 +89,23 @@ class History:
         """The metadata of the newest commit; None if it is lost."""
         return self.metadata.get(self.newest.number) if self.newest else None
 
+    @property
+    def epochs(self) -> int | None:
+        """The number of epochs that the run was last asked for; None if it is unknown."""
+        epochs = self.snapshot.config.get("epochs") if self.snapshot else None
+        return epochs if isinstance(epochs, int) else None
+
+    @property
+    def total_steps(self) -> int | None:
+        """The number of steps that the run was last asked for; None if it is unknown."""
+        metadata = self.newest_metadata
+        return self.epochs * metadata.steps_per_epoch if self.epochs is not None and metadata else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the newest commit is the end of the epochs that the run was last asked for."""
+        return bool(self.total_steps and self.newest and self.newest.step >= self.total_steps)
+
 
 class Gatherer:
     """Reads the records of one run. A second call of `gather` reads only those that are new."""

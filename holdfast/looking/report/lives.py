@@ -71,7 +71,7 @@ def _make(
     first = history.commits.get(commits[0].parent) if commits else None
     start = first.step if first else 0
     ending = history.endings.get(record.number)
-    is_live = ending is None and record.number == max(history.attempts) and not is_complete(history)
+    is_live = ending is None and record.number == max(history.attempts) and not history.is_complete
     reason = RUNNING if is_live else spent.reason or NO_ENDING
     return ReportedLife(
         record=record,
@@ -105,16 +105,3 @@ def find_look(reason: str) -> str:
         return "warn"
     row = REASONS.get(reason)
     return LOOKS[row.state] if row else "unknown"
-
-
-def is_complete(history: History) -> bool:
-    """Return whether the newest commit is the end of the epochs that the run was last asked for."""
-    total = find_total(history)
-    return bool(total and history.newest and history.newest.step >= total)
-
-
-def find_total(history: History) -> int | None:
-    """Return the number of steps that the run was last asked for; None if it is unknown."""
-    epochs = history.snapshot.config.get("epochs") if history.snapshot else None
-    metadata = history.newest_metadata
-    return epochs * metadata.steps_per_epoch if isinstance(epochs, int) and metadata else None

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from holdfast.looking.report.commits import count_states
 from holdfast.looking.report.gathering import History
-from holdfast.looking.report.lives import RUNNING, ReportedLife, find_starts, find_total, is_complete
+from holdfast.looking.report.lives import RUNNING, ReportedLife, find_starts
 from holdfast.looking.report.markup import Markup, element, join_html, section, table
 from holdfast.looking.report.numbers import show_number, show_seconds, show_time
 from holdfast.machine.contract import terms_on
@@ -29,12 +29,11 @@ def make_overview(history: History, lives: list[ReportedLife]) -> Markup:
 
 
 def _list_facts(history: History, lives: list[ReportedLife]) -> Iterator[tuple[str, object]]:
-    newest, metadata, total = history.newest, history.newest_metadata, find_total(history)
+    newest, metadata, total = history.newest, history.newest_metadata, history.total_steps
     yield "state", describe_standing(history, lives)
     if newest is not None:
         yield "step", f"{newest.step:,} of {total:,}" if total else f"{newest.step:,}"
-        epochs = history.snapshot.config.get("epochs") if history.snapshot else None
-        yield "epoch", f"{newest.epoch:,} of {epochs:,}" if isinstance(epochs, int) else f"{newest.epoch:,}"
+        yield "epoch", f"{newest.epoch:,}" if history.epochs is None else f"{newest.epoch:,} of {history.epochs:,}"
     for name, value in (("loss", metadata.avg_loss), *metadata.metrics.items()) if metadata else ():
         yield name, "not finite" if value is None else show_number(value)
     if newest is not None:
@@ -59,7 +58,7 @@ def _list_names(history: History) -> Iterator[tuple[str, object]]:
 
 def describe_standing(history: History, lives: list[ReportedLife]) -> str:
     """Return how a run stands, in a few words."""
-    if is_complete(history):
+    if history.is_complete:
         return "complete"
     if not lives:
         return "not started"
