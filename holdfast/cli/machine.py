@@ -1,6 +1,5 @@
 """The command ``doctor``: what equal bits depend on, whether this machine repeats bits, and what a store allows."""
 
-import contextlib
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -9,7 +8,6 @@ from itertools import zip_longest
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from pydantic import ValidationError
 
 from holdfast.cli.app import Json, app, print_json
 from holdfast.cli.stores import try_store
@@ -17,6 +15,7 @@ from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.finding import open_journal
+from holdfast.ledger.plan import read_config
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
 from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus
 from holdfast.machine.gpus import read_report
@@ -79,10 +78,8 @@ def _newest_attempt(journal: Journal) -> AttemptRecord:
 
 def _read_settings(journal: Journal) -> tuple[Determinism, Compute]:
     """Return the run's last settings of determinism, device and ranks; the defaults if those were lost."""
-    if snapshot := journal.read_snapshot():
-        with contextlib.suppress(ValidationError):
-            settings = Determinism.model_validate(snapshot.config.get("determinism", {}))
-            return settings, Compute.model_validate(snapshot.config.get("compute", {}))
+    if config := read_config(journal):
+        return config.determinism, config.compute
     journal.warn("its settings can't be read; this machine is examined with the default settings")
     return Determinism(), Compute()
 

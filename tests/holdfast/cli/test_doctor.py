@@ -54,7 +54,7 @@ def make_run(store: Path, *environments: dict[str, Any], **config: Any) -> str:
     journal.begin("m:f")
     for number, environment in enumerate(environments, 1):
         journal.claim_attempt(number, "fresh", f"host-{number}", 1, environment)
-    journal.record_config(SETTINGS, IDENTITY, config)
+    journal.record_config(SETTINGS, IDENTITY, {"recipe": "m:f", "run": "run", **config})
     return f"{store}/run"
 
 
