@@ -11,7 +11,7 @@ import os
 import signal
 from pathlib import Path
 
-from holdfast.machine.processes import RANK_MODULE
+from holdfast.machine.processes import is_rank
 
 # A kill at any point leaves a run that resumes and a store that verifies.
 POINTS = (
@@ -51,14 +51,7 @@ def reach(point: str) -> None:
 
 def _other_side() -> list[int]:
     """Return the processes at the other end of the command pipe: a rank's parent, or an attempt's ranks."""
-    if _is_rank(os.getpid()):
+    if is_rank(os.getpid()):
         return [os.getppid()]
     lines = [path.read_text("utf-8") for path in Path("/proc/self/task").glob("*/children")]
-    return [pid for line in lines for pid in map(int, line.split()) if _is_rank(pid)]
-
-
-def _is_rank(pid: int) -> bool:
-    try:
-        return RANK_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    return [pid for line in lines for pid in map(int, line.split()) if is_rank(pid)]

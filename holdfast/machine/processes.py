@@ -32,9 +32,21 @@ def find_processes(mark: str) -> list[int]:
 
 def _has_mark(process: Path, mark: str) -> bool:
     with contextlib.suppress(OSError):  # the process has ended, or is another user's
-        variables, command = ((process / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
-        return f"{MARK_VARIABLE}={mark}".encode() in variables and RANK_MODULE.encode() in command
+        variables = (process / "environ").read_bytes().split(b"\0")
+        return f"{MARK_VARIABLE}={mark}".encode() in variables and is_rank(int(process.name))
     return False
+
+
+def is_rank(pid: int) -> bool:
+    """Return whether a process is torchrun or a rank, by its command line."""
+    return RANK_MODULE.encode() in read_command(pid)
+
+
+def read_command(pid: int) -> list[bytes]:
+    """Return the words of a process's command line; none if it can't be read."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []
 
 
 def leads_session(pid: int) -> bool:

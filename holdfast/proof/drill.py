@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from holdfast.attempt import AttemptView, Observer
 from holdfast.checkpoint import read_payload
 from holdfast.journal import Commit, Journal
+from holdfast.machine.processes import read_command
 from holdfast.proof.differing import Differing, find_difference
 from holdfast.proof.replay import read_run_trail
 from holdfast.rank.messages import Progress
@@ -74,17 +74,10 @@ def _strike(kill: Kill, attempt: AttemptView) -> None:
         attempt.signal_ranks(number)
     if kill.what in ("worker", "machine"):
         worker = os.getppid()
-        if _is_worker(worker):
+        if any(b"worker" in word for word in read_command(worker)):
             os.kill(worker, number)
     if kill.what in ("attempt", "machine"):
         os.kill(os.getpid(), number)
-
-
-def _is_worker(pid: int) -> bool:
-    try:
-        return b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 class DrillVerdict(Differing, BaseModel):

@@ -154,7 +154,7 @@ def fork_ranks(mutation: str = "") -> None:
     apply = find_fault(mutation)
     Rank.main = staticmethod(lambda: apply() or serving.main())
     Ranks.spawn = staticmethod(spawn)
-    faults._is_rank = lambda pid: pid != own  # their command line is this process's
+    faults.is_rank = lambda pid: pid != own  # their command line is this process's
 
 
 # ---- the commands
