@@ -98,6 +98,12 @@ def replay(
     ]
 
 
+def _replay_trace(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> list[Replayed]:
+    """Return what a run with chunks of `steps` steps makes of each interval of a trace."""
+    interval_s = steps * measured.step_s
+    return replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
+
+
 def _replay_one(length_s: float, measured: Measured, interval_s: float, warning: Warning, *, is_lost: bool) -> Replayed:
     restart_s = min(length_s, measured.restart_s)
     trains_s = length_s - restart_s
@@ -148,14 +154,13 @@ def forecast(trace: Trace, measured: Measured, steps: int, warning: Warning = Wa
 
     The spread is a bootstrap over the intervals of the trace, with the same random numbers each time.
     """
-    interval_s = steps * measured.step_s
-    parts = replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
+    parts = _replay_trace(trace, measured, steps, warning)
     total = Replayed.sum(parts)
     chance = random.Random(0)
     drawn = [Replayed.sum(chance.choices(parts, k=len(parts))).goodput for _ in range(HISTORIES)]
     twentieths = statistics.quantiles(drawn, n=20, method="inclusive")
     return Forecast(
-        interval_s=interval_s,
+        interval_s=steps * measured.step_s,
         steps=steps,
         goodput=total.goodput,
         low=twentieths[0],
@@ -166,7 +171,7 @@ def forecast(trace: Trace, measured: Measured, steps: int, warning: Warning = Wa
     )
 
 
-def find_best_steps(trace: Trace, measured: Measured, warning: Warning = Warning()) -> int:
+def find_best_steps(trace: Trace, measured: Measured) -> int:
     """Return the length of chunks, in steps, with the highest goodput on a trace.
 
     Lengths are tried from the shortest that a run takes, the floor and the length of a save, to the mean lifetime.
@@ -175,11 +180,5 @@ def find_best_steps(trace: Trace, measured: Measured, warning: Warning = Warning
     ratio = max(trace.mean_s / shortest_s, 1.0)
     tried_s = (shortest_s * ratio ** (number / (TRIES - 1)) for number in range(TRIES))
     lengths = sorted({max(1, round(each / measured.step_s)) for each in tried_s})
-
-    def goodput(steps: int) -> float:
-        interval_s = steps * measured.step_s
-        parts = replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
-        return Replayed.sum(parts).goodput
-
-    best: int = max(lengths, key=goodput)
+    best: int = max(lengths, key=lambda steps: Replayed.sum(_replay_trace(trace, measured, steps)).goodput)
     return best

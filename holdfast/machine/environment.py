@@ -93,13 +93,14 @@ def _describe_cpu(places: Places) -> dict[str, Any]:
         "cpu_family": family or None,
         "cpu_vector": " ".join(flag for flag in flags if VECTOR.match(flag)) or None,
         "cpu_flags": hashlib.sha256(" ".join(flags).encode()).hexdigest() if flags else None,
-        "cpu_cache": " ".join(_read(path) for path in sorted(places.caches.glob("index*/size"))) or "not shown",
+        "cpu_cache": " ".join(read_system_file(path) for path in sorted(places.caches.glob("index*/size")))
+        or "not shown",
     }
 
 
 def _read_cpuinfo(path: Path) -> dict[str, str]:
     """Return the fields of the first core in a cpuinfo file."""
-    lines = _read(path).partition("\n\n")[0].splitlines()
+    lines = read_system_file(path).partition("\n\n")[0].splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -126,7 +127,7 @@ def _describe_gpus(places: Places) -> dict[str, Any]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     has_nccl = bool(gpus) and torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    drivers = (_find(r"(\d+\.\d[.\d]*)", _read(path)) for path in places.drivers)
+    drivers = (_find(r"(\d+\.\d[.\d]*)", read_system_file(path)) for path in places.drivers)
     return {
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if gpus else None,  # type: ignore[no-untyped-call]
@@ -150,7 +151,7 @@ def _find(pattern: str, text: str) -> str | None:
     return found[1] if found else None
 
 
-def _read(path: Path) -> str:
+def read_system_file(path: Path) -> str:
     """Return the text of a system file; empty if it can't be read."""
     try:
         return path.read_text("utf-8", errors="replace").strip()

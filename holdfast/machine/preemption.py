@@ -29,6 +29,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
+from holdfast.machine.environment import read_system_file
+
 log = logging.getLogger(__name__)
 
 POLL_EVERY_S = 2.0
@@ -140,19 +142,12 @@ def find_sources(drain_file: str | None) -> list[Source]:
 def find_cloud(firmware: Path = FIRMWARE) -> str:
     """Return the cloud of this machine, as its firmware says; empty for none. Use no network."""
     names = ("sys_vendor", "bios_version", "product_name", "chassis_asset_tag")
-    said = {name: _read(firmware / name) for name in names}
+    said = {name: read_system_file(firmware / name) for name in names}
     if said["sys_vendor"].startswith("Amazon EC2") or said["bios_version"].endswith(".amazon"):  # the latter on Xen
         return "aws"
     if said["product_name"].startswith("Google"):
         return "gcp"
     return "azure" if said["chassis_asset_tag"] == AZURE_TAG else ""
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def read_drain_file(path: Path) -> Notice | None:
