@@ -62,7 +62,7 @@ def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = Non
 
 def diff(saved: object, current: object) -> dict[str, tuple[Any, Any]]:
     """Return every field that differs, by dotted name, as ``(saved, current)``; a missing field is "(absent)"."""
-    old, new = _flatten(to_plain(saved)), _flatten(to_plain(current))
+    old, new = flatten(to_plain(saved)), flatten(to_plain(current))
     return {
         name: (old.get(name, ABSENT), new.get(name, ABSENT))
         for name in sorted(old.keys() | new.keys())
@@ -98,10 +98,11 @@ def _plain_fields(fields: Mapping[Any, object]) -> dict[str, Any]:
     return {str(name): to_plain(value) for name, value in fields.items() if not str(name).startswith("_")}
 
 
-def _flatten(value: Any, name: str = "") -> dict[str, Any]:
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
+    """Return the values in nested tables by their dotted names; an empty table is a value."""
     if not isinstance(value, dict) or (not value and name):
         return {name or "(value)": value}
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= _flatten(item, f"{name}.{key}" if name else key)
+        flat |= flatten(item, f"{name}.{key}" if name else key)
     return flat

@@ -10,7 +10,8 @@ from holdfast.looking.report.lives import list_lives, make_report_ledger
 from holdfast.looking.report.markup import Markup, element, join_html, section, table
 from holdfast.looking.report.numbers import show_number
 from holdfast.looking.report.page import make_curves_section, wrap
-from holdfast.looking.report.sections import describe_standing, flatten, show_all_problems
+from holdfast.looking.report.sections import describe_standing, show_all_problems
+from holdfast.provenance.fingerprint import flatten
 
 # Settings that say where a run lies, and differ between any two.
 PLACES = ("run", "store", "log.folder")
@@ -47,7 +48,7 @@ def _name_apart(histories: Sequence[History]) -> list[str]:
 
 def find_differences(histories: Sequence[History]) -> dict[str, list[Any]]:
     """Return the settings that differ between the runs, by dotted name, with the value of each run."""
-    flat = [dict(flatten(each.snapshot.config)) if each.snapshot else {} for each in histories]
+    flat = [flatten(each.snapshot.config) if each.snapshot else {} for each in histories]
     names = dict.fromkeys(name for each in flat for name in each if name not in PLACES)
     found = {name: [each.get(name) for each in flat] for name in names}
     return {name: values for name, values in found.items() if any(value != values[0] for value in values)}

@@ -13,6 +13,7 @@ from holdfast.looking.report.markup import Markup, element, join_html, section, 
 from holdfast.looking.report.numbers import show_number, show_seconds, show_time
 from holdfast.machine.contract import terms_on
 from holdfast.provenance.changes import from_lineage
+from holdfast.provenance.fingerprint import flatten
 from holdfast.terminal import counted
 
 MOST_ROWS = 500
@@ -228,18 +229,9 @@ def make_settings(history: History) -> Markup:
     if history.snapshot is None:
         text = "The settings are lost." if history.attempts else "No attempt has recorded settings yet."
         return section("Settings", "settings", element("p", text, class_="empty"))
-    rows = [[_to_breakable(name), _to_cell(value)] for name, value in flatten(history.snapshot.config)]
+    rows = [[_to_breakable(name), _to_cell(value)] for name, value in flatten(history.snapshot.config).items()]
     fingerprint = element("p", "fingerprint ", element("code", history.snapshot.fingerprint))
     return section("Settings", "settings", fingerprint, table(("setting", "value"), rows, "Settings in force"))
-
-
-def flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by their dotted names."""
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _to_breakable(name: str) -> Markup:
