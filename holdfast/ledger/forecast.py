@@ -11,10 +11,11 @@ tails.
 
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.ledger.durations import MARGIN_S, SAFETY
+from holdfast.ledger.goodput import Spent
 from holdfast.ledger.interval import FLOOR_S, SAVES, Measured
 from holdfast.ledger.traces import Trace
 
@@ -39,43 +40,6 @@ class Warning:
     kept: float = KEPT
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """Seconds of one interval, or of several.
-
-    Attributes:
-        available_s: seconds in which the machines were up.
-        productive_s: seconds of training that survived; an expected value if some notices are not heard.
-        restart_s: seconds until training began.
-    """
-
-    available_s: float = 0.0
-    productive_s: float = 0.0
-    restart_s: float = 0.0
-
-    @property
-    def goodput(self) -> float:
-        return self.productive_s / self.available_s if self.available_s else 0.0
-
-    @property
-    def limit(self) -> float:
-        """The goodput if nothing but restarts cost time."""
-        return 1 - self.restart_s / self.available_s if self.available_s else 1.0
-
-    @property
-    def efficiency(self) -> float:
-        return self.goodput / self.limit if self.limit else 0.0
-
-    @classmethod
-    def sum(cls, parts: Iterable["Replayed"]) -> "Replayed":
-        available_s = productive_s = restart_s = 0.0
-        for each in parts:
-            available_s += each.available_s
-            productive_s += each.productive_s
-            restart_s += each.restart_s
-        return cls(available_s, productive_s, restart_s)
-
-
 def replay(
     lengths_s: Sequence[float],
     measured: Measured,
@@ -83,7 +47,7 @@ def replay(
     warning: Warning = Warning(),
     *,
     is_censored: bool = False,
-) -> list[Replayed]:
+) -> list[Spent]:
     """Return what a run makes of each interval that it is up.
 
     Args:
@@ -98,25 +62,25 @@ def replay(
     ]
 
 
-def _replay_trace(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> list[Replayed]:
+def _replay_trace(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> list[Spent]:
     """Return what a run with chunks of `steps` steps makes of each interval of a trace."""
     interval_s = steps * measured.step_s
     return replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
 
 
-def _replay_one(length_s: float, measured: Measured, interval_s: float, warning: Warning, *, is_lost: bool) -> Replayed:
+def _replay_one(length_s: float, measured: Measured, interval_s: float, warning: Warning, *, is_lost: bool) -> Spent:
     restart_s = min(length_s, measured.restart_s)
     trains_s = length_s - restart_s
     if not is_lost:
-        return Replayed(length_s, _trained_s(trains_s, measured, interval_s), restart_s)
+        return Spent(length_s, _trained_s(trains_s, measured, interval_s), restart_s)
     cycle_s = interval_s + measured.cost_s
     # The save after the n-th interval begins at n x cycle - cost, and counts `save_s` later.
     saved_s = interval_s * max(0.0, (trains_s - measured.save_s + measured.cost_s) // cycle_s)
     if (needed_s := reserve_s(measured)) > warning.notice_s:
-        return Replayed(length_s, saved_s, restart_s)
+        return Spent(length_s, saved_s, restart_s)
     drained_s = _trained_s(max(trains_s - needed_s, 0.0), measured, interval_s)
     productive_s = warning.kept * drained_s + (1 - warning.kept) * saved_s
-    return Replayed(length_s, productive_s, restart_s)
+    return Spent(length_s, productive_s, restart_s)
 
 
 def _trained_s(seconds: float, measured: Measured, interval_s: float) -> float:
@@ -155,9 +119,9 @@ def forecast(trace: Trace, measured: Measured, steps: int, warning: Warning = Wa
     The spread is a bootstrap over the intervals of the trace, with the same random numbers each time.
     """
     parts = _replay_trace(trace, measured, steps, warning)
-    total = Replayed.sum(parts)
+    total = Spent.sum(parts)
     chance = random.Random(0)
-    drawn = [Replayed.sum(chance.choices(parts, k=len(parts))).goodput for _ in range(HISTORIES)]
+    drawn = [Spent.sum(chance.choices(parts, k=len(parts))).goodput for _ in range(HISTORIES)]
     twentieths = statistics.quantiles(drawn, n=20, method="inclusive")
     return Forecast(
         interval_s=steps * measured.step_s,
@@ -180,5 +144,5 @@ def find_best_steps(trace: Trace, measured: Measured) -> int:
     ratio = max(trace.mean_s / shortest_s, 1.0)
     tried_s = (shortest_s * ratio ** (number / (TRIES - 1)) for number in range(TRIES))
     lengths = sorted({max(1, round(each / measured.step_s)) for each in tried_s})
-    best: int = max(lengths, key=lambda steps: Replayed.sum(_replay_trace(trace, measured, steps)).goodput)
+    best: int = max(lengths, key=lambda steps: Spent.sum(_replay_trace(trace, measured, steps)).goodput)
     return best

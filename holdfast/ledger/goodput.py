@@ -26,7 +26,7 @@ restarts cost anything; efficiency is goodput over that limit.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
@@ -43,6 +43,46 @@ LIVE_CHUNKS = 2.0
 ORDERED_WITHIN_S = 2.0
 VANISHED = "vanished"
 TOLD_TO_END = {"preempted", "paused", "cancelled"}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a run, measured or expected, and the shares that follow from them.
+
+    Attributes:
+        available_s: seconds in which the machines were up.
+        productive_s: seconds of training that survived.
+        restart_s: seconds until training began.
+    """
+
+    available_s: float = 0.0
+    productive_s: float = 0.0
+    restart_s: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Return the productive share of the available time; 0 if none was available."""
+        return self.productive_s / self.available_s if self.available_s else 0.0
+
+    @property
+    def limit(self) -> float:
+        """Return the goodput if nothing but restarts cost time."""
+        return 1 - self.restart_s / self.available_s if self.available_s else 1.0
+
+    @property
+    def efficiency(self) -> float:
+        """Return the share of the limit that the goodput is."""
+        return self.goodput / self.limit if self.limit else 0.0
+
+    @classmethod
+    def sum(cls, parts: Iterable["Spent"]) -> "Spent":
+        """Return the seconds of several parts together."""
+        available_s = productive_s = restart_s = 0.0
+        for each in parts:
+            available_s += each.available_s
+            productive_s += each.productive_s
+            restart_s += each.restart_s
+        return cls(available_s, productive_s, restart_s)
 
 
 @dataclass(frozen=True)
@@ -160,9 +200,7 @@ def _explain(line: str) -> str:
 def _sum_up(run: str, attempts: tuple[AttemptLedger, ...], missing: tuple[str, ...]) -> Ledger:
     buckets = {name: sum(each.buckets[name] for each in attempts) for name in BUCKETS}
     wall_s = sum(buckets.values())
-    available_s = wall_s - buckets["waiting"]
-    goodput = buckets["productive"] / available_s if available_s else 0.0
-    limit = 1 - buckets["restart"] / available_s if available_s else 1.0
+    spent = Spent(wall_s - buckets["waiting"], buckets["productive"], buckets["restart"])
     preempted = [(each, after) for each, after in zip_longest(attempts, attempts[1:]) if each.is_preempted]
     cost_s = sum(
         each.buckets["lost"] + each.buckets["drain"] + (after.buckets["restart"] if after else 0.0)
@@ -176,9 +214,9 @@ def _sum_up(run: str, attempts: tuple[AttemptLedger, ...], missing: tuple[str, .
         wall_s=wall_s,
         buckets=buckets,
         attempts=attempts,
-        goodput=goodput,
-        limit=limit,
-        efficiency=goodput / limit if limit else 0.0,
+        goodput=spent.goodput,
+        limit=spent.limit,
+        efficiency=spent.efficiency,
         preemptions=len(preempted),
         cost_per_preemption_s=cost_s / len(preempted) if preempted else 0.0,
         missing=missing,

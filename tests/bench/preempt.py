@@ -16,8 +16,8 @@ from pathlib import Path
 
 from holdfast.checkpoint import count_cores
 from holdfast.journal import Commit, Journal
-from holdfast.ledger.forecast import Replayed, replay
-from holdfast.ledger.goodput import make_ledger
+from holdfast.ledger.forecast import replay
+from holdfast.ledger.goodput import Spent, make_ledger
 from holdfast.ledger.interval import SAVES, Cost, Measured, cost_of
 from holdfast.ledger.timeline import Life, make_lives, read_records
 from holdfast.ledger.traces import Trace, read_trace
@@ -126,8 +126,8 @@ def _compare(journal: Journal, ups: list[Up], steps: int, state: str) -> list[Ro
     restarts = _find_restarts(make_lives(read_records(journal)), ups)
     trained = [restart_s for restart_s, up in zip(restarts, ups, strict=True) if restart_s < up.ended - up.began]
     measured = _measure(journal, statistics.fmean(trained))
-    expected = Replayed.sum(replay([up.ended - up.began for up in ups], measured, steps * measured.step_s))
-    found = Replayed(expected.available_s, ledger.buckets["productive"], sum(restarts))
+    expected = Spent.sum(replay([up.ended - up.began for up in ups], measured, steps * measured.step_s))
+    found = Spent(expected.available_s, ledger.buckets["productive"], sum(restarts))
     of = "holdfast plan"
     return [
         compare(state, "goodput", found.goodput, of, expected.goodput, unit="share"),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.ledger.forecast import Replayed, Warning, find_best_steps, forecast, replay, reserve_s
+from holdfast.ledger.forecast import Warning, find_best_steps, forecast, replay, reserve_s
+from holdfast.ledger.goodput import Spent
 from holdfast.ledger.interval import Losses, Measured, choose_interval, expect
 from holdfast.ledger.traces import Trace, list_shipped, read_trace
 
@@ -43,7 +44,7 @@ def test_exponential_lifetimes_agree_with_the_closed_form(pool: str) -> None:
     losses = Losses(1_000_000, 1_000_000 * mean_s)
     chosen = choose_interval(known, losses)
     expected = 1 - expect(known, losses, chosen.interval_s).total
-    found = Replayed.sum(replay(exponential(mean_s), known, chosen.interval_s))
+    found = Spent.sum(replay(exponential(mean_s), known, chosen.interval_s))
     assert found.goodput == pytest.approx(expected, abs=0.003)
     assert found.limit == pytest.approx(1 - known.restart_s / mean_s, abs=0.003)
 
@@ -94,12 +95,12 @@ def test_each_interval_gives_what_living_through_it_gives(notice_s: float, is_lo
 
 def test_a_notice_is_worth_nothing_without_time_for_a_save() -> None:
     known, lives = measured(*PROFILES["cheap"]), exponential(HOUR, 500)
-    without = Replayed.sum(replay(lives, known, 60.0)).goodput
+    without = Spent.sum(replay(lives, known, 60.0)).goodput
     assert reserve_s(known) > 30
-    assert Replayed.sum(replay(lives, known, 60.0, Warning(30.0))).goodput == without
-    assert Replayed.sum(replay(lives, known, 60.0, Warning(120.0))).goodput > without
-    half = Replayed.sum(replay(lives, known, 60.0, Warning(120.0, kept=0.5))).goodput
-    assert without < half < Replayed.sum(replay(lives, known, 60.0, Warning(120.0))).goodput
+    assert Spent.sum(replay(lives, known, 60.0, Warning(30.0))).goodput == without
+    assert Spent.sum(replay(lives, known, 60.0, Warning(120.0))).goodput > without
+    half = Spent.sum(replay(lives, known, 60.0, Warning(120.0, kept=0.5))).goodput
+    assert without < half < Spent.sum(replay(lives, known, 60.0, Warning(120.0))).goodput
 
 
 def test_the_spread_holds_nine_of_ten_histories() -> None:
@@ -108,7 +109,7 @@ def test_the_spread_holds_nine_of_ten_histories() -> None:
     expected = forecast(trace_of([chance.expovariate(1 / mean_s) for _ in range(50)]), known, 1500)
     assert expected.low < expected.goodput < expected.high
     histories = [[chance.expovariate(1 / mean_s) for _ in range(50)] for _ in range(400)]
-    goodputs = [Replayed.sum(replay(each, known, 150.0)).goodput for each in histories]
+    goodputs = [Spent.sum(replay(each, known, 150.0)).goodput for each in histories]
     width = sorted(goodputs)[380] - sorted(goodputs)[20]
     assert expected.high - expected.low == pytest.approx(width, rel=0.5)
 
