@@ -84,16 +84,12 @@ def _read_both(places: tuple[Place, Place], texts: tuple[str, str]) -> tuple[Anc
     right = _find_in(other, left) if isinstance(other, Store) else other
     runs = (left[0].run, right[0].run)
     labels = texts if runs[0] == runs[1] else runs
-    return read_ancestry(*_label(left, labels[0])), read_ancestry(*_label(right, labels[1]))
+    return read_ancestry(left[0], labels[0], left[1]), read_ancestry(right[0], labels[1], right[1])
 
 
 def _find_in(store: Store, beside: Place) -> tuple[Journal, str]:
     assert not isinstance(beside, Store)
     return Journal(store, beside[0].run), ""
-
-
-def _label(place: tuple[Journal, str], label: str) -> tuple[Journal, str, str]:
-    return place[0], label, place[1]
 
 
 # ---- two stores

@@ -10,7 +10,6 @@ from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_place
 from holdfast.looking.watching import RunReader, StoreReader, follow, show_live
-from holdfast.looking.watching.lines import print_lines
 
 SHORTEST_S = 0.2
 
@@ -37,6 +36,7 @@ def watch_command(place: str, /, *, every: Annotated[float, Parameter(name="--ev
     if console.is_terminal and not console.is_dumb_terminal:
         show_live(reader, console, every)
     else:
-        print_lines(follow(reader, every))
+        for line in follow(reader, every):
+            print(line, flush=True)
     runs = [reader.seen] if isinstance(reader, RunReader) else reader.seen
     return 2 if any(seen.missing for seen in runs) else 0

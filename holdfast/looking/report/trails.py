@@ -2,7 +2,6 @@
 
 import json
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint import name_trails, split_lines
@@ -36,7 +35,7 @@ def read_commit_trail(folder: Store, commit: Commit) -> Columned:
     for name in name_trails(commit):
         columns: Columns = {}
         try:
-            bad = sum(not _add(columns, line) for line in _read_lines(folder, name))
+            bad = sum(not _add(columns, line) for line in split_lines(folder.pieces(name), name))
         except NameMissing:
             continue
         except RecordDamaged as error:
@@ -44,10 +43,6 @@ def read_commit_trail(folder: Store, commit: Commit) -> Columned:
         return Columned(name, columns, f"{name} has {counted(bad, 'line')} that can't be read" if bad else "")
     name = metrics_name(commit.number)
     return Columned(name, problem=f"{name} is missing: the curves lack the steps of commit {commit.number}")
-
-
-def _read_lines(folder: Store, name: str) -> Iterator[bytes]:
-    return split_lines(folder.pieces(name), name)
 
 
 def _add(columns: Columns, line: bytes) -> bool:

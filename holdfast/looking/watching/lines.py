@@ -1,6 +1,5 @@
 """The view without a terminal: a line for each commit, attempt, ending and stall, until the run is complete."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -96,10 +95,3 @@ def follow(
         if not is_reached:
             yield "the store answers again"
         is_reached = True
-
-
-def print_lines(lines: Iterator[str]) -> None:
-    """Print lines, each at once."""
-    for line in lines:
-        print(line)
-        sys.stdout.flush()
