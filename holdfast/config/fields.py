@@ -1,4 +1,7 @@
-"""The fields of a configuration, in sections, each with its description and its bounds."""
+"""The fields of a configuration, in sections, each with its bounds, and with its description under it.
+
+Editors show the description; `describe_fields` returns it for the page of all settings and for Prefect's form.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
@@ -17,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from holdfast.config.descriptions import describe_fields
 from holdfast.config.earlier import read_earlier
 from holdfast.config.limits import (
     Count,
@@ -82,23 +87,29 @@ class Section(BaseModel):
         check_plain(value, is_own=info.field_name != "settings")
         return value
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON schema, with each field's docstring as its description; Prefect's form shows it."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name, text in describe_fields(cls).items():
+            properties[name]["description"] = text
+        return schema
+
 
 class ChunkLength(Section):
     """The number of steps that a chunk trains before it ends in a checkpoint. It never changes the trained bytes."""
 
     steps: Annotated[
         Literal["auto"] | Annotated[Count, Field(ge=1)] | None, expected('a number of steps, at least 1, or "auto"')
-    ] = Field(
-        None,
-        description="Steps of a chunk. It ends with its epoch at the latest. auto: choose the length while training, "
-        'from what saves cost and how often machines are lost. ``chunk = "auto"`` is short for this.',
-    )
-    epochs: Count | None = Field(
-        None,
-        ge=1,
-        description="Epochs of a chunk; 1 if steps and epochs are unset. With automatic steps, every chunk also ends "
-        "with each multiple of this many epochs.",
-    )
+    ] = None
+    """Steps of a chunk. It ends with its epoch at the latest. auto: choose the length while training, from what saves
+    cost and how often machines are lost. ``chunk = "auto"`` is short for this.
+    """
+    epochs: Count | None = Field(None, ge=1)
+    """Epochs of a chunk; 1 if steps and epochs are unset. With automatic steps, every chunk also ends with each multiple
+    of this many epochs.
+    """
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
@@ -140,40 +151,43 @@ class ChunkLength(Section):
 class Checkpoint(Section):
     """The files of checkpoints. The content id of a state depends on their cut, its values don't."""
 
-    part_bytes: Count = Field(
-        PART_BYTES, ge=4096, description="Largest number of bytes of tensors in one file of a checkpoint."
-    )
-    read_back_every: Count = Field(
-        10, ge=0, description="Read back the first commit and every n-th after it, and verify it; 0 reads none."
-    )
+    part_bytes: Count = Field(PART_BYTES, ge=4096)
+    """Largest number of bytes of tensors in one file of a checkpoint."""
+    read_back_every: Count = Field(10, ge=0)
+    """Read back the first commit and every n-th after it, and verify it; 0 reads none."""
 
 
 class KeepBest(Section):
     """Keep the checkpoints that score best by one metric."""
 
-    metric: str = Field(min_length=1, description="The metric: avg_loss, or a name that the recipe's evaluate returns.")
-    count: Count = Field(1, ge=1, description="How many of the best checkpoints to keep.")
-    mode: Literal["min", "max"] = Field("min", description="Whether the lowest or the highest value is the best.")
+    metric: str = Field(min_length=1)
+    """The metric: avg_loss, or a name that the recipe's evaluate returns."""
+    count: Count = Field(1, ge=1)
+    """How many of the best checkpoints to keep."""
+    mode: Literal["min", "max"] = "min"
+    """Whether the lowest or the highest value is the best."""
 
 
 class Retention(Section):
     """Which checkpoints to keep. The newest, the newest that verifies and the pinned ones always stay."""
 
-    keep_last: Count = Field(3, ge=1, description="Keep this many of the newest checkpoints.")
-    keep_every: Count = Field(0, ge=0, description="Also keep the end of every n-th epoch; 0 keeps none.")
-    keep_every_steps: Count = Field(
-        0, ge=0, description="Also keep the checkpoint after every n-th step; 0 keeps none."
-    )
-    keep_best: KeepBest | None = Field(None, description="Also keep the best checkpoints by a metric.")
+    keep_last: Count = Field(3, ge=1)
+    """Keep this many of the newest checkpoints."""
+    keep_every: Count = Field(0, ge=0)
+    """Also keep the end of every n-th epoch; 0 keeps none."""
+    keep_every_steps: Count = Field(0, ge=0)
+    """Also keep the checkpoint after every n-th step; 0 keeps none."""
+    keep_best: KeepBest | None = None
+    """Also keep the best checkpoints by a metric."""
 
 
 class Determinism(Section):
     """Settings that bit-exactness depends on; see RESUME.md."""
 
-    mode: Literal["strict", "fast"] = Field(
-        "strict", description="strict makes equal steps give equal bits; fast keeps torch's defaults."
-    )
-    threads: Processes = Field(1, ge=1, description="Intra-op threads of a rank. Another number sums in another order.")
+    mode: Literal["strict", "fast"] = "strict"
+    """strict makes equal steps give equal bits; fast keeps torch's defaults."""
+    threads: Processes = Field(1, ge=1)
+    """Intra-op threads of a rank. Another number sums in another order."""
 
 
 def require_port(address: str) -> str:
@@ -187,64 +201,43 @@ def require_port(address: str) -> str:
 class Compute(Section):
     """The device, the number and the precision of the ranks."""
 
-    device: Annotated[Literal["auto", "cpu", "cuda"], OPERATIONAL] = Field(
-        "auto", description="Device to train on. auto takes a GPU if there is one."
-    )
+    device: Annotated[Literal["auto", "cpu", "cuda"], OPERATIONAL] = "auto"
+    """Device to train on. auto takes a GPU if there is one."""
     ranks: Annotated[
         Literal["all"] | Annotated[Processes, Field(ge=1)], expected('a number from 1 to 1024, or "all"'), IDENTITY
-    ] = Field(
-        1,
-        description='Number of training processes. "all" is one for each visible GPU, or one without a GPU. '
-        "torchrun starts them if there are several.",
-    )
-    virtual_ranks: Annotated[Processes, IDENTITY] = Field(
-        0,
-        ge=0,
-        description="Shares of each batch, with random numbers of their own, whose gradients are summed in a fixed "
-        "order: any number of ranks up to it trains the same bytes. 0 is off: then another number "
-        "gives other bytes.",
-    )
-    nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = Field(
-        1,
-        description='Number of machines that train the run together, each with this number of ranks. "1:4" takes as '
-        "many as come, from 1 to 4. Start the same command on each, or let Ray carry the ranks; see nodes.md.",
-    )
-    launcher: Annotated[Literal["torchrun", "ray"], OPERATIONAL] = Field(
-        "torchrun",
-        description="What starts the ranks. torchrun: the command on each machine, with a rendezvous if there are "
-        "several. ray: one command, which places the ranks on the nodes of a Ray cluster.",
-    )
-    rendezvous: Annotated[str | None, OPERATIONAL] = Field(
-        None, description="host:port at which several nodes meet: an address of node 0, and a free port there."
-    )
-    wait_s: Annotated[Seconds, OPERATIONAL] = Field(
-        600.0,
-        ge=1,
-        description="Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later.",
-    )
-    lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(
-        60.0, ge=5, description="Seconds without a sign of life after which another node is lost."
-    )
-    parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = Field(
-        "ddp",
-        description="What several ranks hold of a recipe's model, or of one that a loop passes to run.wrap, and of its "
-        "optimizer. ddp: each rank all of it. fsdp: each rank a shard, cut by torch's fully_shard; checkpoints are "
-        "written and read in shards, too. With virtual ranks it changes no bit.",
-    )
-    mixed_precision: Annotated[Literal["no", "bf16", "fp16"], IDENTITY] = Field(
-        "no", description="Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."
-    )
-    loader_workers: Annotated[Processes, OPERATIONAL] = Field(
-        0,
-        ge=0,
-        description="Processes that load data, for each rank; 0 loads in the rank. "
-        "The number never changes the trained bytes.",
-    )
-    gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = Field(
-        "refuse",
-        description="What to do if nvidia-smi reports a fault of a GPU that the run takes: refuse to train on it, or "
-        "warn of it.",
-    )
+    ] = 1
+    """Number of training processes. "all" is one for each visible GPU, or one without a GPU. torchrun starts them if
+    there are several.
+    """
+    virtual_ranks: Annotated[Processes, IDENTITY] = Field(0, ge=0)
+    """Shares of each batch, with random numbers of their own, whose gradients are summed in a fixed order: any number
+    of ranks up to it trains the same bytes. 0 is off: then another number gives other bytes.
+    """
+    nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = 1
+    """Number of machines that train the run together, each with this number of ranks. "1:4" takes as many as come, from
+    1 to 4. Start the same command on each, or let Ray carry the ranks; see nodes.md.
+    """
+    launcher: Annotated[Literal["torchrun", "ray"], OPERATIONAL] = "torchrun"
+    """What starts the ranks. torchrun: the command on each machine, with a rendezvous if there are several. ray: one
+    command, which places the ranks on the nodes of a Ray cluster.
+    """
+    rendezvous: Annotated[str | None, OPERATIONAL] = None
+    """host:port at which several nodes meet: an address of node 0, and a free port there."""
+    wait_s: Annotated[Seconds, OPERATIONAL] = Field(600.0, ge=1)
+    """Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later."""
+    lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(60.0, ge=5)
+    """Seconds without a sign of life after which another node is lost."""
+    parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = "ddp"
+    """What several ranks hold of a recipe's model, or of one that a loop passes to run.wrap, and of its optimizer. ddp:
+    each rank all of it. fsdp: each rank a shard, cut by torch's fully_shard; checkpoints are written and read in
+    shards, too. With virtual ranks it changes no bit.
+    """
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"], IDENTITY] = "no"
+    """Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."""
+    loader_workers: Annotated[Processes, OPERATIONAL] = Field(0, ge=0)
+    """Processes that load data, for each rank; 0 loads in the rank. The number never changes the trained bytes."""
+    gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = "refuse"
+    """What to do if nvidia-smi reports a fault of a GPU that the run takes: refuse to train on it, or warn of it."""
 
     @field_validator("nodes", mode="wrap")
     @classmethod
@@ -322,121 +315,95 @@ class Compute(Section):
 class Resume(Section):
     """How a run stops and continues: times, signs, checks and permissions."""
 
-    trusted_keys: tuple[str, ...] = Field(
-        (), description="Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."
-    )
-    stop_within_s: Seconds = Field(
-        25.0, gt=0, description="Seconds in which a run saves and commits after SIGTERM or Ctrl-C."
-    )
-    drain_file: str | None = Field(
-        None,
-        min_length=1,
-        description="While this file exists, this machine is being drained. It may hold the seconds that are left. "
-        "Notices of AWS, Google Cloud and Azure are asked for without a setting.",
-    )
+    trusted_keys: tuple[str, ...] = ()
+    """Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."""
+    stop_within_s: Seconds = Field(25.0, gt=0)
+    """Seconds in which a run saves and commits after SIGTERM or Ctrl-C."""
+    drain_file: str | None = Field(None, min_length=1)
+    """While this file exists, this machine is being drained. It may hold the seconds that are left. Notices of AWS,
+    Google Cloud and Azure are asked for without a setting.
+    """
     hung_after_s: Annotated[
         Literal["auto"] | Annotated[Seconds, Field(gt=0)], expected('a number of seconds, more than 0, or "auto"')
-    ] = Field(
-        "auto",
-        description="Seconds without progress in a step or an evaluation after which a rank hangs, and all ranks are "
-        "replaced; never less than 3 times the longest so far. auto: 20 times the longest, from 30 to 60.",
-    )
-    accept_drift: tuple[str, ...] = Field(
-        (),
-        description="Names of what may differ from the last commit: settings, sources.MODULE, files.PATH or "
-        "built.NAME. The attempt's record says what was let through.",
-    )
-    environment: Literal["record", "refuse"] = Field(
-        "record",
-        description="What to do on a machine where equal bits are not promised: record that and continue, or refuse.",
-    )
-    tolerance: float = Field(
-        1e-3, ge=0, description="How far the probe may differ on such a machine, relative to its largest number."
-    )
-    training_probe: bool = Field(
-        True,
-        description="Also compare the gradient of one micro-batch in training mode, taken at each save and before the "
-        "first resumed step. It costs one micro-batch a chunk.",
-    )
+    ] = "auto"
+    """Seconds without progress in a step or an evaluation after which a rank hangs, and all ranks are replaced; never
+    less than 3 times the longest so far. auto: 20 times the longest, from 30 to 60.
+    """
+    accept_drift: tuple[str, ...] = ()
+    """Names of what may differ from the last commit: settings, sources.MODULE, files.PATH or built.NAME. The attempt's
+    record says what was let through.
+    """
+    environment: Literal["record", "refuse"] = "record"
+    """What to do on a machine where equal bits are not promised: record that and continue, or refuse."""
+    tolerance: float = Field(1e-3, ge=0)
+    """How far the probe may differ on such a machine, relative to its largest number."""
+    training_probe: bool = True
+    """Also compare the gradient of one micro-batch in training mode, taken at each save and before the first resumed
+    step. It costs one micro-batch a chunk.
+    """
 
 
 class ProofSettings(Section):
     """Rehearsals: new ranks start from a commit, and have to train its next steps as the ranks that went on."""
 
-    rehearse: Literal["on", "first", "off", "record"] | None = Field(
-        None,
-        description='When to rehearse: "on", after the first commit and then as often as share allows; "first", only '
-        'then; "off", never; "record", as "on", but a run that would not continue exactly trains on, and each later '
-        'commit says so. Unset: "on", but not if the run will be over within a minute.',
-    )
-    share: float = Field(
-        0.005,
-        ge=0,
-        le=1,
-        description="Largest share of the training time that rehearsals after the first may take; 1 rehearses after "
-        "every commit.",
-    )
-    beside: bool = Field(
-        True,
-        description="On CPUs whose memory holds both, keep the ranks that went on while new ones rehearse, and go on "
-        "in them. Otherwise they end first, and the run continues in the new ones.",
-    )
+    rehearse: Literal["on", "first", "off", "record"] | None = None
+    """When to rehearse: "on", after the first commit and then as often as share allows; "first", only then; "off",
+    never; "record", as "on", but a run that would not continue exactly trains on, and each later commit says so. Unset:
+    "on", but not if the run will be over within a minute.
+    """
+    share: float = Field(0.005, ge=0, le=1)
+    """Largest share of the training time that rehearsals after the first may take; 1 rehearses after every commit."""
+    beside: bool = True
+    """On CPUs whose memory holds both, keep the ranks that went on while new ones rehearse, and go on in them.
+    Otherwise they end first, and the run continues in the new ones.
+    """
 
 
 class Supervision(Section):
     """The reaction to an attempt on a work pool that ends early."""
 
-    max_preemptions: Count | None = Field(
-        None,
-        ge=0,
-        description="Lost machines after which the run gives up, counted over the whole run; unset: no limit.",
-    )
-    max_failures: Count = Field(
-        3,
-        ge=1,
-        description="Failed attempts in a row, without a committed step between them, after which the run gives up.",
-    )
+    max_preemptions: Count | None = Field(None, ge=0)
+    """Lost machines after which the run gives up, counted over the whole run; unset: no limit."""
+    max_failures: Count = Field(3, ge=1)
+    """Failed attempts in a row, without a committed step between them, after which the run gives up."""
 
 
 class InitFrom(Section):
     """The checkpoint of another run whose weights a new run begins with."""
 
-    run: str = Field(min_length=1, description="The other run: its name on the same store, or STORE/RUN.")
-    commit: Count | None = Field(None, ge=1, description="Number of the commit to load; unset: the newest.")
-    load_optimizer: bool = Field(False, description="Also load the optimizer's moments.")
-    reset: tuple[str, ...] = Field((), description="Modules or weights that keep the values that the recipe builds.")
-    extras: tuple[str, ...] = Field((), description="Names of the recipe's extras to load from there too.")
-    anneal_offset: Count | None = Field(
-        None, ge=0, description="Steps that anneals count as done; unset: the steps of the checkpoint."
-    )
+    run: str = Field(min_length=1)
+    """The other run: its name on the same store, or STORE/RUN."""
+    commit: Count | None = Field(None, ge=1)
+    """Number of the commit to load; unset: the newest."""
+    load_optimizer: bool = False
+    """Also load the optimizer's moments."""
+    reset: tuple[str, ...] = ()
+    """Modules or weights that keep the values that the recipe builds."""
+    extras: tuple[str, ...] = ()
+    """Names of the recipe's extras to load from there too."""
+    anneal_offset: Count | None = Field(None, ge=0)
+    """Steps that anneals count as done; unset: the steps of the checkpoint."""
 
 
 class Log(Section):
     """The logs of a run that trains."""
 
-    every: Count = Field(10, ge=1, description="Steps between two progress lines.")
-    folder: str = Field("logs", description="Folder for the ranks' own output, one file an attempt.")
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"] | Annotated[str, Field(pattern=CLASS)], ...] = (
-        Field(
-            (),
-            description="Where metrics are shown, beside the run's folder: tensorboard, wandb, trackio, mlflow, or "
-            "sinks of your own as module:Class.",
-        )
-    )
-    observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = Field(
-        (), description="Observers of your own as module:Class, which are told of each commit."
-    )
-    project: str = Field(
-        "holdfast",
-        pattern=NAME,
-        description="Name of the project, or of MLflow's experiment, that the sinks show the run in.",
-    )
-    report_every_s: Seconds = Field(
-        60.0,
-        ge=0,
-        description="Least seconds between two updates of report.html in the run's folder, each after a commit. The "
-        "end of every attempt updates it too. 0 writes no report.",
-    )
+    every: Count = Field(10, ge=1)
+    """Steps between two progress lines."""
+    folder: str = "logs"
+    """Folder for the ranks' own output, one file an attempt."""
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"] | Annotated[str, Field(pattern=CLASS)], ...] = ()
+    """Where metrics are shown, beside the run's folder: tensorboard, wandb, trackio, mlflow, or sinks of your own as
+    module:Class.
+    """
+    observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = ()
+    """Observers of your own as module:Class, which are told of each commit."""
+    project: str = Field("holdfast", pattern=NAME)
+    """Name of the project, or of MLflow's experiment, that the sinks show the run in."""
+    report_every_s: Seconds = Field(60.0, ge=0)
+    """Least seconds between two updates of report.html in the run's folder, each after a commit. The end of every
+    attempt updates it too. 0 writes no report.
+    """
 
     @field_validator("sinks")
     @classmethod
@@ -449,27 +416,18 @@ class Log(Section):
 class RunConfig(Section):
     """One training run: what to train, how long, and where it lies."""
 
-    recipe: Annotated[str, IDENTITY] = Field(
-        description="Function that builds or trains the model, as module:function or file.py:function.",
-        pattern=FUNCTION,
-    )
-    run: Annotated[str, OPERATIONAL] = Field(
-        description="Name of the run, and of its folder on the store.", pattern=NAME
-    )
-    store: Annotated[str, OPERATIONAL] = Field(
-        DEFAULT_STORE, min_length=1, description="Folder that holds the runs: a path, s3://, gs:// or az:// URL."
-    )
-    epochs: Annotated[Count, SCHEDULE] = Field(
-        1, ge=1, description="Epochs to train in all. Raise it later to train further."
-    )
-    seed: Annotated[int, IDENTITY] = Field(
-        DEFAULT_SEED, ge=0, lt=2**63, description="Seed of Python's, NumPy's and torch's generators; 0 means 1234."
-    )
-    where: Annotated[str, OPERATIONAL] = Field(
-        "here",
-        pattern=POOL,
-        description="Where to train: here, in the command's own process, or the name of a Prefect work pool.",
-    )
+    recipe: Annotated[str, IDENTITY] = Field(pattern=FUNCTION)
+    """Function that builds or trains the model, as module:function or file.py:function."""
+    run: Annotated[str, OPERATIONAL] = Field(pattern=NAME)
+    """Name of the run, and of its folder on the store."""
+    store: Annotated[str, OPERATIONAL] = Field(DEFAULT_STORE, min_length=1)
+    """Folder that holds the runs: a path, s3://, gs:// or az:// URL."""
+    epochs: Annotated[Count, SCHEDULE] = Field(1, ge=1)
+    """Epochs to train in all. Raise it later to train further."""
+    seed: Annotated[int, IDENTITY] = Field(DEFAULT_SEED, ge=0, lt=2**63)
+    """Seed of Python's, NumPy's and torch's generators; 0 means 1234."""
+    where: Annotated[str, OPERATIONAL] = Field("here", pattern=POOL)
+    """Where to train: here, in the command's own process, or the name of a Prefect work pool."""
     chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()
     retention: Annotated[Retention, OPERATIONAL] = Retention()
     determinism: Annotated[Determinism, IDENTITY] = Determinism()
@@ -480,12 +438,10 @@ class RunConfig(Section):
     supervision: Annotated[Supervision, OPERATIONAL] = Supervision()
     init_from: Annotated[InitFrom | None, IDENTITY] = None
     log: Annotated[Log, OPERATIONAL] = Log()
-    signing_key: Annotated[str | None, OPERATIONAL] = Field(
-        None, description="Private key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."
-    )
-    settings: Annotated[dict[str, Any], IDENTITY] = Field(
-        default_factory=dict, description="Arguments of the recipe's function, by name."
-    )
+    signing_key: Annotated[str | None, OPERATIONAL] = None
+    """Private key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."""
+    settings: Annotated[dict[str, Any], IDENTITY] = Field(default_factory=dict)
+    """Arguments of the recipe's function, by name."""
 
     @model_validator(mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, MinLen
 from pydantic.fields import FieldInfo
 
 from holdfast.config import RunConfig, Section
+from holdfast.config.descriptions import describe_fields
 from holdfast.provenance.changes import FIELD_CLASSES, classify
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ The class of a key says what happens if you change it between two attempts of a 
 | schedule | it says how long to train | the run continues |
 | operational | it never changes the trained bytes | the run continues |
 
-This page is made from the descriptions in `holdfast/config/fields.py` by `make docs`; a test compares them.
+This page is made from the docstrings of the fields in `holdfast/config/fields.py` by `make docs`; a test compares them.
 """
 
 ROOMS = """\
@@ -93,13 +94,13 @@ def find_section(field: FieldInfo) -> type[Section] | None:
 
 def make_section(title: str, prefix: str, section: type[Section]) -> str:
     fields = [(name, field) for name, field in section.model_fields.items() if not find_section(field)]
+    described = describe_fields(section)
     lines = [
         f"## {title}", "", clean(section.__doc__ or ""), "",
         "| key | type | default | class | meaning |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for name, field in fields:
-        assert field.description, f"{prefix}{name} has no description"
-        kind, default, meaning = describe_type(field), describe_default(field), clean(field.description)
+        kind, default, meaning = describe_type(field), describe_default(field), clean(described[name])
         lines.append(f"| `{prefix}{name}` | {kind} | {default} | {classify_field(prefix + name)} | {meaning} |")
     return "\n".join([*lines, ""])
 
