@@ -3,10 +3,12 @@
 Importing it imports neither torch nor Prefect.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import holdfast.terminal.interrupt  # noqa: F401
 from holdfast.config import RunConfig, load_config
+from holdfast.distribution import warn_of_other
 from holdfast.errors import ConfigDrift, HoldfastError
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
 from holdfast.recipe import Recipe
@@ -34,6 +36,8 @@ __all__ = [
     "load_config",
     "validate_fingerprint",
 ]
+
+warn_of_other(Path(__file__).parents[1])
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ ALLOWED = {
 }  # fmt: skip
 # The CUDA build of torch brings NVIDIA's own packages. Holdfast distributes none of them.
 PROPRIETARY = ("nvidia-", "cuda-")
-OWN = "holdfast"
+PACKAGE = "holdfast"
+DISTRIBUTION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["name"]
+STEM = DISTRIBUTION.replace("-", "_")  # as the names of the wheel and the sdist begin
 # What the wheel has of others: npm packages by name, with version and licence. A test compares their files' hashes.
 VENDORED = {"uplot": ("1.6.32", "MIT")}
 
@@ -54,8 +57,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True)
     run(PYTHON, "-m", "hatchling", "build", "--directory", folder)
     run(BIN / "twine", "check", "--strict", *sorted(folder.iterdir()))
-    write_components(folder / f"{OWN}-{version}.cdx.json", version)
-    write_licences(folder / f"{OWN}-{version}.licences.md")
+    write_components(folder / f"{STEM}-{version}.cdx.json", version)
+    write_licences(folder / f"{STEM}-{version}.licences.md")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir())]
     (folder / "SHA256SUMS").write_text("".join(sums), "utf-8")
     for path in sorted(folder.iterdir()):
@@ -63,9 +66,9 @@ def main(folder: Path) -> None:
 
 
 def read_version() -> str:
-    found = re.search(r'^__version__ = "(.+)"$', (ROOT / OWN / "__init__.py").read_text("utf-8"), re.M)
+    found = re.search(r'^__version__ = "(.+)"$', (ROOT / PACKAGE / "__init__.py").read_text("utf-8"), re.M)
     if not found or not re.fullmatch(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?", found[1]):
-        raise Fault(f"{OWN}/__init__.py has no semantic version")
+        raise Fault(f"{PACKAGE}/__init__.py has no semantic version")
     if f"\n## {found[1]}" not in (ROOT / "CHANGELOG.md").read_text("utf-8"):
         raise Fault(f"CHANGELOG.md has no entry for {found[1]}")
     return found[1]
@@ -116,7 +119,7 @@ def write_licences(path: Path) -> None:
 
 def list_packages() -> list[dict[str, str]]:
     """Return name, version and licence of each package of the environment, and of what the wheel has of others."""
-    options = ["--format", "json", "--from", "mixed", "--with-system", "--ignore-packages", OWN]
+    options = ["--format", "json", "--from", "mixed", "--with-system", "--ignore-packages", DISTRIBUTION]
     listed: list[dict[str, str]] = json.loads(run(BIN / "pip-licenses", "--python", PYTHON, *options))
     listed += [{"Name": name, "Version": number, "License": licence} for name, (number, licence) in VENDORED.items()]
     return sorted(listed, key=lambda package: package["Name"].lower())

@@ -6,13 +6,15 @@ train loader. Lightning asks for each batch: there the run records the step befo
 
 from typing import Any
 
+from holdfast.distribution import spell_install
+
 try:
     import lightning.pytorch as pl
 
     if not pl.__version__.startswith("2.6."):  # the adapter names private attributes of its loops
         raise ImportError(f"found {pl.__version__}")
 except ImportError as error:
-    message = f"holdfast.adapters.lightning needs Lightning 2.6: {error}; pip install 'holdfast[lightning]'"
+    message = f"holdfast.adapters.lightning needs Lightning 2.6: {error}; {spell_install('lightning')}"
     raise ImportError(message, name="lightning") from None
 
 from lightning.pytorch.callbacks import (

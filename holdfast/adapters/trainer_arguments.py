@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from holdfast.distribution import spell_install
 from holdfast.errors import RecipeError
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.training.devices import choose_cuda
@@ -14,7 +15,7 @@ try:
     import transformers
     import transformers.trainer
 except ImportError as error:
-    message = f"holdfast.adapters.transformers needs transformers: {error}; pip install 'holdfast[transformers]'"
+    message = f"holdfast.adapters.transformers needs transformers: {error}; {spell_install('transformers')}"
     raise ImportError(message, name="transformers") from None
 
 __all__ = ["check_arguments", "choose_length", "transformers"]

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from holdfast.cli.app import Flag, app
+from holdfast.distribution import spell_install
 from holdfast.errors import ConfigError, NameTaken, WrongUse
 from holdfast.store.local import LocalStore
 
@@ -84,7 +85,7 @@ def new(
     print(f"{name}.py      what to train")
     print(f"{name}.toml    how long, and where it is saved")
     if needs := TEMPLATES[kind].needs:
-        print(f"it needs       pip install 'holdfast[{needs}]'")
+        print(f"it needs       {spell_install(needs)}")
     command = _spell_command()
     print(f"train it with  {command} train {name}.toml")
     print(f"prove it with  {command} prove {name}.toml")

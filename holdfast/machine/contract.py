@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from holdfast.distribution import OWN_NAMES
 from holdfast.machine.environment import CPU_VARIABLES, GPU_VARIABLES, PROCESS_VARIABLES, chooses_kernels
 
 Device = Literal["cpu", "cuda"]
@@ -169,13 +170,15 @@ def list_changed(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[t
     """Return each package that the recipe imported and that has another version or other files now, or is missing.
 
     Each is a name with the description then and now; empty for a missing package. Older records have no packages, or
-    none of their files, so these are not compared.
+    none of their files, so these are not compared. Nor is Holdfast, whose version and code are on record by themselves.
     """
     versions, now = saved.get("packages"), current.get("packages")
     if not isinstance(versions, Mapping) or not isinstance(now, Mapping):
         return []
     changed = []
     for name, version in sorted(versions.items()):
+        if name in OWN_NAMES:
+            continue
         files, own = ((each.get("package_files") or {}).get(name) for each in (saved, current))
         if now.get(name) != version:
             changed.append((name, version, now.get(name, "")))

@@ -6,6 +6,7 @@ import traceback
 import types
 from collections.abc import Callable
 
+from holdfast.distribution import spell_install
 from holdfast.provenance.ownership import is_own_file
 
 _LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
@@ -17,10 +18,10 @@ _WORKER = "Original Traceback (most recent call last):"
 HINTS = {
     "initialize the default process group twice": "leave out init_process_group and destroy_process_group: the ranks "
     "have a process group; run.rank, run.world_size and run.accelerator.prepare(model) take the place of DDP's lines",
-    "No module named 'pyspiel'": "pip install 'holdfast[cards]'",
-    "No module named 'transformers'": "pip install 'holdfast[transformers]', or 'holdfast[chat]' for the recipe chat",
-    "No module named 'peft'": "pip install 'holdfast[chat]', if this is the recipe chat",
-    "No module named 'lightning'": "pip install 'holdfast[lightning]'",
+    "No module named 'pyspiel'": spell_install("cards"),
+    "No module named 'transformers'": f"{spell_install('transformers')}; for the recipe chat: {spell_install('chat')}",
+    "No module named 'peft'": f"{spell_install('chat')}, if this is the recipe chat",
+    "No module named 'lightning'": spell_install("lightning"),
 }
 
 

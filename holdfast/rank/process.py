@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Protocol, cast
 
 from holdfast.config import RunConfig
+from holdfast.distribution import spell_install
 from holdfast.errors import ConfigError
 from holdfast.machine import determinism
 from holdfast.machine.processes import RANK_MODULE
@@ -79,7 +80,7 @@ def make_command(config: RunConfig) -> list[str]:
     """
     if config.compute.has_ray:
         if importlib.util.find_spec("ray") is None:
-            raise ConfigError('compute.launcher = "ray": Ray is not installed', hint="pip install 'holdfast[ray]'")
+            raise ConfigError('compute.launcher = "ray": Ray is not installed', hint=spell_install("ray"))
         return [sys.executable, "-m", RAY_MODULE]
     rank = ["-m", RANK_MODULE]
     if not config.compute.has_several:

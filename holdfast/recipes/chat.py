@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from holdfast import Recipe, Schedule
+from holdfast.distribution import spell_install
 from holdfast.errors import RecipeError
 from holdfast.recipes.conversations import Conversation, read_conversations
 from holdfast.schedule import Name
@@ -114,7 +115,7 @@ def check_installed() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
-        raise RecipeError(f"the recipe chat needs {', '.join(missing)}", hint="pip install 'holdfast[chat]'")
+        raise RecipeError(f"the recipe chat needs {', '.join(missing)}", hint=spell_install("chat"))
 
 
 def make_tokenizer(settings: Settings, conversations: Sequence[Conversation]) -> Any:

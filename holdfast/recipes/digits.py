@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
 from holdfast import Recipe, Schedule
+from holdfast.distribution import spell_install
 from holdfast.errors import RecipeError
 
 CLASSES = 10
@@ -80,7 +81,7 @@ def read_digits() -> tuple[Digit, Digit]:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise RecipeError("the recipe digits needs scikit-learn", hint="pip install 'holdfast[vision]'") from error
+        raise RecipeError("the recipe digits needs scikit-learn", hint=spell_install("vision")) from error
     found = load_digits()
     pictures = torch.from_numpy(found.images).float()[:, None] / LARGEST
     labels = torch.from_numpy(found.target).long()

@@ -2,6 +2,7 @@
 
 import importlib
 
+from holdfast.distribution import spell_install
 from holdfast.errors import ConfigError
 from holdfast.store.contract import Store
 from holdfast.store.failures import without_secrets
@@ -58,7 +59,7 @@ def open_store(url: str) -> Store:
     try:
         store: Store = getattr(importlib.import_module(f"holdfast.store.{module}"), cls)(url)
     except ImportError as error:
-        raise ConfigError(f"store = {url!r}: {error}", hint=f"pip install 'holdfast[{extra}]'") from None
+        raise ConfigError(f"store = {url!r}: {error}", hint=spell_install(extra)) from None
     except Exception as error:
         raise ConfigError(
             f"store = {url!r}: {without_secrets(str(error))}", hint="set the cloud's usual credentials"

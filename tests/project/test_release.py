@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.distribution import DISTRIBUTION
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.support.tools import load, needs_tools
 
@@ -68,7 +69,7 @@ def list_engine() -> set[str]:
 
 
 def test_the_wheel_holds_the_engine_alone(built: tuple[set[str], set[str]]) -> None:
-    info = f"holdfast-{holdfast.__version__}.dist-info"
+    info = f"{release.STEM}-{holdfast.__version__}.dist-info"
     own = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     own |= {f"{info}/licenses/holdfast/looking/report/vendor/uPlot.LICENSE"}
     assert built[0] == list_engine() | own
@@ -83,7 +84,7 @@ def test_the_sdist_builds_the_same_wheel(built: tuple[set[str], set[str]], tree:
     (sdist,) = (tmp_path / "first").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
-    build(tmp_path / f"holdfast-{holdfast.__version__}", tmp_path / "second")
+    build(tmp_path / f"{release.STEM}-{holdfast.__version__}", tmp_path / "second")
     digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.glob("*/*.whl")}
     assert len(digests) == 1
 
@@ -162,25 +163,25 @@ def test_make_dist(tmp_path: Path) -> None:
     version = holdfast.__version__
     names = {path.name for path in (tmp_path / "dist").iterdir()}
     assert names == {
-        f"holdfast-{version}-py3-none-any.whl", f"holdfast-{version}.tar.gz", f"holdfast-{version}.cdx.json",
-        f"holdfast-{version}.licences.md", "SHA256SUMS",
+        f"holdfast_train-{version}-py3-none-any.whl", f"holdfast_train-{version}.tar.gz",
+        f"holdfast_train-{version}.cdx.json", f"holdfast_train-{version}.licences.md", "SHA256SUMS",
     }  # fmt: skip
     subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path / "dist", check=True, capture_output=True)
-    text = (tmp_path / "dist" / f"holdfast-{version}.cdx.json").read_text("utf-8")
+    text = (tmp_path / "dist" / f"{release.STEM}-{version}.cdx.json").read_text("utf-8")
     assert str(ROOT) not in text
     known = json.loads(text)
-    assert (known["bomFormat"], known["metadata"]["component"]["name"]) == ("CycloneDX", "holdfast")
+    assert (known["bomFormat"], known["metadata"]["component"]["name"]) == ("CycloneDX", DISTRIBUTION)
     assert known["metadata"]["component"]["version"] == version
     components = {normal(each["name"]): each["version"] for each in known["components"]}
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.M))
     locked = {normal(name): pin for name, pin in pins.items()}
     others = {name for name, found in components.items() if locked.get(name) != found.partition("+")[0]}
-    assert others <= {"holdfast", "setuptools", *release.VENDORED}  # venv may bring its own setuptools
+    assert others <= {DISTRIBUTION, "setuptools", *release.VENDORED}  # venv may bring its own setuptools
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert {normal(re.split(r"[^\w.-]", each)[0]) for each in project["dependencies"]} <= components.keys()
-    table = (tmp_path / "dist" / f"holdfast-{version}.licences.md").read_text("utf-8")
+    table = (tmp_path / "dist" / f"{release.STEM}-{version}.licences.md").read_text("utf-8")
     listed = {normal(name) for name in re.findall(r"^\| ([\w.-]+) \| \d", table, re.M)}
-    assert listed >= components.keys() - {"holdfast"}
+    assert listed >= components.keys() - {DISTRIBUTION}
 
 
 def normal(name: str) -> str:

@@ -10,6 +10,7 @@ import importlib.util
 import os
 from collections.abc import Iterable
 
+from holdfast.distribution import spell_install
 from holdfast.errors import ConfigError
 from holdfast.looking.sinks.points import Point
 from holdfast.looking.sinks.sink import Facts, Sink
@@ -39,7 +40,7 @@ def check_usable(names: Iterable[str]) -> None:
         if name not in CLASSES:
             check_class(SETTING, name)
         if name in LIBRARIES and importlib.util.find_spec(name) is None:
-            raise ConfigError(f"{SETTING}: {name} is not installed", hint=f"pip install 'holdfast[{name}]'")
+            raise ConfigError(f"{SETTING}: {name} is not installed", hint=spell_install(name))
         if name == "mlflow" and not os.environ.get(MLFLOW_URI, "").startswith(("http://", "https://")):
             raise ConfigError(
                 f"{SETTING}: mlflow needs the address of a tracking server in {MLFLOW_URI}",

@@ -189,7 +189,7 @@ def test_another_or_no_lightning_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ImportError, match=r"needs Lightning 2\.6: found 2\.7\.0"):
         importlib.import_module(name)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    with pytest.raises(ImportError, match=r"needs Lightning 2\.6: .*pip install 'holdfast\[lightning\]'"):
+    with pytest.raises(ImportError, match=r"needs Lightning 2\.6: .*pip install 'holdfast-train\[lightning\]'"):
         importlib.import_module(name)
 
 

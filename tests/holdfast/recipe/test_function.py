@@ -121,7 +121,7 @@ def test_a_recipe_whose_library_is_missing_says_what_to_install(monkeypatch: pyt
     monkeypatch.setattr(sys, "meta_path", [WithoutOpenSpiel, *sys.meta_path])
     with pytest.raises(RecipeError, match="No module named 'pyspiel'") as caught:
         function.find_program("holdfast.recipes.cards:cards")
-    assert caught.value.hint == "pip install 'holdfast[cards]'"
+    assert caught.value.hint == "pip install 'holdfast-train[cards]'"
 
 
 # ---- settings as a pydantic model, and the device

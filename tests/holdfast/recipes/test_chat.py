@@ -67,7 +67,7 @@ def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(importlib.util, "find_spec", installed.get)
     with pytest.raises(RecipeError, match=r"^the recipe chat needs jinja2, peft$") as caught:
         build(tmp_path)
-    assert caught.value.hint == "pip install 'holdfast[chat]'"
+    assert caught.value.hint == "pip install 'holdfast-train[chat]'"
 
 
 class Constant(nn.Module):

@@ -106,4 +106,4 @@ def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(RecipeError, match="needs scikit-learn") as caught:
         digits()
-    assert caught.value.hint == "pip install 'holdfast[vision]'"
+    assert caught.value.hint == "pip install 'holdfast-train[vision]'"

@@ -39,7 +39,7 @@ def test_a_missing_library_is_refused_before_a_run_begins(tmp_path: Path, monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trackio" else find(name))
     with pytest.raises(ConfigError, match="trackio is not installed") as caught:
         live(load(tmp_path, '["trackio"]'))
-    assert caught.value.hint == "pip install 'holdfast[trackio]'"
+    assert caught.value.hint == "pip install 'holdfast-train[trackio]'"
     assert not (tmp_path / "runs").exists()
 
 

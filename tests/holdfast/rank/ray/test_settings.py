@@ -43,7 +43,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'compute.launcher = "ray": Ray is not installed') as refused:
         make_command(make_config())
-    assert refused.value.hint == "pip install 'holdfast[ray]'"
+    assert refused.value.hint == "pip install 'holdfast-train[ray]'"
 
 
 def test_the_attempt_says_for_what_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:

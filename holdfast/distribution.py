@@ -1,0 +1,41 @@
+"""The distribution that installs Holdfast. Its name isn't the package's: ``holdfast`` on PyPI is another project."""
+
+import os
+import warnings
+from pathlib import Path
+
+DISTRIBUTION = "holdfast-train"
+# Records of runs may hold Holdfast itself as a package, by its distribution's name now or of before.
+OWN_NAMES = frozenset({DISTRIBUTION, "holdfast"})
+
+
+def spell_install(extra: str) -> str:
+    """Return the command that installs what an extra of Holdfast needs."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def find_other(folder: Path) -> str:
+    """Return the metadata's folder of the distribution ``holdfast`` in a folder of packages; empty without one.
+
+    Only names are read, in one listing: reading the metadata of all packages would take most of the import's time.
+    """
+    try:
+        names = os.listdir(folder)
+    except OSError:  # a zip file, or a folder that may be searched and not listed
+        return ""
+    return next((name for name in names if name.startswith("holdfast-") and name.endswith(".dist-info")), "")
+
+
+def warn_of_other(folder: Path) -> None:
+    """Warn in one line if the distribution ``holdfast`` lies among Holdfast's own files.
+
+    Args:
+        folder: the folder that holds the package.
+    """
+    if other := find_other(folder):
+        text = (
+            "the distribution holdfast, another project or an earlier Holdfast, lies in the same folder, and each may "
+            f"have replaced the other's files: pip uninstall holdfast {DISTRIBUTION}, then install {DISTRIBUTION} again"
+        )
+        # Of a file that has no lines Python shows none, so that this is one line.
+        warnings.warn_explicit(text, RuntimeWarning, str(folder / other), 1)
