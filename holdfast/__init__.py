@@ -1,8 +1,21 @@
 """Training that holds: resumable chunks, verified checkpoints, bit-exact resume.
 
-Importing it imports neither torch nor Prefect.
+Say what to train in a function: one that returns a `Recipe`, or one that takes a `Run` and keeps its own loop.
+``holdfast new NAME`` writes an example of either, with its configuration. Train it from a shell, or from Python::
+
+    holdfast train my_model.toml
+
+    from holdfast import live, load_config
+    live(load_config("my_model.toml"))
+
+Public are the names in ``holdfast.__all__``, and those that the documentation imports from ``holdfast.adapters``,
+``attempt``, ``errors``, ``looking.sinks``, ``recipes``, ``schedule``, ``store`` and ``testing``. Everything else is
+private, whatever its name, and may change in any version.
+
+Importing this imports neither torch, nor Prefect, nor a cloud's SDK: some names are imported when they are first used.
 """
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +30,10 @@ from holdfast.recipe.probe import Limits
 from holdfast.schedule import Schedule
 
 if TYPE_CHECKING:
+    from holdfast.attempt import AttemptView, Observer, live
+    from holdfast.journal import Commit
+    from holdfast.ledger.standing import Outcome
+    from holdfast.rank.messages import Progress
     from holdfast.training.own_loop.loop import Step
     from holdfast.training.own_loop.run import Run
 
@@ -24,26 +41,47 @@ __version__ = "0.2.0"
 
 __all__ = [
     "Anneal",
+    "AttemptView",
+    "Commit",
     "ConfigDrift",
     "HoldfastError",
     "Limits",
+    "Observer",
+    "Outcome",
+    "Progress",
     "Recipe",
     "Run",
     "RunConfig",
     "Schedule",
     "Step",
     "fingerprint",
+    "live",
     "load_config",
     "validate_fingerprint",
 ]
+
+# Names that are imported when they are first used, each from its module: `Run` and `Step` import torch.
+_LATER = {
+    "AttemptView": "holdfast.attempt",
+    "Commit": "holdfast.journal",
+    "Observer": "holdfast.attempt",
+    "Outcome": "holdfast.ledger.standing",
+    "Progress": "holdfast.rank.messages",
+    "Run": "holdfast.training.own_loop.run",
+    "Step": "holdfast.training.own_loop.loop",
+    "live": "holdfast.attempt",
+}
 
 warn_of_other(Path(__file__).parents[1])
 
 
 def __getattr__(name: str) -> Any:
-    """Return `Run` or `Step`, whose module imports torch, when they are first asked for."""
-    if name not in ("Run", "Step"):
+    """Return a name of `_LATER` when it is first used."""
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import holdfast.training.own_loop.run
+    return getattr(importlib.import_module(_LATER[name]), name)
 
-    return getattr(holdfast.training.own_loop.run, name)
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion and `dir`."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -102,6 +102,8 @@ def live(
     metric sinks and observers, ``log.sinks`` and ``log.observers``, are told of each commit; its report is kept up.
 
     Args:
+        observers: told of each step and commit; see `Observer`.
+        acts: what Prefect's flow puts in place of opening, training and committing.
         number: the attempt's number; the next free one if None.
         sources: further sources of notices, beside clouds and the drain file.
         find_ending: returns the attempt's ending by its cause; the ending is recorded.

@@ -1,6 +1,6 @@
 """One interface for every storage that holds runs. `open_store` takes a folder or a URL."""
 
-from holdfast.store.contract import PIECE_BYTES, Bytes, Store, Writer
+from holdfast.store.contract import PIECE_BYTES, Bytes, Store, Writer, checked
 from holdfast.store.opening import open_store
 
-__all__ = ["PIECE_BYTES", "Bytes", "Store", "Writer", "open_store"]
+__all__ = ["PIECE_BYTES", "Bytes", "Store", "Writer", "checked", "open_store"]

@@ -52,15 +52,17 @@ class Stopped(SystemExit):
 
 
 class Step:
-    """One step of a loop.
+    """One step of a loop. `Run.steps` gives it."""
 
-    Attributes:
-        number: the steps that were completed before it, from 0.
-        epoch: the epochs that were completed before it, from 0.
-        is_last_of_epoch: whether the epoch ends with it.
-    """
+    number: int
+    """The steps that were completed before it, from 0."""
+    epoch: int
+    """The epochs that were completed before it, from 0."""
+    is_last_of_epoch: bool
+    """Whether the epoch ends with it."""
 
     def __init__(self, loop: "OwnLoop", number: int, per_epoch: int) -> None:
+        """Private: `Run.steps` makes the steps."""
         self.number = number
         self.epoch, within = divmod(number, per_epoch)
         self.is_last_of_epoch = within + 1 == per_epoch

@@ -4,23 +4,45 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
+from holdfast.config import RunConfig
 from holdfast.recipe.anneal import Anneal
 from holdfast.recipe.probe import Limits
 from holdfast.training.own_loop.loop import OwnLoop, Step
 
 
 class Run:
-    """A run, as its training function sees it.
+    """A run, as its training function sees it. Holdfast makes it, and calls the function with it.
 
-    Attributes:
-        config: the whole configuration.
-        settings: the configuration's ``[settings]``, with the function's own defaults.
-        accelerator: accelerate's accelerator for the configuration's device, precision and ranks.
+    The function keeps its own loop. It names all that the next step depends on, and takes its steps from the run::
+
+        def train(run: holdfast.Run, lr: float = 0.01) -> None:
+            model = nn.Linear(2, 1).to(run.device)
+            optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+            run.keep(model=model, optimizer=optimizer)
+            for step in run.steps(per_epoch=100):
+                points = torch.randn(32, 2, device=run.device)
+                loss = (model(points) - points.sum(1, keepdim=True)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                step.log(loss=loss)
+
+    ``recipe = "my_loop.py:train"`` in a configuration names it; the other parameters are its ``[settings]``. ``holdfast
+    new my_loop --loop`` writes an example of both.
     """
 
+    config: RunConfig
+    """The whole configuration."""
+    settings: dict[str, Any]
+    """The configuration's ``[settings]``, with the function's own defaults."""
+    accelerator: Accelerator
+    """accelerate's accelerator for the configuration's device, precision and ranks."""
+
     def __init__(self, loop: OwnLoop) -> None:
+        """Private: Holdfast makes the run."""
         self._loop = loop
         loop.own.append(self)
         self.config, self.settings, self.accelerator = loop.config, loop.settings, loop.accelerator
