@@ -70,6 +70,11 @@ down: .venv/ready
 	@npm install --silent --no-audit --no-fund --prefix .venv axe-core@4.14.1 2> /dev/null && touch $@ || \
 		echo "axe-core can't be installed with npm: the tests of the report's accessibility are skipped"
 
+# The type checker that editors have, beside mypy, for the tests of the wheel's type hints.
+.venv/pyright: .venv/ready
+	@npm install --silent --no-audit --no-fund --prefix .venv pyright@1.1.414 2> /dev/null && touch $@ || \
+		echo "pyright can't be installed with npm: a test of the wheel's type hints is skipped"
+
 # Libraries that only extras have.
 .venv/extras: .venv/ready
 	@$(PIP) --group extras
@@ -80,10 +85,10 @@ down: .venv/ready
 	@{ $(PYTHON) -m venv --clear .venv/mlflow && .venv/mlflow/bin/python -m pip install --quiet mlflow 2> /dev/null; } \
 		&& touch $@ || { rm -rf .venv/mlflow; echo "MLflow can't be installed with pip: the test of its sink is skipped"; }
 
-test: .venv/ready .venv/azurite .venv/axe
+test: .venv/ready .venv/azurite .venv/axe .venv/pyright
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "(not slow or promise) and not extras and (not pool or promise)" $(ARGS)
 
-test-full: .venv/ready .venv/azurite .venv/axe
+test-full: .venv/ready .venv/azurite .venv/axe .venv/pyright
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not pool and not extras" $(ARGS)
 	$(MAKE) test-extras test-pools
 

@@ -83,23 +83,24 @@ class Recipe:
         RecipeError: a number is out of range, or arguments exclude each other.
     """
 
+    # Functions get the model as Any, so that a type checker takes those that name the model's own class.
     model: "Module"
     data: "Dataset[Any] | Iterable[Any]"
     optimizer: "Optimizer | Mapping[str, Optimizer]"
-    loss: "Callable[[Module, Any], Tensor] | None" = None
+    loss: "Callable[[Any, Any], Tensor] | None" = None
     step: "Callable[[Any], Tensor | Mapping[str, float | Tensor]] | None" = None
     batch_size: int | None = USUAL_BATCH_SIZE
     grad_accum: int = 1
     steps_per_epoch: int | None = None
     clip_norm: float | None = None
     schedule: "Schedule | LRScheduler | Sequence[LRScheduler] | Mapping[str, Any] | None" = None
-    evaluate: "Callable[[Module], Mapping[str, float | Tensor | str | bytes]] | None" = None
+    evaluate: "Callable[[Any], Mapping[str, float | Tensor | str | bytes]] | None" = None
     measured: Sequence[str] = ()
     after_step: Callable[[], object] | None = None
     extras: Mapping[str, Stateful] = field(default_factory=dict)
     synchronized: Sequence[str] = ()
     anneals: Mapping[str, Anneal] = field(default_factory=dict)
-    probe: "Callable[[Module], Mapping[str, float | Tensor]] | None" = None
+    probe: "Callable[[Any], Mapping[str, float | Tensor]] | None" = None
     health: Mapping[str, Limits] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
     data_sha256: str = ""

@@ -1,10 +1,12 @@
 """Tests of the wheel alone, without Prefect, in its own environment: train, prove, verify and audit."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from packaging.requirements import Requirement
@@ -33,6 +35,105 @@ def line(lr: float = 0.01) -> Recipe:
         batch_size=8,
     )
 """
+TEMPLATE = "holdfast/cli/templates/recipe.py.txt"
+# Functions that take a model of the user's own class.
+SUBCLASS = """
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        return points * self.scale
+
+
+def loss(model: Net, batch: list[torch.Tensor]) -> torch.Tensor:
+    return F.mse_loss(model.forward(batch[0]), batch[0])
+
+
+def evaluate(model: Net) -> dict[str, float]:
+    return {"scale": model.scale.mean().item()}
+
+
+def scaled(lr: float = 0.1) -> Recipe:
+    model = Net()
+    return Recipe(
+        model=model,
+        data=TensorDataset(torch.ones(8, 2)),
+        optimizer={"only": torch.optim.SGD(model.parameters(), lr=lr)},
+        loss=loss,
+        evaluate=evaluate,
+        probe=evaluate,
+    )
+"""
+# Typed as strictly as torch allows: `Tensor.backward` and the step of an optimizer's own class have no types there.
+LOOP = """
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from holdfast import Limits, Run
+
+
+def descend(optimizer: Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()
+
+
+def train(run: Run, lr: float = 2e-3, noise_size: int = 8) -> None:
+    model = run.wrap(nn.Sequential(nn.Linear(noise_size, 32), nn.ReLU(), nn.Linear(32, 2))).to(run.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    noise = run.generator("noise")
+    state = {"best": float("inf")}
+    run.keep(model=model, optimizer=optimizer, state=state)
+    run.observe(evaluate=lambda model: {"best": state["best"]}, health={"loss": Limits(max=100.0)})
+    for step in run.steps(per_epoch=100):
+        made: Tensor = model(torch.randn(64, noise_size, generator=noise).to(run.device))
+        loss = (made.square().sum(1) - 1).square().mean()
+        descend(optimizer, loss)
+        norm = run.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        state["best"] = min(state["best"], loss.item())
+        step.log(loss=loss)
+        if step.is_last_of_epoch and not step.is_rehearsal:
+            print(step.number, step.epoch, norm.item(), run.rank, run.world_size, run.config.compute.virtual_ranks)
+"""
+OBSERVER = """
+from holdfast import AttemptView, Commit, HoldfastError, Observer, Progress, live, load_config
+
+
+class Printer(Observer):
+    def opened(self, attempt: AttemptView) -> None:
+        print(attempt.number, attempt.total_steps)
+
+    def progressed(self, attempt: AttemptView, progress: Progress) -> None:
+        print(progress.step, progress.loss_text, progress.steps_per_s)
+
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
+        print(commit.step, commit.metrics, commit.checkpoint_sha256)
+
+
+def main() -> int:
+    config = load_config("my_loop.toml", ["epochs=2"])
+    try:
+        return 0 if live(config, [Printer()]).complete else 3
+    except HoldfastError as error:
+        print(error, error.hint)
+        return error.exit_code
+"""
+WRONG = """
+from torch import nn
+
+from holdfast import Run
+
+
+def train(run: Run, model: nn.Module) -> None:
+    run.keep(model, "name")
+    for step in run.steps():
+        step.log("loss")
+    run.config.compute.virtual_ranks.upper()
+"""
+PYRIGHT = ROOT / ".venv" / "node_modules" / "pyright" / "index.js"
 CONFIG = 'recipe = "my_line:line"\nrun = "line"\nepochs = 3\n'
 
 
@@ -150,3 +251,51 @@ def test_the_wheel_trains_verifies_and_audits(binaries: Path, recipe: Path) -> N
     assert said.startswith("run line is complete: step 16, epoch 4")
     assert "0 problems" in run(holdfast, "verify", "runs/line", cwd=recipe)
     assert "replayed to the same bytes" in run(holdfast, "audit", "runs/line", "--random", "1", cwd=recipe)
+
+
+# ---- the type hints
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a user's recipe, own loop and observer, to be checked as strictly as checkers can."""
+    folder = tmp_path_factory.mktemp("typed")
+    (folder / "my_recipe.py").write_text(f"{(ROOT / TEMPLATE).read_text('utf-8')}\n{SUBCLASS}")
+    (folder / "my_loop.py").write_text(LOOP)
+    (folder / "my_observer.py").write_text(OBSERVER)
+    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict", "include": ["my_*.py"]}')
+    return folder
+
+
+def test_mypy_finds_no_error_in_a_users_code(binaries: Path, typed: Path) -> None:
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", binaries / "python"]
+    said = run(*mypy, "my_recipe.py", "my_loop.py", "my_observer.py", cwd=typed)
+    assert said == "Success: no issues found in 3 source files\n"
+
+
+@pytest.mark.skipif(not PYRIGHT.exists(), reason="pyright is not installed: make test installs it with npm")
+def test_pyright_finds_no_error_in_a_users_code(binaries: Path, typed: Path) -> None:
+    said = run("node", PYRIGHT, "--pythonpath", binaries / "python", cwd=typed)
+    assert said == "0 errors, 0 warnings, 0 informations\n"
+
+
+def test_a_checker_finds_what_is_wrong(binaries: Path, typed: Path) -> None:
+    """So that the tests above don't pass because everything is Any."""
+    (typed / "wrong.py").write_text(WRONG)
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", binaries / "python", "wrong.py"]
+    done = subprocess.run(mypy, cwd=typed, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S)
+    assert re.findall(r"^wrong.py:\d+: error: (.*)  \[", done.stdout, re.M) == [
+        'Too many arguments for "keep" of "Run"',
+        'Too many arguments for "log" of "Step"',
+        '"int" has no attribute "upper"',
+    ]
+
+
+def test_the_example_of_run_trains(binaries: Path, recipe: Path) -> None:
+    """Its documentation has it, as `help(holdfast.Run)` shows."""
+    program = "import holdfast, inspect; print(inspect.getdoc(holdfast.Run))"
+    (example,) = re.findall(r"^    def train.*?(?=^``recipe)", run(binaries / "python", "-c", program), re.M | re.S)
+    (recipe / "my_loop.py").write_text(f"import torch\nfrom torch import nn\n\nimport holdfast\n\n{dedent(example)}")
+    (recipe / "my_loop.toml").write_text('recipe = "my_loop.py:train"\nrun = "loop"\nepochs = 1\n')
+    said = run(binaries / "holdfast", "train", "my_loop.toml", cwd=recipe)
+    assert said.startswith("run loop is complete: step 100, epoch 1")

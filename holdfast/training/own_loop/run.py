@@ -115,8 +115,8 @@ class Run:
     def observe(
         self,
         *,
-        evaluate: Callable[..., Mapping[str, Any]] | None = None,
-        probe: Callable[..., Mapping[str, Any]] | None = None,
+        evaluate: Callable[[Any], Mapping[str, Any]] | None = None,
+        probe: Callable[[Any], Mapping[str, Any]] | None = None,
         health: Mapping[str, Limits] | None = None,
         measured: tuple[str, ...] = (),
     ) -> None:
