@@ -112,8 +112,8 @@ def test_help_speaks_to_a_user() -> None:
     said = re.sub(".\x08", "", text.getvalue())  # bold letters, as a terminal shows them
     assert said.index("Say what to train in a function") < said.index("PACKAGE CONTENTS")
     assert "Holdfast makes it, and calls the function with it" in said
-    for name in ("class Run(", "class Observer(", "live(config: ", "load_config(path: "):
-        assert name in said, name
+    for name in (r"class Run\(", r"class Observer\(", r"live\(\s*config: ", r"load_config\(\s*path: "):
+        assert re.search(name, said), name  # newer Pythons break the lines of long signatures
 
 
 def test_the_example_of_run_is_python() -> None:
