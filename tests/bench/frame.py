@@ -19,6 +19,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from holdfast import __version__
 from holdfast.checkpoint import count_cores
 from holdfast.memory import WITHOUT_VARIABLE
 
@@ -26,7 +27,7 @@ Row = dict[str, str | int | float | None]
 
 FOLDER_VARIABLE = "BENCH_FOLDER"
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("holdfast", "torch", "numpy", "accelerate", "prefect", "fsspec", "s3fs", "gcsfs", "moto")
+PACKAGES = ("torch", "numpy", "accelerate", "prefect", "fsspec", "s3fs", "gcsfs", "moto")
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def without(name: str) -> Iterator[None]:
 
 def describe_machine() -> dict[str, str | int]:
     """What the times depend on. Nothing here says whose machine it is."""
-    versions = {package: metadata.version(package) for package in PACKAGES}
+    versions = {"holdfast": __version__, **{package: metadata.version(package) for package in PACKAGES}}
     return {"cpu": _cpu_model(), "cores": count_cores(), "python": platform.python_version(), **versions}
 
 

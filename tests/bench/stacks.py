@@ -316,7 +316,7 @@ class Holdfast:
 
 # And the package whose version says which it is.
 STACKS: dict[str, tuple[Callable[[str, Path], Any], str]] = {
-    "holdfast": (Holdfast, "holdfast"), "DCP save": (DCP, "torch"), "DCP async_save": (AsyncDCP, "torch"),
+    "holdfast": (Holdfast, "holdfast-train"), "DCP save": (DCP, "torch"), "DCP async_save": (AsyncDCP, "torch"),
     "accelerate save_state": (Accelerate, "accelerate"), "Lightning": (Lightning, "lightning"),
     "HF Trainer": (Transformers, "transformers"),
 }  # fmt: skip
