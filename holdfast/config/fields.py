@@ -107,8 +107,8 @@ class ChunkLength(Section):
     cost and how often machines are lost. ``chunk = "auto"`` is short for this.
     """
     epochs: Count | None = Field(None, ge=1)
-    """Epochs of a chunk; 1 if steps and epochs are unset. With automatic steps, every chunk also ends with each multiple
-    of this many epochs.
+    """Epochs of a chunk; 1 if steps and epochs are unset. With automatic steps, every chunk also ends with each
+    multiple of this many epochs.
     """
 
     @model_validator(mode="after")
