@@ -3,10 +3,13 @@
 import json
 import math
 import struct
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
 
 import pytest
 import rfc8785
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.provenance.canonical import (
@@ -18,6 +21,7 @@ from holdfast.provenance.canonical import (
     read_exactly,
     spell_floats,
 )
+from tests.conftest import IS_SOAK
 
 
 def test_json_follows_rfc_8785() -> None:
@@ -32,6 +36,54 @@ def test_json_follows_rfc_8785() -> None:
     # Keys in the order of UTF-16, which puts the emoji before the letter.
     text = '{"b":[{"c":1e-7},"1e-7\u2028\x7f"],"big":1e+21,"lr":0.00001,"zero":0,"\U0001f600":1,"\ufb33":2}'
     assert dump_json(value).decode() == text
+
+
+# Ordinary texts, lone surrogates, keys on both sides of UTF-16's other order, and texts that look like numbers in JSON.
+TEXTS = st.text(st.characters(exclude_categories=())) | st.sampled_from(
+    ["", "a,1e-08,b", "[1.0]", ":1e+16}", '",1.0,"', "\ufb33", "\U0001f600", "\x00\x1f\x7f\u2028\\/"]
+)
+FLOATS = st.floats() | st.sampled_from(
+    [-0.0, 5e-324, 1e-4, 9.9e-5, 1e-5, 1e-6, 1e-7, 1e-8, 1e15, 1e16, 1.5e16, 1e20, 1e21]
+)
+SCALARS = st.none() | st.booleans() | TEXTS | FLOATS | st.integers() | st.integers(2**53 - 2, 2**53 + 2)
+OTHERS = st.binary() | st.sets(st.integers()) | st.sampled_from(HTTPStatus) | st.dictionaries(st.integers(), st.none())
+VALUES = st.recursive(
+    SCALARS | OTHERS,
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(TEXTS | st.integers(), inner),
+)
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
+
+
+@settings(max_examples=20_000 if IS_SOAK else 250)
+@given(VALUES | JSON)
+def test_json_is_that_of_the_library_rfc8785_and_so_are_its_errors(value: object) -> None:
+    assert outcome(dump_json, value) == outcome(rfc8785.dumps, value)
+
+
+def outcome(dump: Callable[[Any], bytes], value: object) -> object:
+    try:
+        return dump(value)
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize(
+    "value", [[1e-8] * 3, {"a": [1.0, {"b": 1e16}], "c": "x,1.0"}, {"é": -0.0, "e": [True, None, "1.0"]}]
+)
+def test_ordinary_values_take_the_fast_way(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rfc8785.dumps(value)
+    written = rfc8785.dumps
+    monkeypatch.setattr(
+        rfc8785, "dumps", lambda part: written(part) if isinstance(part, float) else pytest.fail("slow")
+    )
+    assert dump_json(value) == expected
+
+
+def test_a_value_that_contains_itself_is_an_error() -> None:
+    value: list[object] = []
+    value.append({"it": value})
+    with pytest.raises(RecursionError):
+        dump_json(value)
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, 2**53])
