@@ -5,7 +5,8 @@ from typing import Any
 
 from holdfast.data.content import digest_content
 from holdfast.data.loading import Watch
-from holdfast.data.streams import begin_pass, read_position, restart_never
+from holdfast.data.stateful import restart_never
+from holdfast.data.streams import begin_pass, read_position
 from holdfast.errors import RecipeError
 
 Gather = Callable[[Any], list[Any]]

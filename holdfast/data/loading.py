@@ -18,7 +18,8 @@ from holdfast.data.content import digest_content
 from holdfast.data.order import Order, digest_indices
 from holdfast.data.repeating import Repeating
 from holdfast.data.sharing import Share, seeded
-from holdfast.data.streams import has_exact_state, restart_never
+from holdfast.data.stateful import restart_never
+from holdfast.data.streams import has_exact_state
 from holdfast.data.workers import make_loader, start_loading
 from holdfast.errors import RecipeError, StateError
 

@@ -1,16 +1,20 @@
 """Streams of other people's: whether their saved state is their whole position, and their passes."""
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
+from holdfast.data.stateful import is_begun, walk_nodes
 from holdfast.errors import RecipeError
 from holdfast.state import has_methods
 
 # The part of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The shuffle
 # buffer will be refilled before starting to yield new examples."
 BUFFER = "BufferShuffledExamplesIterable"
+# Where such a stream has its parts.
+EXAMPLES = "_ex_iterable"
 # The key of its source's state in the state of a part.
 SOURCE = "examples_iterable"
 
@@ -45,9 +49,9 @@ def describe_flaw(data: Any) -> str:
     for each in _list_parts(data):
         if has_methods(each) and getattr(each, "num_workers", None):
             return "its own workers draw other random numbers after a resume"
-        if any(type(part).__name__ == BUFFER for part in _walk_examples(getattr(each, "_ex_iterable", None))):
+        if any(type(part).__name__ == BUFFER for part in _walk_examples(_examples_of(each))):
             return "its state leaves out the shuffle buffer"
-        samplers = [sampler for node in _walk_nodes(each) for sampler in vars(node).values() if _is_random(sampler)]
+        samplers = [sampler for node in walk_nodes(each) for sampler in vars(node).values() if _is_random(sampler)]
         if samplers:
             return f"its {type(samplers[0]).__name__} draws another order after a resume"
     return ""
@@ -63,10 +67,9 @@ def refuse_inexact(keeping: str, value: Any) -> None:
     if isinstance(value, DataLoader | Iterator) and not has_methods(value):
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
-    if not flaw and any([*_walk_nodes(each)] or hasattr(each, "_ex_iterable") for each in _list_parts(value)):
+    if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
         flaw = "its position is known only once it is read"  # so that a restore can't be checked
-    # Reading a StatefulDataLoader's state makes an iterator, too, which the next iter() takes.
-    if getattr(value, "_iterator", None) is not None and not getattr(value, "_initial_iter_for_state_dict", True):
+    if is_begun(value):
         flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"
     if flaw:
         raise RecipeError(
@@ -84,20 +87,28 @@ def _list_parts(data: Any) -> list[Any]:
     return parts
 
 
+def _examples_of(data: Any) -> Any:
+    """Return the outermost part of a Hugging Face stream; None for anything else.
+
+    Raises:
+        RecipeError: this version of datasets has it elsewhere.
+    """
+    found = getattr(data, EXAMPLES, None)
+    if found is None and type(data).__module__.partition(".")[0] == "datasets" and has_state_dict(data):
+        raise RecipeError(
+            f"datasets {version('datasets')}: its {type(data).__name__} has no {EXAMPLES}, so nobody can tell whether"
+            " its state leaves out a shuffle buffer",
+            hint="install a version of datasets that Holdfast is tested with, such as 5.2",
+        )
+    return found
+
+
 def _walk_examples(examples: Any) -> Iterator[Any]:
     """Yield the parts that a Hugging Face stream is composed of."""
     if examples is not None:
         yield examples
         for inner in [getattr(examples, "ex_iterable", None), *getattr(examples, "ex_iterables", [])]:
             yield from _walk_examples(inner)
-
-
-def _walk_nodes(node: Any) -> Iterator[Any]:
-    """Yield the nodes of a graph of torchdata's nodes, from its loader on."""
-    if type(node).__module__.startswith("torchdata.nodes"):
-        yield node
-        for inner in vars(node).values():
-            yield from _walk_nodes(inner)
 
 
 def _is_random(sampler: Any) -> bool:
@@ -114,12 +125,3 @@ def begin_pass(data: Any, number: int) -> None:
     for each in _list_parts(data):
         if hasattr(each, "set_epoch"):
             each.set_epoch(number)
-
-
-def restart_never(data: Any) -> None:
-    """Keep torchdata's ``Loader`` of nodes from restarting at the end of a pass.
-
-    It would begin the next pass before anybody asks; after a resume exactly there, its state then never changes.
-    """
-    if hasattr(data, "restart_on_stop_iteration"):
-        data.restart_on_stop_iteration = False

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.data.content import digest_content
+from holdfast.data.stateful import StatefulDataLoader
 from holdfast.errors import RecipeError
 from holdfast.terminal.interrupt import LIKE_SIGTERM
 

@@ -11,11 +11,12 @@ import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.config import Compute, Determinism, Log, RunConfig
-from holdfast.data import take_apart
+from holdfast.data import refuse_inexact, take_apart
+from holdfast.data.streams import describe_flaw
 from holdfast.errors import RecipeError
 from holdfast.proof.result import Proof
 from tests.support.lives import Lives
-from tests.support.streams import PER_EPOCH
+from tests.support.streams import PER_EPOCH, hf_stream
 from tests.support.trainings import live, live_in_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
@@ -183,6 +184,24 @@ def test_an_iterator_that_was_made_before_the_loop_is_refused(tmp_path: Path) ->
     with pytest.raises(RecipeError, match=said) as refused:
         live(early, TOTAL)
     assert "inside the loop" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["_iterator", "_initial_iter_for_state_dict"])
+def test_a_torchdata_that_does_not_tell_of_its_iterator_is_refused(name: str) -> None:
+    loader = StatefulDataLoader(np.arange(6), 2)  # type: ignore[arg-type]
+    refuse_inexact("run.keep(other=...)", loader)
+    delattr(loader, name)
+    with pytest.raises(RecipeError, match=rf"torchdata \d\S+: its StatefulDataLoader has no .*{name}"):
+        refuse_inexact("run.keep(other=...)", loader)
+
+
+@pytest.mark.extras("datasets")
+def test_a_datasets_that_hides_the_parts_of_a_stream_is_refused(tmp_path: Path) -> None:
+    stream = hf_stream(tmp_path)
+    assert not describe_flaw(stream)
+    del stream._ex_iterable
+    with pytest.raises(RecipeError, match=r"datasets \d\S+: its IterableDataset has no _ex_iterable"):
+        describe_flaw(stream)
 
 
 def test_an_extra_of_a_recipe_is_refused_likewise(tmp_path: Path) -> None:
