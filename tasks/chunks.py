@@ -29,7 +29,7 @@ def uncover(call: Callable[P, R]) -> Callable[P, R]:
     """Let a task raise the signal that tells the process to end, in place of an error that hides it.
 
     If the signal comes while Prefect is starting a task, Prefect raises ``ValueError: Task run is not set`` as it
-    handles the signal (3.8.8). The attempt would end as failed, and save nothing.
+    handles the signal (3.9.1). The attempt would end as failed, and save nothing.
     """
 
     @functools.wraps(call)

@@ -94,7 +94,7 @@ subjects:
     "infra/kubernetes/server-values.yaml": """\
 global:
   prefect:
-    image: {prefectTag: 3.8.8-python3.12}
+    image: {prefectTag: 3.9.1-python3.12}
     env: [{name: DO_NOT_TRACK, value: "1"}]
 backgroundServices:
   env: [{name: ANALYTICS, value: "false"}]
@@ -219,7 +219,7 @@ PLANTED = [
     ("infra/kubernetes/rights.yaml", "kind: Role, name: jobs", "kind: Role, name: job", "names Role job, which"),
     ("infra/kubernetes/rights.yaml", "metadata: {name: worker}", "metadata: {name: w}", "names ServiceAccount worker"),
     ("infra/kubernetes/server-values.yaml", "prefectTag", "tag", "no value global.prefect.image.tag"),
-    ("infra/kubernetes/server-values.yaml", "3.8.8-python3.12", "latest", "tag latest is not pinned"),
+    ("infra/kubernetes/server-values.yaml", "3.9.1-python3.12", "latest", "tag latest is not pinned"),
     ("infra/kubernetes/server-values.yaml", "existingSecret", "secret", "no value server.basicAuth.secret"),
     ("infra/kubernetes/server-values.yaml", "runAsNonRoot", "runAsNonRot", "runAsNonRot"),
     ("infra/kubernetes/server-values.yaml", "topologyKey", "topologieKey", "topologyKey"),

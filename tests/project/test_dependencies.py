@@ -44,8 +44,8 @@ LATER = {
     "vision": "sklearn",
     "wandb": "wandb",
 }
-# Extras also name packages that fsspec loads by URL, and bounds on what Prefect itself requires.
-NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}, "prefect": {"fastapi", "sqlalchemy"}}
+# Extras also name packages that fsspec loads by URL.
+NOT_IMPORTED = {"s3": {"s3fs"}, "azure": {"adlfs"}, "gcs": {"gcsfs"}}
 
 
 def list_imports(source: str) -> Iterator[str]:
@@ -100,7 +100,7 @@ def test_an_extra_is_what_its_modules_import(extra: str) -> None:
 
 def test_the_prefect_extra_is_what_only_the_flows_import() -> None:
     imported = find_distributions(files_of("flows", "tasks", "deployments"))
-    assert imported - CORE == EXTRAS["prefect"] - NOT_IMPORTED["prefect"]
+    assert imported - CORE == EXTRAS["prefect"]
 
 
 def test_make_installs_the_flows_dependencies() -> None:
