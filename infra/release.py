@@ -6,7 +6,7 @@
 
 The folder, ``dist`` by default, then has the wheel and the sdist, the components of the environment in which they are
 tested (SBOM, as CycloneDX JSON), the licences of those components, and the SHA-256 of each file. The exit code is 1 if
-a check finds a fault.
+a check finds a fault. On GitHub, in a workflow of a tag, the tag must be that of the version.
 """
 
 import hashlib
@@ -53,6 +53,8 @@ class Fault(Exception):
 def main(folder: Path) -> None:
     """Build everything into a new folder."""
     version = read_version()
+    if os.environ.get("GITHUB_REF_TYPE") == "tag":
+        check_tag(os.environ["GITHUB_REF_NAME"], version)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     run(PYTHON, "-m", "hatchling", "build", "--directory", folder)
@@ -72,6 +74,16 @@ def read_version() -> str:
     if f"\n## {found[1]}" not in (ROOT / "CHANGELOG.md").read_text("utf-8"):
         raise Fault(f"CHANGELOG.md has no entry for {found[1]}")
     return found[1]
+
+
+def check_tag(tag: str, version: str) -> None:
+    """Raise Fault unless a tag is that of a version, whose entry in CHANGELOG.md has a date."""
+    if tag != f"v{version}":
+        raise Fault(f"the tag is {tag!r}, but {OWN}/__init__.py has the version {version}: expected v{version}")
+    if not re.search(
+        rf"^## {re.escape(version)}, \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M
+    ):
+        raise Fault(f"CHANGELOG.md has no date for {version}: expected '## {version}, YYYY-MM-DD'")
 
 
 def write_components(path: Path, version: str) -> None:

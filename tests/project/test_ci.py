@@ -13,6 +13,9 @@ import yaml
 from tests.conftest import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
+RELEASE = ROOT / ".github" / "workflows" / "release.yaml"
+# What the jobs of a release may do besides reading.
+MAY = {"publish": {"attestations": "write", "id-token": "write"}, "announce": {"contents": "write"}}
 MAKES = {"setup", "lint", "check-infra", "dist", "test-full"}
 
 
@@ -41,11 +44,11 @@ def list_commands(text: str) -> list[str]:
 def test_a_workflow_may_do_little_and_not_for_ever(path: Path) -> None:
     workflow = read(path)
     assert workflow["permissions"] == {"contents": "read"}
-    assert workflow["concurrency"]["cancel-in-progress"] is True
+    assert workflow["concurrency"]["cancel-in-progress"] is (path != RELEASE)
     assert "pull_request_target" not in workflow["on"]
-    for job in workflow["jobs"].values():
+    for name, job in workflow["jobs"].items():
         assert 0 < job["timeout-minutes"] <= 90
-        assert "permissions" not in job
+        assert job.get("permissions") == (MAY.get(name) if path == RELEASE else None)
         assert re.search(r"-\d", job["runs-on"])  # a version: `latest` changes
 
 
@@ -53,8 +56,9 @@ def test_a_workflow_may_do_little_and_not_for_ever(path: Path) -> None:
 def test_an_action_is_pinned_by_its_commit(step: dict[str, Any]) -> None:
     if "uses" in step:
         assert re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40}", step["uses"])
-        (line,) = [line for path in WORKFLOWS for line in path.read_text("utf-8").splitlines() if step["uses"] in line]
-        assert re.search(r" # v\d+\.\d+\.\d+$", line)
+        lines = [line for path in WORKFLOWS for line in path.read_text("utf-8").splitlines() if step["uses"] in line]
+        (version,) = {line.partition(step["uses"])[2] for line in lines}
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", version)
 
 
 @pytest.mark.parametrize("step", list_steps())
@@ -74,8 +78,26 @@ def test_commands_of_a_step_are_found() -> None:
     assert list_commands("make all && .ci/run; infra/image x") == ["make all", ".ci/run", "infra/image"]
 
 
-def test_a_workflow_runs_ci_run() -> None:
-    assert [step.values[0] for step in list_steps() if step.values[0].get("run") == ".ci/run"]
+@pytest.mark.parametrize("name", ["ci.yaml", "release.yaml"])
+def test_a_workflow_runs_ci_run(name: str) -> None:
+    jobs = read(ROOT / ".github" / "workflows" / name)["jobs"].values()
+    assert [step for job in jobs for step in job["steps"] if step.get("run") == ".ci/run"]
+
+
+def test_a_release_is_a_tag_that_passed_and_that_a_person_approved() -> None:
+    workflow = read(RELEASE)
+    jobs = workflow["jobs"]
+    assert workflow["on"] == {"push": {"tags": ["v*"]}}
+    assert (jobs["publish"]["needs"], jobs["publish"]["environment"]) == ("build", "release")
+    assert jobs["announce"]["needs"] == "publish"
+    assert "cache" not in str(jobs["build"])
+
+
+@pytest.mark.parametrize("name", MAY)
+def test_a_job_that_may_write_runs_nothing_of_the_repository(name: str) -> None:
+    steps = read(RELEASE)["jobs"][name]["steps"]
+    assert not [step for step in steps if "checkout" in step.get("uses", "")]
+    assert not [command for step in steps for command in list_commands(step.get("run", ""))]
 
 
 def test_ci_run_makes_everything() -> None:

@@ -113,6 +113,30 @@ def test_a_version_without_an_entry_is_refused(version: str, tmp_path: Path, mon
         release.read_version()
 
 
+@pytest.mark.parametrize(
+    ("tag", "heading", "said"),
+    [
+        ("v1.2.0", "## 1.2.0, 2027-01-31", ""),
+        ("v1.2.1", "## 1.2.0, 2027-01-31", "the tag is 'v1.2.1', but .* version 1.2.0: expected v1.2.0"),
+        ("1.2.0", "## 1.2.0, 2027-01-31", "expected v1.2.0"),
+        ("v1.2.0", "## 1.2.0, not released yet", "no date for 1.2.0"),
+    ],
+)
+def test_a_tag_is_that_of_the_version_which_has_a_date(
+    tag: str, heading: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "holdfast").mkdir()
+    (tmp_path / "holdfast" / "__init__.py").write_text('__version__ = "1.2.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{heading}\n\n## 1.1.0, 2026-01-31\n")
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    monkeypatch.setenv("GITHUB_REF_NAME", tag)
+    monkeypatch.setattr(release, "run", lambda *command: pytest.fail("building"))  # begins only if the tag is right
+    for kind, expected in (("branch", "building"), ("tag", said or "building")):
+        monkeypatch.setenv("GITHUB_REF_TYPE", kind)
+        with pytest.raises((release.Fault, pytest.fail.Exception), match=expected):
+            release.main(tmp_path / "dist")
+
+
 # ---- licences
 
 
