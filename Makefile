@@ -4,6 +4,7 @@
 # make test-extras    other people's loops, metric sinks, data streams and Ray      make test-pools    work pools of every kind, several nodes
 # make test-gpus      tests of ranks on this machine's GPUs, with NCCL
 # make test-kernels   tests that train, with the kernels of another CPU      make test-kernels TRAINING=tests    the suite
+# make test-versions  the oldest and the newest torch, accelerate, Prefect, transformers and Lightning: docs/versions.md
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 #              make up RECIPES=my_models,/srv/code/: recipes that flow runs may train beside those of this repository
@@ -32,9 +33,9 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
-test test-full test-extras test-gpus test-kernels check: export PYTHONUTF8 := 1
+test test-full test-extras test-gpus test-kernels test-versions check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-full test-extras test-pools test-gpus test-kernels lint check bench soak docs map screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-full test-extras test-pools test-gpus test-kernels test-versions lint check bench soak docs map screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -113,6 +114,10 @@ test-kernels: export MKL_CBWR := COMPATIBLE
 test-kernels: .venv/ready
 	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal -m "not pool and not extras" \
 		$(TRAINING) $(ARGS)
+
+# Environments of their own, in .venv/versions. ARGS=newest tests only that end.
+test-versions: .venv/ready
+	@$(BIN)/python -m tests.support.versions $(ARGS)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

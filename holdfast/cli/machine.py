@@ -17,8 +17,9 @@ from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.finding import open_journal
 from holdfast.ledger.plan import read_config
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
-from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus
+from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_libraries
 from holdfast.machine.gpus import read_report
+from holdfast.machine.libraries import find_installed
 from holdfast.provenance.packages import find_versions
 from holdfast.terminal import counted
 
@@ -49,17 +50,22 @@ def doctor(
     determinism, compute = _read_settings(journal) if journal else (Determinism(), Compute())
     examination = examine(determinism, compute.device)
     gpus = judge_gpus(read_report(), compute, len(examination.environment["gpus"]))
+    libraries = judge_libraries(find_installed())
     verdict = judge(attempt.environment, _with_packages(attempt, examination)) if attempt else None
     is_good = examination.is_good and all(gpu.is_good is not False for gpu in gpus)
     if json:
-        known = {"ok": is_good, "gpus": [asdict(gpu) for gpu in gpus]}
+        known = {
+            "ok": is_good,
+            "gpus": [asdict(gpu) for gpu in gpus],
+            "libraries": [asdict(library) for library in libraries],
+        }
         print_json(_to_json(examination, attempt, verdict) | known)
     else:
         if attempt and verdict:
             _print_verdict(run, attempt, verdict)
         else:
             _print_contract(examination.environment)
-        _print_rest(examination, gpus)
+        _print_rest(examination, gpus, libraries)
     return 0 if is_good else 2
 
 
@@ -117,13 +123,15 @@ def _print_verdict(run: str, attempt: AttemptRecord, verdict: Verdict) -> None:
     print("\nholdfast doctor, without a run, says why each of them counts")
 
 
-def _print_rest(examination: Examination, gpus: Iterable[Finding]) -> None:
+def _print_rest(examination: Examination, gpus: Iterable[Finding], libraries: Iterable[Finding]) -> None:
     device = examination.environment["device"]
     threads = counted(examination.environment["threads"], "thread")
     print("\nnot promised anywhere:\n")
     _print_columns((limit.text,) for limit in LIMITS if device in limit.on)
     print("\nGPUs:\n")
     _print_findings(gpus)
+    print("\nlibraries:\n")
+    _print_findings(libraries)
     print(f"\nmeasured here, on {device}, in fresh processes with {threads}:\n")
     _print_findings(examination.findings)
     if not examination.is_good:

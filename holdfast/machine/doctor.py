@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ from holdfast.errors import DeterminismError
 from holdfast.machine import determinism
 from holdfast.machine.environment import describe_environment
 from holdfast.machine.gpus import GpuReport, list_taken, list_visible
+from holdfast.machine.libraries import describe_versions
 from holdfast.terminal import counted
 
 if TYPE_CHECKING:
@@ -124,6 +125,15 @@ def judge_gpus(report: GpuReport, compute: Compute, seen_by_torch: int) -> tuple
     if taken and not seen_by_torch:
         findings.append(Finding("torch", "it sees no GPU, so that a run would train on the CPU"))
     return tuple(findings)
+
+
+def judge_libraries(installed: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Return whether the tests have seen these versions of libraries. Another version is no fault."""
+    described = describe_versions(installed)
+    return tuple(
+        Finding(name, seen if is_tested else f"{seen}: no test has seen it", True if is_tested else None)
+        for name, (seen, is_tested) in described.items()
+    )
 
 
 def _start(settings: Determinism, device: DeviceChoice, within_s: float) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from holdfast.machine import determinism, doctor
 from holdfast.machine.contract import LIMITS, TERMS, judge, terms_on
 from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_reports
 from holdfast.machine.gpus import read_report
+from holdfast.machine.libraries import TESTED, find_installed
 from holdfast.store import open_store
 from tests.conftest import has_not_ended
 from tests.support.makers import IDENTITY, SETTINGS, make_line, train
@@ -89,6 +90,8 @@ def test_doctor_describes_this_machine(
     assert "good deterministic algorithms on: put_, which has none, is refused" in words(out)
     assert "seen 2 or 3 threads, not 1" in words(out)
     assert here.environment["torch"] in out
+    oldest, newest = TESTED["torch"]
+    assert f"torch {here.environment['torch']}, tested with {oldest} to {newest}" in words(out)
 
 
 def test_doctor_describes_a_machine_with_a_gpu(
@@ -138,6 +141,7 @@ def test_json(here: Examination, asked: list[Any], capsys: pytest.CaptureFixture
     assert {term["here"] for term in shown["contract"] if term["key"] == "torch"} == {here.environment["torch"]}
     assert [finding["is_good"] for finding in shown["measured"]] == [True, True, True, None]
     assert (shown["attempt"], shown["verdict"]) == (None, None)
+    assert [library["what"] for library in shown["libraries"]] == [*find_installed()]
     assert asked == [(Determinism(), "auto")]
 
 

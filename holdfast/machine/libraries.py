@@ -1,0 +1,50 @@
+"""The libraries whose inside Holdfast relies on: the versions that it is tested with, and those that are installed.
+
+Of most of them a newer version isn't forbidden, because a bound in a package would keep every user from it. `holdfast
+doctor` says when one is installed that no test has seen. `make test-versions` tests the oldest and the newest.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+# The oldest version that pyproject.toml allows, and the newest that the tests, or their narrow part, have passed with.
+TESTED = {
+    "torch": ("2.9.0", "2.13.0"),
+    "accelerate": ("1.15.0", "1.15.0"),
+    "torchdata": ("0.11.0", "0.11.0"),
+    "prefect": ("3.9.1", "3.9.1"),
+    "transformers": ("5.3.0", "5.23.0"),
+    "lightning": ("2.6.0", "2.6.6"),
+}
+
+
+def find_installed() -> dict[str, str]:
+    """Return the versions of the libraries of `TESTED` that are installed. This imports none of them."""
+    found = {}
+    for name in TESTED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def describe_versions(installed: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
+    """Return for each installed library of `TESTED` what to say of its version, and whether it is a tested one."""
+    described = {}
+    for name, here in installed.items():
+        oldest, newest = TESTED[name]
+        between = f"tested with {oldest}" + (f" to {newest}" if newest != oldest else "")
+        is_tested = _order(oldest) <= _order(here) <= _order(newest)
+        described[name] = f"{here}, {between}", is_tested
+    return described
+
+
+def _order(number: str) -> tuple[int, ...]:
+    """Return what orders versions: 2.13.0+cpu as 2.13.0, which is 2.13, and 2.15.0rc1 as 2.15."""
+    release = re.match(r"\d+(?:\.\d+)*", number)
+    parts = [int(part) for part in release[0].split(".")] if release else []
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)
