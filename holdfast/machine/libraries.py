@@ -10,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 # The oldest version that pyproject.toml allows, and the newest that the tests, or their narrow part, have passed with.
 TESTED = {
-    "torch": ("2.9.0", "2.13.0"),
+    "torch": ("2.9.0", "2.14.1"),
     "accelerate": ("1.15.0", "1.15.0"),
     "torchdata": ("0.11.0", "0.11.0"),
     "prefect": ("3.9.1", "3.9.1"),
-    "transformers": ("5.3.0", "5.23.0"),
+    "transformers": ("5.3.0", "5.24.0"),
     "lightning": ("2.6.0", "2.6.6"),
 }
 
