@@ -79,7 +79,7 @@ def read_version() -> str:
 def check_tag(tag: str, version: str) -> None:
     """Raise Fault unless a tag is that of a version, whose entry in CHANGELOG.md has a date."""
     if tag != f"v{version}":
-        raise Fault(f"the tag is {tag!r}, but {OWN}/__init__.py has the version {version}: expected v{version}")
+        raise Fault(f"the tag is {tag!r}, but {PACKAGE}/__init__.py has the version {version}: expected v{version}")
     if not re.search(
         rf"^## {re.escape(version)}, \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M
     ):

@@ -94,7 +94,7 @@ def _examples_of(data: Any) -> Any:
         RecipeError: this version of datasets has it elsewhere.
     """
     found = getattr(data, EXAMPLES, None)
-    if found is None and type(data).__module__.partition(".")[0] == "datasets" and has_state_dict(data):
+    if found is None and type(data).__module__.partition(".")[0] == "datasets" and has_methods(data):
         raise RecipeError(
             f"datasets {version('datasets')}: its {type(data).__name__} has no {EXAMPLES}, so nobody can tell whether"
             " its state leaves out a shuffle buffer",
