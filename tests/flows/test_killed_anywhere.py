@@ -24,7 +24,7 @@ from tests.conftest import (
     has_not_ended,
 )
 from tests.support.lives import ranks_of
-from tests.support.vanishing import FAULTS
+from tests.support.vanishing import FAULTS, PAUSE_S
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +166,7 @@ def test_a_rank_that_dies_each_time_a_run_opens_ends_the_command(driver: Driver)
 
 def test_sigterm_ends_a_command_whose_ranks_die_as_the_run_opens(driver: Driver) -> None:
     """No further rank is started, whether the signal comes while one starts or in the pause after its death."""
-    process = driver.start(VANISHING, **{FAULTS: json.dumps([("build", 0, 0, "")])})
+    process = driver.start(VANISHING, **{FAULTS: json.dumps([("build", 0, 0, "")]), PAUSE_S: "3"})
     ranks: set[int] = set()
     while len(ranks) < 2:
         assert process.poll() is None, process.communicate()

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from tests.support.shares import averaged
 FAULTS = "VANISHING_FAULTS"
 # Milliseconds: a kill at the place ``later`` comes so long after the step.
 LATER_MS = "VANISHING_LATER_MS"
+# Seconds that a rank waits before its kill, so that a test sees each rank even on a busy machine.
+PAUSE_S = "VANISHING_PAUSE_S"
 # The file to which each rank adds a line for each step that it has completed: its number and the step.
 NOTES = "VANISHING_NOTES"
 
@@ -46,6 +49,7 @@ def reach(place: str, step: int = 0) -> None:
 
 
 def _kill() -> None:
+    time.sleep(float(os.environ.get(PAUSE_S, "0")))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.keeping.verification import verify_run
 from holdfast.store import open_store
-from tests.conftest import AZURITE, IS_SOAK
+from tests.conftest import AZURITE, COMMAND_WITHIN_S, IS_SOAK
 from tests.support import writer
 from tests.support.lives import Lives
 from tests.support.writer import WaitingWriter
@@ -58,7 +58,7 @@ def race(nursery: Lives, store: str, later_s: float) -> list[tuple[int, str]]:
         for writer, pause_s in zip(both, (later_s, 0), strict=True):
             writer.begin()
             time.sleep(pause_s)
-        return [writer.finish(60) for writer in both]
+        return [writer.finish(COMMAND_WITHIN_S) for writer in both]
     finally:
         for writer in both:
             writer.process.kill()
