@@ -20,7 +20,7 @@ from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.support.lives import Command, Lives
 
-PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+PAGES = {path.name: path.read_text("utf-8") for path in (*(ROOT / "docs").glob("*.md"), ROOT / "README.md")}
 PAGES["CONTRIBUTING.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 README = PAGES["README.md"]
 # These pages continue with the README's model, in this order.
@@ -82,7 +82,8 @@ def test_every_page_with_commands_is_run() -> None:
 
 
 def test_make_targets_exist() -> None:
-    named = {target for text in PAGES.values() for target in re.findall(r"(?:^|`|\$ )make ([a-z]+)", text, re.M)}
+    texts = [text for page, text in PAGES.items() if page != "messages.md"]  # has "make room", in English
+    named = {target for text in texts for target in re.findall(r"(?:^|`|\$ )make ([a-z]+)", text, re.M)}
     assert named >= {"setup", "train", "test", "check", "soak", "bench", "docs", "up", "down"}
     for target in named:
         subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)

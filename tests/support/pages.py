@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that are made from the code, ``configuration.md`` and ``rooms.md``: ``make docs``."""
+"""Write the pages of docs/ that are made from the code: ``make docs``. configuration.md and rooms.md are made here."""
 
 import ast
 import functools
@@ -15,6 +15,9 @@ from pydantic.fields import FieldInfo
 from holdfast.config import RunConfig, Section
 from holdfast.config.descriptions import describe_fields
 from holdfast.provenance.changes import FIELD_CLASSES, classify
+from tests.support import reference
+from tests.support.api import escape, make_api
+from tests.support.converted import make_convert
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -162,7 +165,7 @@ def name_type(annotation: Any, limits: list[Any]) -> str:
 
 def clean(text: str) -> str:
     """Return text in one line, as Markdown for a cell of a table."""
-    return " ".join(text.split()).replace("``", "`").replace("|", "\\|").replace("<", "\\<")
+    return escape(" ".join(text.split()).replace("``", "`").replace("|", "\\|"))
 
 
 # ---- rooms.md
@@ -204,7 +207,7 @@ def order_rooms(rooms: list[str]) -> list[str]:
 
 def make_line(package: Path, depth: int) -> str:
     name = package.relative_to(ROOT).as_posix()
-    return f"{'  ' * depth}- [`{package.name}/`](../{name}): {describe(package / '__init__.py')}"
+    return f"{'    ' * depth}- [`{package.name}/`](../{name}): {describe(package / '__init__.py')}"
 
 
 def describe(path: Path) -> str:
@@ -222,7 +225,16 @@ def print_map() -> None:
             print(f"{path.relative_to(ROOT)}: {describe(path)}")
 
 
-PAGES = {"configuration.md": make_configuration, "rooms.md": make_rooms}
+PAGES = {
+    "api.md": make_api,
+    "commands.md": reference.make_commands,
+    "configuration.md": make_configuration,
+    "convert.md": make_convert,
+    "environment.md": reference.make_environment,
+    "errors.md": reference.make_errors,
+    "messages.md": reference.make_messages,
+    "rooms.md": make_rooms,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["map"]:

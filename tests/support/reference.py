@@ -1,0 +1,394 @@
+"""Make the pages of reference that are made from the code: commands.md, environment.md, errors.md and messages.md."""
+
+import ast
+import importlib
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import griffe
+from cyclopts import App
+
+from holdfast import errors
+from holdfast.cli import EXIT_CODES, app
+from holdfast.errors import HoldfastError
+from holdfast.journal.endings import REASONS, Reason
+from holdfast.machine.environment import CPU_VARIABLES, GPU_VARIABLES, PROCESS_VARIABLES
+from tests.support.api import escape, spell_text
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("holdfast", "tasks", "flows", "deployments")
+
+
+def find_programs() -> dict[str, App]:
+    """Return the programs with a command line: `holdfast`, and the modules that are started with ``python -m``."""
+    paths = [path for room in ("flows", "deployments") for path in sorted((ROOT / room).glob("*.py"))]
+    modules = [f"{path.parent.name}.{path.stem}" for path in paths if "\napp = App(" in path.read_text("utf-8")]
+    apps = [app, *(importlib.import_module(module).app for module in modules)]
+    return {str(each.name[0]): each for each in apps}
+
+
+# ---- commands.md
+
+COMMANDS = """\
+# The commands
+
+`holdfast` is the engine's command; `pip install .` installs it. The programs below it, `python -m flows.train` and so
+on, belong to a checkout of the repository. Each prints its own help with `--help`.
+
+A RUN is `<store>/<run>`, or the name of a run in `runs/`, where runs lie by default.
+
+{exit_codes} [errors.md](errors.md) lists them by error. A command that compares says below what 2 means.
+
+This page is made from the commands' options and docstrings by `make docs`; a test compares them.
+"""
+
+
+def make_commands() -> str:
+    """Return docs/commands.md: a section for each command of each program."""
+    lines = [COMMANDS.format(exit_codes=EXIT_CODES)]
+    for program, each in find_programs().items():
+        lines += [f"## {program}", "", spell_prose(str(each.help or "")), ""]
+        for name, command in list_commands(each):
+            lines += [f"### {name}", ""] if name else []
+            lines += describe_command(f"{program} {name}".rstrip(), command)
+    return "\n".join(lines)
+
+
+def list_commands(program: App) -> list[tuple[str, App]]:
+    """Return a program's shown commands by name, sorted; itself, without a name, if it has no others."""
+    named = [(name, program[name]) for name in program if not name.startswith("-")]
+    return sorted((name, each) for name, each in named if each.show) or [("", program)]
+
+
+def describe_command(name: str, command: App) -> Iterator[str]:
+    """Yield the lines of a command: how it is called, what it does, and a table of its arguments and options."""
+    function = command.default_command
+    assert function is not None
+    arguments = list(command.assemble_argument_collection())
+    usage = (command.usage or "").replace("Usage: ", "").replace("\n       ", "\n") or spell_usage(name, arguments)
+    yield from ["```", *usage.splitlines(), "```", ""]
+    text, meanings = read_docstring(function)
+    yield from [*text, ""]
+    if not arguments:
+        return
+    yield from ["| argument or option | default | meaning |", "|---|---|---|"]
+    for each in arguments:
+        names = ", ".join(f"`{spelling}`" for spelling in each.names)
+        meaning = spell_prose(meanings[each.field_info.name]).replace("|", "\\|")
+        yield f"| {names} | {spell_default(each)} | {meaning} |"
+    yield ""
+
+
+def spell_usage(name: str, arguments: list[Any]) -> str:
+    positional = [each.name if each.required else f"[{each.name}]" for each in arguments if each.index is not None]
+    return " ".join([name, *positional, *(["[OPTIONS]"] if len(positional) < len(arguments) else [])])
+
+
+def spell_default(argument: Any) -> str:
+    if argument.required:
+        return "required"
+    default = argument.field_info.default
+    return f"`{default}`" if default not in (None, "", False) and isinstance(default, str | int | float) else ""
+
+
+def read_docstring(function: Any) -> tuple[list[str], Mapping[str, str]]:
+    """Return the lines of a function's docstring before its arguments, and the meaning of each argument by its name."""
+    text: list[str] = []
+    meanings: dict[str, str] = {}
+    for section in griffe.Docstring(function.__doc__ or "").parse("google", warnings=False):
+        if isinstance(section, griffe.DocstringSectionText):
+            text += spell_text(section.value)
+        elif isinstance(section, griffe.DocstringSectionParameters):
+            meanings |= {name: each.description for each in section.value for name in each.name.split(", ")}
+    return text, meanings
+
+
+def spell_prose(text: str) -> str:
+    return escape(" ".join(text.replace("``", "`").split()))
+
+
+# ---- environment.md
+
+# Each variable of ours: what it does.
+SET_BY_YOU = {
+    "HOLDFAST_ALLOWED_RECIPES": "the recipes that runs on this machine may train: module paths, recipes, files and "
+    "folders, separated by commas. Unset, it restricts nothing; empty, it allows nothing. "
+    "[SECURITY.md](../SECURITY.md#who-can-run-code) shows it",
+    "HOLDFAST_ALLOWED_STORES": "the stores that runs on this machine may use: folders and URLs, separated by commas. "
+    "[adding-a-store.md](adding-a-store.md) shows it",
+    "HOLDFAST_NODE": "the number of this node, from 0, if neither Slurm nor Kubernetes gives one: [nodes.md](nodes.md)",
+    "HOLDFAST_STATE": "the folder of `make up`: its database, secret and logs. By default `~/.local/state/holdfast`",
+    "HOLDFAST_WITHOUT": "optimizations to turn off, separated by commas: `buffers`, `huge pages`, `direct`, "
+    "`priority`, `pinning`. To find the cause of a problem, or to measure a gain: [performance.md](performance.md)",
+}
+SET_FOR_TESTS = {
+    "HOLDFAST_DRILL": "the kills of a drill, as JSON; the flow `drill` sets it",
+    "HOLDFAST_EXAMPLES": "how many random lives of a run the tests try; `make soak` sets it",
+    "HOLDFAST_FAULT": "a point of the code at which a process dies; `holdfast.testing.faults.fault` returns it "
+    "([api.md](api.md#fault))",
+    "HOLDFAST_HELM_CHARTS": "a folder of Helm charts, for `make check-infra` without a network",
+    "HOLDFAST_TERRAFORM_PLUGINS": "a folder of Terraform's providers, for `make check-infra` without a network",
+    "HOLDFAST_TEST_DEVICE": "the device that the tests of ranks train on; `make test-gpus` sets it",
+}
+SET_BY_HOLDFAST = {
+    "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
+    "HOLDFAST_CONFIG": "the configuration of ranks and of metric sinks, as JSON",
+    "HOLDFAST_GPU": "the GPU of a worker that `make up GPUS=...` has started, and of what it starts",
+    "HOLDFAST_HEARTBEATS": "the file in which ranks note their places for their attempt",
+    "HOLDFAST_HELD": "set for ranks that wait for an order before they build",
+    "HOLDFAST_LIVED": "the file of the steps that no commit has yet",
+    "HOLDFAST_LONGEST_EPOCH": "the largest number of steps of an epoch, to which a proof cuts it",
+    "HOLDFAST_PATIENCE": "the factor of the limits after which ranks count as hanging",
+    "HOLDFAST_RANKS": "the mark of an attempt's ranks, by which it finds them",
+}
+OF_OTHERS = {
+    "CUDA_DEVICE_ORDER": "`PCI_BUS_ID` numbers GPUs of several models as `nvidia-smi` does; without it a run that "
+    "finds several models checks all of them",
+    "CUDA_VISIBLE_DEVICES": "the GPUs that a run may take",
+    "GLOO_SOCKET_IFNAME": "the network interface of ranks on several nodes; Holdfast sets it if you don't",
+    "GROUP_RANK": "the place of a rank among others, from torchrun; so are `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
+    "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Ranks don't see those of an outer launcher",
+    "JOB_COMPLETION_INDEX": "the number of this node, in an indexed Job of Kubernetes",
+    "MLFLOW_TRACKING_URI": "MLflow's server; `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and "
+    "`MLFLOW_TRACKING_PASSWORD`, are its secret: [metrics.md](metrics.md)",
+    "NO_PROXY": "hosts that are asked without a proxy, as `no_proxy` is; `make up` adds this machine",
+    "PREFECT_API_URL": "Prefect's server; `PREFECT_API_AUTH_STRING` is its secret: [operating.md](operating.md)",
+    "PYTHONPATH": "folders of modules, which ranks on a Ray cluster get, too",
+    "RAY_ADDRESS": "the Ray cluster: [nodes.md](nodes.md)",
+    "SLURM_NODEID": "the number of this node, in a job of Slurm; `SLURM_LOCALID` has to be 0",
+    "STORAGE_EMULATOR_HOST": "an emulator in place of Google Cloud Storage, which is then used without credentials",
+}
+
+ENVIRONMENT = """\
+# The environment variables
+
+A setting in a [configuration](configuration.md) belongs to a run. A variable belongs to a machine or to a process.
+
+## Those that you may set
+
+{yours}
+
+## Those of other programs
+
+Holdfast reads these, as the programs that they belong to do. A key that signs commits can be in a variable of any name:
+`env:NAME` in [configuration.md](configuration.md).
+
+{others}
+
+These choose kernels, and so bits. A checkpoint records them, `holdfast doctor RUN` compares them with this machine's,
+and `determinism.mode = "strict"` sets some for the ranks ([RESUME.md](../holdfast/RESUME.md#determinism)):
+
+{bits}
+
+## Those of tests and drills
+
+{tests}
+
+## Those that Holdfast sets
+
+Holdfast sets these for its own processes. Don't set them yourself.
+
+{internal}
+
+A test compares this page with the code.
+"""
+
+
+def make_environment() -> str:
+    """Return docs/environment.md: every environment variable that the code reads."""
+    tables = {"yours": SET_BY_YOU, "others": OF_OTHERS, "tests": SET_FOR_TESTS, "internal": SET_BY_HOLDFAST}
+    bits = ", ".join(f"`{name}`" for name in PROCESS_VARIABLES + CPU_VARIABLES + GPU_VARIABLES)
+    return ENVIRONMENT.format(bits=bits, **{name: make_variables(rows) for name, rows in tables.items()})
+
+
+def make_variables(rows: Mapping[str, str]) -> str:
+    return "\n".join(
+        ["| variable | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in rows.items())]
+    )
+
+
+# ---- errors.md
+
+ERRORS = """\
+# Exit codes, reasons and errors
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | all is good |
+{codes}
+| 130, 143 | Ctrl-C, or SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP, told it to stop, and it has saved; continue as after 3 |
+
+A command that compares ends with 2 if it has found a difference: [commands.md](commands.md).
+
+## Reasons
+
+Each attempt ends with a reason, which is on record;
+[troubleshooting.md](troubleshooting.md#what-to-do-when-an-attempt-ends) says what you do then. `holdfast train` is one
+attempt, and has the *exit code*. On a pool *another attempt* may follow by itself, as often as the setting allows.
+
+| reason | what happened | another attempt | exit code | in Prefect's UI |
+|---|---|---|---|---|
+{reasons}
+
+## Errors
+
+Every error is a class of `holdfast.errors`, and also the builtin that you would catch without knowing Holdfast.
+*Retried*: the same attempt tries again with new ranks. [messages.md](messages.md) lists the messages of each error.
+
+| error | is also | exit code | retried | ends an attempt as | meaning |
+|---|---|---|---|---|---|
+{errors}
+
+This page is made from `holdfast/errors.py` and `holdfast/journal/endings.py` by `make docs`; a test compares them.
+"""
+CODES = {1: errors.WrongUse, 2: errors.Damage, 3: errors.RunStopped}
+
+
+def make_errors() -> str:
+    """Return docs/errors.md: the exit codes, the reasons why an attempt ends, and every error."""
+    codes = [f"| {code} | {CODE_MEANINGS[code]} |" for code in CODES]
+    reasons = [describe_reason(reason) for reason in REASONS.values()]
+    rows = [describe_error(each) for each in list_errors()]
+    return ERRORS.format(codes="\n".join(codes), reasons="\n".join(reasons), errors="\n".join(rows))
+
+
+CODE_MEANINGS = {
+    1: "wrong use: you can correct a setting, a name or an option, and nothing has run",
+    2: "damage: bytes on the store aren't what was committed, or a run wouldn't continue exactly",
+    3: "the run stopped early; the same command continues it",
+}
+
+
+def list_errors() -> list[type[HoldfastError]]:
+    """Return every error below `HoldfastError`, in the order of the source."""
+    found = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)]
+    return [each for each in found if each is not HoldfastError]
+
+
+def describe_reason(reason: Reason) -> str:
+    follows = f"yes, `supervision.{reason.spends}`" if reason.retries else "no"
+    return f"| `{reason.name}` | {reason.meaning} | {follows} | {find_exit_code(reason)} | {reason.state} |"
+
+
+def find_exit_code(reason: Reason) -> str:
+    """Return the exit code of a command whose attempt ends so; nothing for one that leaves no command."""
+    if reason.name == "completed":
+        return "0"
+    if reason.name == "preempted":
+        return f"{128 + signal.SIGTERM}, or {128 + signal.SIGINT} after Ctrl-C; 3 after a notice"
+    if not reason.is_own:
+        return ""
+    codes = {each.exit_code for each in list_errors() if each.reason == reason.name and each not in CODES.values()}
+    codes |= {each.exit_code for each in CODES.values() if each.reason == reason.name}
+    return ", ".join(map(str, sorted(codes or {errors.RunStopped.exit_code})))
+
+
+def describe_error(error: type[HoldfastError]) -> str:
+    builtin = next(each for each in error.__mro__ if not issubclass(each, HoldfastError))
+    base = "" if builtin is Exception else f"`{builtin.__name__}`"
+    meaning = spell_prose((error.__doc__ or "").partition("\n\n")[0])
+    retried = "yes" if error.is_retryable else ""
+    return f"| `{error.__name__}` | {base} | {error.exit_code} | {retried} | `{error.reason}` | {meaning} |"
+
+
+# ---- messages.md
+
+MESSAGES = """\
+# The messages
+
+Search this page for the words of a message that you have got. A name in braces stands for a value in your message, and
+`...` for a longer text. The hint is the second line that the command prints. The heading is the error's class;
+[errors.md](errors.md) has its exit code, and [troubleshooting.md](troubleshooting.md) what you do when an attempt ends.
+
+This page is made from the code by `make docs`; a test compares them.
+"""
+# A message without any of these words says nothing by itself.
+WORDS = re.compile(r"[a-z]{3}")
+
+
+def make_messages() -> str:
+    """Return docs/messages.md: each message in the code with its hint, by the error's class."""
+    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    trees = [ast.parse(path.read_text("utf-8")) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    constants = find_constants(trees)
+    for tree in trees:
+        for name, message, hint in find_messages(tree, constants):
+            found[name].add((message, hint))
+    lines = [MESSAGES]
+    for name in sorted(found):
+        lines += [f"## {name}", ""]
+        for message, hint in sorted(found[name]):
+            lines.append(f"- {code(message)}" + (f"; hint: {code(hint)}" if hint else ""))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def find_constants(trees: Iterable[ast.Module]) -> dict[str, ast.expr]:
+    """Return the texts that modules give names in capitals; no name that stands for different texts."""
+    found: dict[str, dict[str, ast.expr]] = defaultdict(dict)
+    for name, value in (pair for tree in trees for pair in list_assigned(tree.body)):
+        if name.isupper() and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found[name][value.value] = value
+    return {name: next(iter(values.values())) for name, values in found.items() if len(values) == 1}
+
+
+def list_assigned(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.expr]]:
+    """Return the names that get a value in these nodes, each with the value."""
+    assigned = [node for node in nodes if isinstance(node, ast.Assign)]
+    return [(target.id, node.value) for node in assigned for target in node.targets if isinstance(target, ast.Name)]
+
+
+def find_messages(tree: ast.Module, constants: Mapping[str, ast.expr]) -> Iterator[tuple[str, str, str]]:
+    """Yield the class, the message and the hint of each error that source code makes; an empty hint for none."""
+    names = {each.__name__ for each in list_errors()}
+    for scope in list_scopes(tree):
+        texts = {**constants, **dict(list_assigned(walk_scope(scope)))}
+        for call in (node for node in walk_scope(scope) if isinstance(node, ast.Call)):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if name not in names or not call.args:
+                continue
+            hints = [keyword.value for keyword in call.keywords if keyword.arg == "hint"]
+            message, hint = spell(call.args[0], texts), spell(hints[0], texts) if hints else ""
+            if WORDS.search(re.sub(r"\{\w+\}", "", message)):
+                yield name, message, hint if WORDS.search(hint) else ""
+
+
+def list_scopes(tree: ast.Module) -> list[ast.AST]:
+    return [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))]
+
+
+def walk_scope(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module or a function, without those of the functions inside it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+            yield from walk_scope(child)
+
+
+def spell(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
+    """Return the text of an expression; a name in braces for a value in it, and ``...`` for any other part."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(spell(each, texts) for each in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return spell(node.value, texts) if isinstance(node.value, ast.Name | ast.Attribute) else "..."
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return spell(node.left, texts) + spell(node.right, texts)
+    if isinstance(node, ast.Name):
+        known = texts.get(node.id)
+        is_text = isinstance(known, ast.Constant | ast.JoinedStr)
+        return spell(known, {}) if known and is_text else f"{{{node.id.strip('_')}}}"
+    return f"{{{node.attr.strip('_')}}}" if isinstance(node, ast.Attribute) else "..."
+
+
+def code(text: str) -> str:
+    """Return text as a span of code in one line."""
+    text = re.sub(r"\.{4,}", "...", " ".join(text.split()))
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
