@@ -9,7 +9,8 @@
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
 #              make up RECIPES=my_models,/srv/code/: recipes that flow runs may train beside those of this repository
 # make setup   only prepare .venv                            make clean   remove it
-# make docs    generate pages from the code: docs/configuration.md and docs/rooms.md      make map    list every file
+# make docs    generate pages from the code: the reference in docs/, and docs/rooms.md      make map    list every file
+# make site    make a site of the pages in build/site, with a search and without a network
 # make image   build the container images with docker or podman      make up-compose    run everything in containers
 # make dist    build wheel, sdist, list of components (SBOM) and licences in dist/      make check-infra    check infra/
 # make bench   measure the costs, as a table and bench.json  make bench ARGS="--full"
@@ -35,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
 test test-full test-extras test-gpus test-kernels test-versions check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-full test-extras test-pools test-gpus test-kernels test-versions lint check bench soak docs map screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-full test-extras test-pools test-gpus test-kernels test-versions lint check bench soak docs site map screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -148,6 +149,16 @@ soak: .venv/ready
 
 docs: .venv/ready
 	@$(BIN)/python -m tests.support.pages
+
+.venv/site/ready: .venv/ready
+	@echo "setting up .venv/site (some seconds, once)"
+	@$(PYTHON) -m venv --clear --without-pip .venv/site
+	@$(BIN)/python -m pip --python .venv/site/bin/python install --quiet --constraint constraints.txt --group site
+	@touch $@
+
+# A link that leads nowhere, or a page that would ask another host for anything, is an error.
+site: .venv/site/ready
+	@.venv/site/bin/python infra/website.py
 
 # Print every file of the code, with the first line of its docstring.
 map: .venv/ready

@@ -100,7 +100,7 @@ def test_every_dependency_is_pinned() -> None:
     normal = {re.sub(r"[-_.]+", "-", name).lower() for name in pins}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"].values()
-    groups = [project["project"]["dependencies"], project["dependency-groups"]["dev"], *extras]
+    groups = [project["project"]["dependencies"], *project["dependency-groups"].values(), *extras]
     needed = [entry for group in groups for entry in group]
     names = {re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", entry)[0]).lower() for entry in needed}  # type: ignore[index]
     assert names <= normal

@@ -26,7 +26,7 @@ ENGINE = ROOT / "holdfast"
 SAID = {
     "deployments": "`make up`, `make down`, and the deployments, automations and work pools of a Prefect server.",
     "flows": "Prefect's flows: train, attempt, audit, evaluate, prune, sweep and drill.",
-    "infra": "Images, Kubernetes, Terraform, and the checks of their files.",
+    "infra": "Images, Kubernetes, Terraform, the site of the pages, and the checks of their files.",
     "tasks": "What Prefect adds to the engine: chunk tasks, hooks, artifacts, heartbeats.",
     "tests": "See [tests/README.md](../tests/README.md).",
 }

@@ -13,7 +13,7 @@ needs_tools = pytest.mark.skipif(not TOOLS.exists(), reason="make check-infra in
 
 
 def load(name: str) -> ModuleType:
-    """Load a script of infra/: ``check`` or ``release``. Run as a script, it imports its neighbours by their names."""
+    """Load a script of infra/: ``check``, ``release`` or ``website``. As a script it imports its neighbours by name."""
     sys.path.insert(0, str(ROOT / "infra"))
     spec = importlib.util.spec_from_file_location(f"infra_{name}", ROOT / "infra" / f"{name}.py")
     assert spec
