@@ -25,7 +25,7 @@ HINTS = {
     "results": "the checkpoint is whole, and an older one would lose the same. Keep that state (a buffer, extras, "
     "run.keep), check with holdfast prove, and train under another name (--set run=...). If prove passes, a machine "
     "has failed, this one or the one that saved: holdfast doctor looks at this one, holdfast quarantine rejects the "
-    "commit. "
+    "commit. docs/troubleshooting.md#state-that-no-checkpoint-has leads through this. "
     """To go on with other results, and have that on record: --set 'resume.accept_drift=["built"]'""",
 }
 

@@ -306,7 +306,8 @@ class Rehearsals:
         named = f"; {'; '.join(suspects)}" if suspects else ""
         raise Inexact(
             f"this run {found}{since}{named}",
-            hint=f"a step depends on what no checkpoint has: keep it, or let it follow from the step; {GO_ON}",
+            hint="a step depends on what no checkpoint has: keep it, or let it follow from the step, as "
+            f"docs/troubleshooting.md#state-that-no-checkpoint-has shows; {GO_ON}",
         )
 
     def end(self, head: Commit) -> None:

@@ -81,6 +81,19 @@ def test_the_table_of_rights_is_the_codes() -> None:
     assert BLOBS.removesuffix("/blobs") in text
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    named = {
+        found
+        for room in ("holdfast", "tasks", "flows", "deployments", "infra")
+        for path in (ROOT / room).rglob("*.py")
+        for found in re.findall(r"(?<![\w/])(docs/[\w-]+\.md)(?:#([\w-]+))?", path.read_text("utf-8"))
+    }
+    assert ("docs/troubleshooting.md", "state-that-no-checkpoint-has") in named
+    for page, anchor in named:
+        assert (ROOT / page).exists(), page
+        assert not anchor or anchor in find_anchors((ROOT / page).read_text("utf-8")), (page, anchor)
+
+
 def test_files_that_pages_name_exist() -> None:
     for page in (each for each in WRITTEN if each.name not in PAGES):
         for path in re.findall(
