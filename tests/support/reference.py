@@ -230,7 +230,7 @@ A command that compares ends with 2 if it has found a difference: [commands.md](
 
 Each attempt ends with a reason, which is on record;
 [troubleshooting.md](troubleshooting.md#what-to-do-when-an-attempt-ends) says what you do then. `holdfast train` is one
-attempt, and has the *exit code*. On a pool *another attempt* may follow by itself, as often as the setting allows.
+attempt, and has the *exit code*. On a pool *another attempt* may follow, as often as a setting of `[supervision]` says.
 
 | reason | what happened | another attempt | exit code | in Prefect's UI |
 |---|---|---|---|---|
@@ -272,7 +272,7 @@ def list_errors() -> list[type[HoldfastError]]:
 
 
 def describe_reason(reason: Reason) -> str:
-    follows = f"yes, `supervision.{reason.spends}`" if reason.retries else "no"
+    follows = f"yes, `{reason.spends}`" if reason.retries else "no"
     return f"| `{reason.name}` | {reason.meaning} | {follows} | {find_exit_code(reason)} | {reason.state} |"
 
 
