@@ -230,6 +230,7 @@ class Attempt:
         is_end, lineage = self._judge(known)
         if is_end and (known.is_finished or self._is_being_finished(known)):
             return False
+        known.refuse_unfinished_import(self.journal)
         reason = known.find_reason(self.steps_per_epoch, self.total_steps)
         self.journal.begin(self.config.recipe)  # refuses a later format
         present = self.ranks.present

@@ -18,7 +18,7 @@ class Proposal:
 
     Attributes:
         saved: the checkpoint.
-        reason: ``chunk``, ``preempted`` or ``adopted``.
+        reason: ``chunk``, ``preempted``, ``adopted`` or ``imported``.
         is_urgent: whether the attempt has been told to end.
     """
 

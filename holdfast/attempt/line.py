@@ -196,7 +196,7 @@ class Line:
         """Commit a checkpoint, which becomes ``head``. Call it again to finish an interrupted call.
 
         Args:
-            reason: ``chunk``, ``preempted`` or ``adopted``.
+            reason: ``chunk``, ``preempted``, ``adopted`` or ``imported``.
 
         Raises:
             CheckpointDamaged: a file of it is missing or cut short, or its hashes contradict each other.
@@ -248,6 +248,7 @@ class Line:
             rehearse_s=self.verdict.cost_s,
             inexact=self.verdict.inexact,
             records=self._list_records(saved),
+            origin=metadata.origin,
         )
 
     def _list_records(self, saved: Saved) -> dict[str, str]:

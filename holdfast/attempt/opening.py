@@ -6,6 +6,7 @@ import platform
 import time
 from dataclasses import dataclass
 
+from holdfast.errors import NameMissing, RecordDamaged, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
 from holdfast.machine.processes import is_running
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 
 # The upkeep of a last commit reads its checkpoint back and prunes. Another process may have a dead one's id by now.
 UPKEEP_WITHIN_S = 300.0
+# The reason why an attempt begins, and why it ends, that takes over another program's checkpoint.
+IMPORTED = "imported"
 LOOKS_EVERY_S = 0.5
 
 
@@ -66,6 +69,21 @@ class Known:
         if newest is not None and self.epochs is not None:
             return "extended" if self.epochs * steps_per_epoch <= newest.step < total_steps else "continued"
         return "continued"
+
+    def refuse_unfinished_import(self, journal: Journal) -> None:
+        """Return unless an import was the run's last attempt and has committed nothing: the run would begin at step 0.
+
+        Raises:
+            WrongUse: it was.
+        """
+        if self.newest is not None or not self.attempts:
+            return
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            if journal.read_attempt(self.attempts).why == IMPORTED:
+                raise WrongUse(
+                    f"the import into run {journal.run!r} was not finished",
+                    hint="the same holdfast import command finishes it; or train under another name (--set run=...)",
+                )
 
     def record_lost_attempts(self, journal: Journal, number: int) -> None:
         """Record how the attempts before this one ended, back to the last one whose ending is on record.

@@ -15,6 +15,7 @@ from holdfast.journal import (
     Commit,
     FileRecord,
     LaterTime,
+    Origin,
     Record,
     metrics_name,
     read_record,
@@ -92,6 +93,7 @@ class Metadata(Record):
         default_factory=dict,
         description="the machine it was trained on, and the record of code, packages, files and built values",
     )
+    origin: Origin | None = Field(None, description="where it comes from, if the run didn't train it")
 
     @property
     def is_at_epoch_end(self) -> bool:

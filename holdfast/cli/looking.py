@@ -202,6 +202,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
         "commit": standing.commit,
         "checkpoint": standing.checkpoint_sha256,
         "resume": standing.verdict,
+        "imported from": standing.origin,
         "lies in": standing.path,
         "fingerprint": standing.config_fingerprint,
         "attempts": standing.attempts,

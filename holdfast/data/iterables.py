@@ -42,6 +42,12 @@ class IterableBatches:
             self._batches = iter(self._given)
         return False
 
+    def move_to(self, step: int, per_epoch: int) -> str:
+        """Read the batches of so many steps and leave them out; a step takes one. Return "": the position is known."""
+        for _ in range(step):
+            next(self)
+        return ""
+
     def __next__(self) -> tuple[str, Any]:
         for _ in range(2):  # the second time after the end of a pass
             if self._batches is None:

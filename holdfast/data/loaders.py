@@ -109,6 +109,39 @@ class LoaderBatches:
                 self._restore(now)
         return False
 
+    def move_to(self, step: int, per_epoch: int) -> str:
+        """Go to the first batch after so many steps of a run that another program has trained.
+
+        Args:
+            per_epoch: the steps of an epoch.
+
+        Returns: what isn't known of the position; empty if all is. The order of the pass in progress is known if the
+            sampler draws it from no generator, or from one that the number of the pass seeds.
+        """
+        length = len(self._loader)
+        taken = -(-length // per_epoch)  # batches a step, if an epoch is a pass
+        is_pass = -(-length // taken) == per_epoch
+        self._pass, steps = divmod(step, per_epoch) if is_pass else divmod(step, length)
+        self._given = min(steps * taken, length) if is_pass else steps
+        self._number = self._pass * length + self._given
+        for sampler in list_samplers(self._loader):
+            if isinstance(getattr(sampler, "epoch", None), int):
+                sampler.epoch = self._pass
+        if not self._given:
+            return ""
+        before = self._capture()
+        self._list_indices()
+        order = None if isinstance(self._indices, LongPass) else [*self._indices]
+        self._restore({**before, "own": self._capture_own()["own"]})
+        torch.manual_seed(torch.initial_seed() + 1)
+        self._list_indices()
+        is_known = order is not None and order == self._indices
+        self._restore(before)
+        self._list_indices()
+        self._before, self._samples = before, len(self._loader.dataset)  # type: ignore[arg-type]
+        restore_rng(before["global"] | {"cuda": []})
+        return "" if is_known else f"order of pass {self._pass + 1}, in which step {step} lies: another one is drawn"
+
     def __next__(self) -> tuple[str, Any]:
         if self._before is None or self.is_at_end:
             self._begin_pass()

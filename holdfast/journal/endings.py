@@ -44,6 +44,7 @@ _ROWS = (
     Reason(
         "preempted", "SIGTERM, a cloud's notice or a drain file told it to end; it saved", MACHINE, state="Completed"
     ),
+    Reason("imported", "it took over another program's checkpoint, from which the run goes on", state="Completed"),
     Reason(
         "vanished",
         "it gave no sign of life any more: its process or its machine is gone",

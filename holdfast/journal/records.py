@@ -200,6 +200,29 @@ class FileRecord(BaseModel):
     sha256: str = Field(pattern=SHA256)
 
 
+class Origin(BaseModel):
+    """Where a checkpoint comes from that another program has trained and `holdfast import` has taken over.
+
+    Attributes:
+        form: the source's form, such as ``torch`` or ``trainer``; see `holdfast.training.moving`.
+        source: the path of the file or folder, as it was given.
+        sha256: of the file, or of ``sha256sum``'s listing of the folder's files.
+        step: the step at which the run goes on.
+        lacks: the parts of the run's state that the source had not, and that are as the program builds them.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    form: str
+    source: str
+    sha256: str = Field(pattern=SHA256)
+    step: int = Field(ge=1, le=MOST_STEPS)
+    lacks: list[str] = []
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.form}, step {self.step}, sha256 {self.sha256[:12]})"
+
+
 class Commit(Record):
     """``commits/00000007.json``: a checkpoint that counts."""
 
@@ -219,7 +242,7 @@ class Commit(Record):
         pattern=rf"{SHA256}|^$", description="the SHA-256 of the record of commit number - 1"
     )
     config_fingerprint: str = Field(pattern=SHA256)
-    why: str = Field(description="chunk, preempted or adopted")
+    why: str = Field(description="chunk, preempted, adopted or imported")
     created_at: Time
     loss: float | None = Field(None, description="mean of its steps; None if unknown, or not finite")
     trained_at: LaterTime = Field("", description="when its last step ended; empty, as in older records, if unknown")
@@ -242,6 +265,12 @@ class Commit(Record):
         default_factory=dict,
         description="the records that it relies on, by name, with the SHA-256 of its settings; older ones have none",
     )
+    origin: Origin | None = Field(None, description="where its checkpoint comes from, if the run didn't train it")
+
+    @property
+    def first_start(self) -> int:
+        """The step at which the run begins with this commit, which has no parent: its own if it was imported."""
+        return self.step if self.origin else 0
 
     @property
     def size_bytes(self) -> int:

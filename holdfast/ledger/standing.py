@@ -43,6 +43,7 @@ class Standing(BaseModel):
     path: str = ""
     checkpoint_sha256: str = ""
     verdict: str = ""
+    origin: str = ""  # of the checkpoint that the run began with, if another program had trained it
     previous_checkpoint_sha256: str = ""
     config_fingerprint: str = ""
     attempts: int = 0
@@ -72,7 +73,7 @@ def read_standing(journal: Journal) -> Standing:
         "attempts": journal.attempts(),
         "quarantined": len(journal.quarantine_reasons()),
     }
-    commit = journal.newest()
+    commit, first = journal.newest(), journal.find_commit(record.first_commit)
     if known["attempts"]:
         ended = journal.read_ending(known["attempts"])
         known["ending"] = ended.ending if ended else None
@@ -82,6 +83,7 @@ def read_standing(journal: Journal) -> Standing:
     known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {
         "commit": commit.number,
         "verdict": commit.verdict,
+        "origin": str(first.origin) if first and first.origin else "",
     }
     metadata = read_committed(journal.store, commit)
     epochs = journal.read_epochs()

@@ -201,7 +201,7 @@ def find_trainer(commit: Commit, attempts: dict[int, AttemptRecord]) -> int:
 def _place(commit: Commit, records: Records) -> Trained:
     ended = seconds_of(commit.trained_at) if commit.trained_at else seconds_of(commit.created_at) - commit.save_s
     parent = records.commits.get(commit.parent)
-    steps = commit.step - parent.step if parent else 0 if commit.parent else commit.step
+    steps = commit.step - parent.step if parent else 0 if commit.parent else commit.step - commit.first_start
     return Trained(
         commit=commit.number,
         began=ended - commit.train_s,

@@ -101,6 +101,8 @@ def audit_commit(
         CheckpointDamaged: the start, or the commit itself, is damaged.
         RunStopped: the replay ended early.
     """
+    if commit.origin:
+        raise _not_trained(journal, commit)
     span = _choose_span(journal, commit) if start is None else _span_from(journal, commit, start)
     begin = span.start
     known: dict[str, Any] = {
@@ -161,6 +163,8 @@ def _choose_span(journal: Journal, commit: Commit) -> Span:
     reason = ""
     if before is None and settings is not None and settings.identity.get("init_from"):
         reason = "the run began with another run's weights"
+    elif parent.origin:
+        reason = "the run began with another program's checkpoint"
     elif parent.config_fingerprint != commit.config_fingerprint:
         reason = "the settings were changed there"
     elif before is not None and (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
@@ -183,6 +187,8 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
         start = journal.read_commit(start.parent)
         furthest = furthest if journal.is_pruned(start.number) else start
         commits.insert(0, start)
+    if start.origin and (number == 0 or number == commit.number):
+        raise _not_trained(journal, start)
     if number == 0 and not start.parent:
         span = Span(None, commits)
     elif start.number == number and number != commit.number:
@@ -203,6 +209,13 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
                 hint="a replay has the settings of one commit; begin with a later one",
             )
     return span
+
+
+def _not_trained(journal: Journal, commit: Commit) -> WrongUse:
+    return WrongUse(
+        f"commit {commit.number} of run {journal.run!r} was not trained here: it was imported from {commit.origin}",
+        hint="an audit begins with it, or after it",
+    )
 
 
 def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
@@ -227,6 +240,8 @@ def choose_commits(journal: Journal, number: int, seed: int | None = None) -> li
         seed: equal seeds choose the same commits; None for a random choice.
     """
     there = {commit.number: commit for commit in journal.candidates()}
-    replayable = [commit for commit in there.values() if not commit.parent or commit.parent in there]
+    replayable = [
+        commit for commit in there.values() if not (commit.origin or (commit.parent and commit.parent not in there))
+    ]
     chosen = random.Random(seed).sample(replayable, min(number, len(replayable)))
     return sorted(chosen, key=lambda commit: commit.number)

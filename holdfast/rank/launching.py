@@ -10,14 +10,16 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel
 
+from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
-from holdfast.journal import Commit
+from holdfast.journal import Commit, Origin
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
 from holdfast.provenance.imports import claim_recipe
@@ -36,6 +38,9 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
+    Import,
+    Imported,
+    Keep,
     Order,
     Problem,
     Proceed,
@@ -271,6 +276,24 @@ class Ranks:
         """
         self.send(Begin(store=store, run=run, commit=commit))
         return self.expect(Begun, Problem)
+
+    def take_over(self, source: str, step: int | None, names: Mapping[str, str]) -> Imported:
+        """Take over another program's checkpoint; see `Import`.
+
+        Raises:
+            HoldfastError: see `next_event`.
+        """
+        self.send(Import(source=source, step=step, names=dict(names)))
+        return self.expect(Imported)
+
+    def keep(self, fingerprint: str, origin: Origin) -> Saved:
+        """Save what was taken over, and return the checkpoint once it is durable.
+
+        Raises:
+            HoldfastError: see `next_event`.
+        """
+        self.send(Keep(fingerprint=fingerprint, origin=origin))
+        return self.expect(Saved)
 
     def train(self, stop: int, fingerprint: str, into: str = "", *, is_detailed: bool = False) -> None:
         """Order the ranks to train until step ``stop`` and to save; see `Train`."""

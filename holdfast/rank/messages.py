@@ -14,7 +14,7 @@ from holdfast import errors
 from holdfast.checkpoint import Saved
 from holdfast.checkpoint.found import Found
 from holdfast.errors import HoldfastError, RunStopped
-from holdfast.journal import Commit
+from holdfast.journal import Commit, Origin
 from holdfast.recipe.probe import Gate, Probe
 
 SHOWN_LETTERS = 80
@@ -48,6 +48,32 @@ class Begin(Message):
     store: str
     run: str
     commit: Commit
+
+
+class Import(Message):
+    """Take over another program's checkpoint, and save nothing. Answered by `Imported`.
+
+    Attributes:
+        source: the path of the checkpoint, which each rank reads.
+        step: the step at which the run goes on; None for the one that the checkpoint says.
+        names: new names for the source's objects and weights; "" leaves one out.
+    """
+
+    source: str
+    step: int | None
+    names: dict[str, str]
+
+
+class Keep(Message):
+    """Save what an `Import` has taken over. Answered by `Saved`.
+
+    Attributes:
+        fingerprint: the fingerprint of the settings, for the checkpoint's metadata.
+        origin: where the state comes from.
+    """
+
+    fingerprint: str
+    origin: Origin
 
 
 class Train(Message):
@@ -171,6 +197,14 @@ class Begun(Message):
     anneal_offset: int
 
 
+class Imported(Message):
+    """The ranks hold the state of another program's checkpoint; see `holdfast.training.TakenOver` for the fields."""
+
+    origin: Origin
+    taken: list[str]
+    notes: list[str]
+
+
 class Progress(Message):
     """A step is done.
 
@@ -277,13 +311,14 @@ class Woken(Message):
     """An event that no rank sends: `Ranks.wake` queues it to interrupt a caller that waits for an event."""
 
 
-Order = Proceed | Restore | Begin | Train | Rehearse | Save | Stop | Evaluate | Examine | End
+Order = Proceed | Restore | Begin | Import | Keep | Train | Rehearse | Save | Stop | Evaluate | Examine | End
 # `Saved` (a checkpoint is durable) is a class of `holdfast.checkpoint`.
 Event = (
     Ready
     | Restored
     | Skipped
     | Begun
+    | Imported
     | Progress
     | Rehearsed
     | Saved

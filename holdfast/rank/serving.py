@@ -39,6 +39,9 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
+    Import,
+    Imported,
+    Keep,
     Proceed,
     Progress,
     Ready,
@@ -68,6 +71,7 @@ from holdfast.training import (
     find_shards,
     list_events,
     measure_probe,
+    move_in,
     read_lines,
     read_shards,
     resume,
@@ -80,6 +84,8 @@ PHASES: dict[type, Phase] = {
     Proceed: Phase.WAITING,
     Restore: Phase.RESTORING,
     Begin: Phase.RESTORING,
+    Import: Phase.RESTORING,
+    Keep: Phase.SAVING,
     Evaluate: Phase.EVALUATING,
     Examine: Phase.EVALUATING,
     Train: Phase.SAVING,
@@ -141,6 +147,12 @@ def obey(
                 survivor.lived.restart(training.progress.step)
             case Begin():
                 _load_ancestor(training, order, events)
+            case Import():
+                events.send(Imported(**vars(move_in(training, order.source, order.step, order.names))))
+            case Keep():
+                shared = share_environment(training, record, ran_on)
+                keep = functools.partial(begin_save, training, folder, order.fingerprint, shared, origin=order.origin)
+                orders.begin_save(keep, is_urgent=True)
             case Evaluate():
                 report_evaluation(training, events)
             case Examine():

@@ -6,6 +6,7 @@ from holdfast.training.forgotten_state.search import find_forgotten
 from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.init_from import begin_from
 from holdfast.training.loop import evaluate_recipe, steps
+from holdfast.training.moving import TakenOver, move_in
 from holdfast.training.probing import measure_probe
 from holdfast.training.progress import TrainingProgress
 from holdfast.training.recording import read_lines
@@ -22,6 +23,7 @@ __all__ = [
     "TrainingProgress",
     "Resumed",
     "Training",
+    "TakenOver",
     "begin_from",
     "begin_save",
     "count_params",
@@ -33,6 +35,7 @@ __all__ = [
     "go_back",
     "list_events",
     "measure_probe",
+    "move_in",
     "read_lines",
     "read_shards",
     "resume",

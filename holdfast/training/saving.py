@@ -12,7 +12,7 @@ from holdfast import checkpoint, state
 from holdfast.checkpoint.departure import compute_mean_loss
 from holdfast.checkpoint.progress import EPOCHS_KEPT
 from holdfast.errors import RecipeError, Unhealthy
-from holdfast.journal import format_time, now
+from holdfast.journal import Origin, format_time, now
 from holdfast.provenance.canonical import spell_floats
 from holdfast.recipe.probe import Probe, check_health
 from holdfast.store import Store
@@ -34,6 +34,7 @@ def begin_save(
     is_urgent: bool = True,
     train_s: float = 0.0,
     slow_s: float = 0.0,
+    origin: Origin | None = None,
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
@@ -47,6 +48,7 @@ def begin_save(
         is_urgent: whether the ranks end with this save; see `checkpoint.Saver.begin`.
         train_s: seconds that the steps since the last save took.
         slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
+        origin: where the state comes from, if this run didn't train it.
 
     Raises:
         Unhealthy: the model is unhealthy; nothing was saved.
@@ -78,7 +80,7 @@ def begin_save(
             "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "loss": compute_mean_loss(lines),
             "rank_probes": rank_probes,
             "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
-            "environment": environment,
+            "environment": environment, "origin": origin,
         }  # fmt: skip
         try:
             training.saver.begin(folder, payload, described, text, note, shown=shown, is_urgent=is_urgent, peers=peers)

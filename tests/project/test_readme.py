@@ -74,6 +74,7 @@ def test_every_page_with_commands_is_run() -> None:
         "cards.md",
         "concepts.md",
         "metrics.md",
+        "moving-in.md",
         "lightning.md",
         "trainer.md",
         "your-own-loop.md",
@@ -187,6 +188,16 @@ def test_the_forgetful_loop_is_told_what_it_forgets(tmp_path: Path, nursery: Liv
     said = run(command, tmp_path, {}, nursery)
     (shown,) = [block for block in blocks("your-own-loop.md", "") if "not kept  " in block]
     assert shown.strip().removeprefix("not kept").strip() in said.replace(f"{tmp_path}/", "/home/me/")
+
+
+@pytest.mark.slow
+def test_moving_in_step_by_step(tmp_path: Path, nursery: Lives) -> None:
+    (script,), (config,) = blocks("moving-in.md", "python"), blocks("moving-in.md", "toml")
+    (tmp_path / "my_script.py").write_text(script)
+    (tmp_path / "my_script.toml").write_text(config)
+    said = [run(command, tmp_path, {}, nursery) for command in commands("moving-in.md")]
+    assert said[1].startswith("run moved: commit 1, step 16 of 40\n")
+    assert "imported from  " in said[3]
 
 
 @pytest.mark.extras("lightning")

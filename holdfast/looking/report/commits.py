@@ -28,7 +28,7 @@ def _describe(history: History, commit: Commit, kept: str, verified: int) -> lis
     return [
         commit.number,
         commit.parent,
-        parent.step if parent else 0,
+        parent.step if parent else commit.first_start,
         commit.step,
         commit.epoch,
         commit.attempt,

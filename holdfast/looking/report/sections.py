@@ -157,6 +157,8 @@ def _list_changes(attempt: int, lineage: dict[str, Any]) -> Iterator[list[object
     ancestor = lineage.get("ancestor")
     if ancestor:
         yield [attempt, "began with weights of", element("code", _to_text(ancestor))]
+    if origin := lineage.get("origin"):
+        yield [attempt, "imported", element("code", _to_text(origin))]
     try:
         for change in from_lineage(lineage.get("drift", {})):
             yield [attempt, "changed", str(change)]

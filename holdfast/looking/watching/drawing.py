@@ -173,7 +173,7 @@ def _draw_commits(seen: Seen, commits: Sequence[Commit], head: Commit | None, wi
         parent, speed = seen.find_parent(commit), find_speed(seen, commit)
         is_out = commit.number in seen.quarantined
         style = "red" if is_out else "bold" if commit is head else ""
-        start = parent.step if parent else "?" if commit.parent else 0
+        start = parent.step if parent else "?" if commit.parent else commit.first_start
         cells = {
             "commit": str(commit.number), "steps": f"{start}-{commit.step}", "epoch": str(commit.epoch),
             "loss": _format_loss(commit), "steps/s": f"{speed:.3g}" if speed else "",

@@ -54,7 +54,7 @@ def _describe_commit(seen: Seen, commit: Commit) -> str:
     values = commit.shown_metrics.items()
     numbers = [f"{name} {'not finite' if value is None else f'{value:.4f}'}" for name, value in values]
     numbers += [f"{speed:.3g} steps/s"] if speed else []
-    first = f"{parent.step}-" if parent else "" if commit.parent else "0-"
+    first = f"{parent.step}-" if parent else "" if commit.parent else f"{commit.first_start}-"
     out = "  quarantined" if commit.number in seen.quarantined else ""
     return f"commit {commit.number}: steps {first}{commit.step}  {'  '.join(numbers)}  {commit.path}{out}".rstrip()
 

@@ -11,6 +11,7 @@ import pytest
 from holdfast.checkpoint import Saved
 from holdfast.checkpoint.found import Found
 from holdfast.errors import CheckpointDamaged, GateTripped, RankDied, RunStopped
+from holdfast.journal import Origin
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -23,6 +24,9 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
+    Import,
+    Imported,
+    Keep,
     Order,
     Proceed,
     Progress,
@@ -45,6 +49,7 @@ from holdfast.recipe.probe import Gate, Probe
 from holdfast.store import open_store
 from tests.support.makers import commit_of, make_line, save_next
 
+ORIGIN = Origin(form="torch", source="/a b.pt", sha256="0" * 64, step=7, lacks=["scheduler"])
 LONG = 'ä\n\x00"\\' * 100_000
 
 
@@ -59,6 +64,7 @@ def orders(saved: Saved) -> list[Order]:
     return [
         Restore(commit=commit, gate=Gate("tolerance", 1e-3)), Begin(store="s3://else", run="other", commit=commit),
         Train(stop=40, fingerprint="f" * 64), Train(stop=sys.maxsize, fingerprint="", into="/a b", is_detailed=True),
+        Import(source="/a b.pt", step=None, names={"old": ""}), Keep(fingerprint="f" * 64, origin=ORIGIN),
         Proceed(), Rehearse(stop=44, fingerprint="f" * 64, is_kept=False),
         Save(), Stop(), Stop(within_s=0.25), Evaluate(), Examine(), End(),
     ]  # fmt: skip
@@ -74,7 +80,8 @@ def events(saved: Saved) -> list[Event]:
             environment={"sources": {"m": "0" * 64}},
         ),
         Restored(step=4, summary="lr 0.1", taken_over=["lr"], note=LONG), Skipped(done=1, total=2),
-        Begun(anneal_offset=7), Progress(step=1, loss=-0.0, steps_per_s=1e300), saved,
+        Begun(anneal_offset=7), Imported(origin=ORIGIN, taken=["model"], notes=[LONG]),
+        Progress(step=1, loss=-0.0, steps_per_s=1e300), saved,
         Rehearsed(lines=[{"step": 41, "loss": "nan", "state": {"model": "0" * 16}}]),
         Evaluated(
             metrics={"loss": math.inf}, measured=["seconds"], anneals={"beta": 5e-324},

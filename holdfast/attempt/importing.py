@@ -1,0 +1,136 @@
+"""The attempt that a run begins with if another program has trained it so far: it takes over that program's checkpoint.
+
+The ranks build the program as for a training, take over the checkpoint by names, save it as any checkpoint, and end.
+"""
+
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.attempt.commits import Proposal, publish_commit
+from holdfast.attempt.line import Line
+from holdfast.attempt.opening import IMPORTED, Known
+from holdfast.attempt.ranks import AttemptRanks
+from holdfast.config import RunConfig
+from holdfast.errors import ConfigError, NameMissing, WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.journal.endings import Ending, ending_of
+from holdfast.journal.signature import load_signing_key
+from holdfast.machine.gpus import settle_ranks
+from holdfast.rank.messages import Imported
+from holdfast.store import open_store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """The result of an import.
+
+    Attributes:
+        commit: the run's first commit, from which it goes on.
+        total_steps: the steps of the whole run.
+    """
+
+    commit: Commit
+    total_steps: int
+
+
+def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[str, str]) -> ImportedRun:
+    """Make a new run that goes on from another program's checkpoint.
+
+    Nothing is written before the checkpoint is in the ranks: only the run's log in ``log.folder``.
+
+    Args:
+        config: the configuration of the new run.
+        source: the path of the checkpoint.
+        step: the step at which the run goes on; None for the one that the checkpoint says.
+        names: new names for the source's objects and weights; "" leaves one out.
+
+    Raises:
+        WrongUse: the run exists, or the checkpoint can't be read or doesn't fit what the configuration builds.
+    """
+    journal = Journal(open_store(config.store), config.run)
+    known = Known.read(journal)
+    _refuse_existing(config, journal, known)
+    if not os.path.lexists(source):  # before torch is imported, which takes seconds
+        raise ConfigError(
+            f"there is no {source}", hint="give the file, or the folder, that the other program has saved"
+        )
+    number = known.attempts + 1
+    config = settle_ranks(config)
+    signing_key = load_signing_key(config.signing_key) if config.signing_key else None
+    ranks = AttemptRanks(config, journal, number)
+    try:
+        ranks.build(None)
+        imported = ranks.own.take_over(source, step, names)
+        _tell(imported)
+        with journal.fenced(number):
+            _claim(journal, number, ranks, config, known, imported)
+            line = Line(
+                journal, number, ranks.present.fingerprint, ranks.built.steps_per_epoch, signing_key=signing_key
+            )
+            commit = _commit(line, ranks, imported)
+        return ImportedRun(commit, config.epochs * ranks.built.steps_per_epoch)
+    finally:
+        ranks.end()
+
+
+def _refuse_existing(config: RunConfig, journal: Journal, known: Known) -> None:
+    """Raise WrongUse unless the run is new, or only an import has been at work in it and has committed nothing."""
+    if config.init_from is not None:
+        raise ConfigError("init_from: an import has weights of its own to begin with", hint="leave init_from out")
+    if not known.attempts and known.newest is None:
+        return
+    is_unfinished = False
+    if known.newest is None:
+        try:
+            is_unfinished = journal.read_attempt(known.attempts).why == IMPORTED
+        except NameMissing:
+            is_unfinished = False
+    if not is_unfinished:
+        raise WrongUse(
+            f"run {journal.run!r} exists in {config.store}, and an import begins a new one",
+            hint="give the new run another name",
+        )
+
+
+def _tell(imported: Imported) -> None:
+    """Say what was taken over and what the source lacks."""
+    log.info("%s", imported.origin)
+    for line in imported.taken:
+        log.info("  %s", line)
+    for line in imported.notes:
+        log.info("  %s", line)
+    for lack in imported.origin.lacks:
+        log.warning("  the source lacks: %s", lack)
+
+
+def _claim(
+    journal: Journal, number: int, ranks: AttemptRanks, config: RunConfig, known: Known, imported: Imported
+) -> None:
+    """Write the new run's first records."""
+    present = ranks.present
+    journal.begin(config.recipe)
+    lineage = {"origin": imported.origin.model_dump(mode="json")}
+    journal.claim_attempt(number, IMPORTED, platform.node(), os.getpid(), present.environment, lineage, ranks.began_at)
+    journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json"))
+    known.record_lost_attempts(journal, number)
+
+
+def _commit(line: Line, ranks: AttemptRanks, imported: Imported) -> Commit:
+    """Save what the ranks have taken over, commit it, and record how the attempt ended."""
+    ending = Ending("stopped")
+    try:
+        line.next_number = line.journal.next_number()
+        saved = ranks.own.keep(line.config_fingerprint, imported.origin)
+        commit = publish_commit(line, Proposal(saved, IMPORTED))
+        ending = Ending(IMPORTED, str(commit.origin), commit.step)
+        return commit
+    except BaseException as error:
+        ending = ending_of(error)
+        raise
+    finally:
+        line.journal.end_attempt(line.attempt, ending)

@@ -1,0 +1,61 @@
+"""The command ``import``: a new run that goes on from another program's checkpoint."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from holdfast.attempt.importing import import_run
+from holdfast.attempt.progress import log_plain_lines
+from holdfast.cli.app import Json, Set, app, print_json
+from holdfast.config import load_config
+from holdfast.errors import WrongUse
+
+Map = Annotated[list[str] | None, Parameter(name="--map", negative="", consume_multiple=False)]
+
+
+@app.command(name="import", usage="Usage: holdfast import SOURCE RUN --config CONFIG [--step N] [--map OLD=NEW]")
+def import_command(
+    source: str,
+    run: str,
+    /,
+    *,
+    config: Path,
+    step: int | None = None,
+    map_: Map = None,
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Make a new run that goes on from a checkpoint of another program: its weights, optimizer, scheduler and step.
+
+    Args:
+        source: A file of torch.save, a Trainer's checkpoint-N, a Lightning .ckpt, a folder of accelerate's save_state
+            or of torch.distributed.checkpoint, or safetensors with an optimizer's file beside them.
+        run: <store>/<run>, or the new run's name in the configuration's store.
+        config: The new run's configuration, a TOML file.
+        step: The step to go on from, if the source doesn't say it.
+        map_: OLD=NEW: another name for an object or a weight of the source, and all below it; OLD= leaves it out.
+        set_: key=value: change a setting, for example --set epochs=8 or --set settings.lr=0.001.
+        json: Print JSON.
+    """
+    store, _, name = run.rstrip("/").rpartition("/")
+    place = [f"run={name}", *([f"store={store}"] if store else [])]
+    settings = load_config(config, [*(set_ or []), *place])
+    names = dict(map(_split, map_ or []))
+    log_plain_lines()
+    made = import_run(settings, source, step, names)
+    commit = made.commit
+    if json:
+        print_json(commit.model_dump(mode="json", include={"number", "step", "path", "checkpoint_sha256", "origin"}))
+        return
+    print(f"run {settings.run}: commit {commit.number}, step {commit.step} of {made.total_steps}")
+    print(f"  {commit.checkpoint_sha256}  {settings.store.rstrip('/')}/{settings.run}/{commit.path}")
+    changes = " ".join(f"--set {each}" for each in [*(set_ or []), *place])
+    print(f"it goes on with: holdfast train {config} {changes}")
+
+
+def _split(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not equals or not old:
+        raise WrongUse(f"--map {text}: expected OLD=NEW", hint="OLD= leaves a part of the source out")
+    return old, new

@@ -1,0 +1,145 @@
+"""The files of another program's checkpoint: read without running code that is in them, and hashed."""
+
+import codecs
+import hashlib
+import json
+import pickle
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from holdfast.errors import ConfigError
+
+CONVERT = (
+    "in the program that wrote it: torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
+    "'step': step}, path), with numbers, texts and tensors alone"
+)
+PIECE_BYTES = 2**22
+# A pickle names functions and classes. These make arrays and numbers of NumPy's from bytes, and do nothing else.
+_CORE: Any = getattr(np, "_core", None) or np.core  # its name in NumPy 2, and in NumPy 1
+ARRAYS: list[Any] = [
+    *(
+        (getattr(_CORE.multiarray, name), f"numpy.{core}.multiarray.{name}")
+        for name in ("_reconstruct", "scalar")
+        for core in ("_core", "core")
+    ),
+    np.ndarray,
+    np.dtype,
+    codecs.encode,
+    *{type(np.dtype(each)) for each in (np.uint8, np.uint32, np.int64, np.float32, np.float64, np.bool_)},
+]
+
+
+def load_torch(path: Path) -> Any:
+    """Return the content of a file of ``torch.save``, on the CPU. Code that is in the file is never run.
+
+    Raises:
+        ConfigError: the file has other objects than tensors, arrays and plain values, or it can't be read.
+    """
+    try:
+        with torch.serialization.safe_globals(ARRAYS):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if named is None:
+            raise _unreadable(path, "torch.save's") from None
+        raise ConfigError(
+            f"{path} is a pickle with {named[1]} in it: to read it would run code, so it isn't read", hint=CONVERT
+        ) from None
+    except Exception:  # torch raises errors of many kinds, whose messages are about its own code
+        raise _unreadable(path, "torch.save's") from None
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, or of all the files that an index ``*.index.json`` names.
+
+    Raises:
+        ConfigError: a file is missing or can't be read.
+    """
+    names = [path.name]
+    if path.name.endswith(".index.json"):
+        listed = load_json(path).get("weight_map")
+        if not isinstance(listed, dict) or not listed:
+            raise ConfigError(f"{path} has no weight_map", hint="it isn't the index of a model's files")
+        names = sorted({Path(str(each)).name for each in listed.values()})
+    found: dict[str, Tensor] = {}
+    for name in names:
+        file = path.parent / name
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing, and {path.name} names it", hint="copy the whole folder")
+        try:
+            found |= load_file(file)
+        except (SafetensorError, OSError, ValueError):
+            raise _unreadable(file, "safetensors'") from None
+    return found
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        ConfigError: it can't be read.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError):
+        raise _unreadable(path, "JSON's") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return found
+
+
+def find_model_files(folder: Path) -> Path | None:
+    """Return the file in a folder that has a model's weights, or the index of several; None if there is none."""
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights that `find_model_files` has found.
+
+    Raises:
+        ConfigError: a file can't be read.
+    """
+    if "safetensors" in path.name:
+        return load_safetensors(path)
+    if not path.name.endswith(".index.json"):
+        return load_torch(path)  # type: ignore[no-any-return]
+    found: dict[str, Tensor] = {}
+    for name in sorted({Path(str(each)).name for each in load_json(path).get("weight_map", {}).values()}):
+        found |= load_torch(path.parent / name)
+    return found
+
+
+def hash_foreign(path: Path) -> str:
+    """Return the SHA-256 of a file; of a folder, that of ``sha256sum``'s listing of its files, sorted by name."""
+    if path.is_file():
+        return _hash(path)
+    files = sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
+    return hashlib.sha256("".join(_list(path, files)).encode()).hexdigest()
+
+
+def _list(folder: Path, names: Iterable[str]) -> Iterable[str]:
+    return (f"{_hash(folder / name)}  {name}\n" for name in names)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _unreadable(path: Path, whose: str) -> ConfigError:
+    return ConfigError(
+        f"{path} can't be read: it is cut short, or isn't of {whose} format",
+        hint="compare its size with the original's",
+    )

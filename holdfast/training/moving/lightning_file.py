@@ -1,0 +1,49 @@
+"""The reader of a Lightning checkpoint, a ``.ckpt`` file."""
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.training.moving.files import load_torch
+from holdfast.training.moving.foreign import ForeignCheckpoint
+
+MARK = "pytorch-lightning_version"
+# What the adapter of Lightning takes over by itself.
+FRAMEWORK = ("loops", "callbacks", "epoch", "global_step")
+# What Lightning writes beside it, none of which a step depends on.
+KNOWN = {
+    MARK, "state_dict", "optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type",
+    "datamodule_hparams_name", "datamodule_hyper_parameters", *FRAMEWORK,
+}  # fmt: skip
+
+
+def is_lightning(path: Path) -> bool:
+    """Return whether a file is named as Lightning names its checkpoints."""
+    return path.is_file() and path.suffix == ".ckpt"
+
+
+def read_lightning(path: Path, rank: int) -> ForeignCheckpoint:
+    """Read the module, optimizers, schedulers and loops. Lightning saves no generators.
+
+    Raises:
+        ConfigError: it can't be read without running code.
+    """
+    values = load_torch(path)
+    if not isinstance(values, dict) or MARK not in values:
+        from holdfast.training.moving import torch_file
+
+        return torch_file.sort_file(path, values)
+    imported = ForeignCheckpoint(
+        "lightning", modules={"module": dict(values["state_dict"])}, step=values.get("global_step")
+    )
+    imported.optimizers = _number("optimizer", values.get("optimizer_states", []))
+    imported.schedulers = _number("scheduler", values.get("lr_schedulers", []))
+    imported.framework = {name: values[name] for name in FRAMEWORK if name in values}
+    loop: dict[str, Any] = values.get("loops", {}).get("fit_loop", {})
+    batches = loop.get("epoch_loop.batch_progress", {}).get("total", {}).get("ready")
+    imported.batches = int(batches) if isinstance(batches, int) else None
+    imported.framework["added"] = {name: each for name, each in values.items() if name not in KNOWN}
+    return imported
+
+
+def _number(name: str, states: list[Any]) -> dict[str, Any]:
+    return {f"{name}_{number}" if len(states) > 1 else name: each for number, each in enumerate(states)}

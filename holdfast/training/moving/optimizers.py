@@ -1,0 +1,214 @@
+"""The state of another program's optimizers under the names of a training's parameters."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import ConfigError
+from holdfast.training.build import Training
+from holdfast.training.moving.foreign import ForeignCheckpoint, as_count
+from holdfast.training.moving.weights import unwrap
+from holdfast.training.naming import name_parameters
+from holdfast.training.optimizers import Optimizers, parts_of
+
+# How an optimizer computes its step: what this process has chosen counts.
+WAYS = ("foreach", "fused", "capturable", "differentiable")
+# The keys of a group that aren't hyperparameters of the optimizer's class; older versions of torch lack the last ones.
+APART = {"params", "param_names", "lr", "initial_lr", "maximize", "decoupled_weight_decay", *WAYS}
+ANOTHER = "build the optimizer of the source, or leave its state out: --map {}="
+
+
+@dataclass
+class Moments:
+    """The state of a training's optimizers, from a source.
+
+    Attributes:
+        state: the state of each parameter, by its name in the training.
+        groups: the values of each group of parameters, those of the training's own but for the source's.
+        how: how parameters were matched, for a person.
+        notes: lines for a person.
+        used: the names of the source's optimizers.
+    """
+
+    state: dict[str, Any] = field(default_factory=dict)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    how: str = ""
+    notes: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+
+
+def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequence[str]) -> Moments | None:
+    """Return the state of a source's optimizers under the names of the training; None if the source has none.
+
+    Args:
+        order: the names of the model's weights in the order of the source's model; empty if that is unknown.
+
+    Raises:
+        ConfigError: an optimizer is of another class, or has other parameters.
+    """
+    if not imported.optimizers:
+        return None
+    found = Moments()
+    names = iter(name_parameters(training))
+    for name, part in _name_parts(training.recipe.optimizer):
+        own = [[(next(names), each) for each in group["params"]] for group in part.param_groups]
+        source = _choose(
+            name, part, own, {key: each for key, each in imported.optimizers.items() if key not in found.used}
+        )
+        found.used.add(source)
+        _add(found, part, own, imported.optimizers[source], source, order)
+    return found
+
+
+def count_steps(imported: ForeignCheckpoint) -> int | None:
+    """Return the steps that the source's optimizers have counted themselves; None if they didn't, or differ."""
+    counts = {
+        as_count(state["step"])
+        for optimizer in imported.optimizers.values()
+        for state in optimizer["state"].values()
+        if isinstance(state, Mapping) and "step" in state
+    }
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _name_parts(optimizer: Any) -> list[tuple[str, torch.optim.Optimizer]]:
+    if isinstance(optimizer, Optimizers):
+        return [*optimizer.parts.items()]
+    return [("optimizer", parts_of(optimizer)[0])]
+
+
+Own = list[list[tuple[str, Any]]]
+
+
+def _choose(name: str, part: Any, own: Own, sources: Mapping[str, Any]) -> str:
+    """Return the name of the source's optimizer that has a part's parameters.
+
+    Raises:
+        ConfigError: none has, or several have and none has the part's name.
+    """
+    if name in sources or len(sources) == 1:
+        return name if name in sources else next(iter(sources))
+    fitting = [key for key, each in sources.items() if _has_shapes(own, each)]
+    if len(fitting) == 1:
+        return fitting[0]
+    known = ", ".join(sorted(sources)) or "none besides"
+    raise ConfigError(
+        f"which of the source's optimizers ({known}) is {name}?", hint=f"--map {next(iter(sources), 'OLD')}={name}"
+    )
+
+
+def _has_shapes(own: Own, source: Mapping[str, Any]) -> bool:
+    groups = source["param_groups"]
+    if [len(group) for group in own] != [len(group["params"]) for group in groups]:
+        return False
+    pairs = _pair_by_place(own, groups)
+    return not any(_find_misfit(each, source["state"].get(key, {})) for key, (_, each) in pairs)
+
+
+def _add(found: Moments, part: Any, own: Own, source: Mapping[str, Any], name: str, order: Sequence[str]) -> None:
+    """Add the state of one optimizer to what was found."""
+    groups = source["param_groups"]
+    sizes, theirs = [len(group) for group in own], [len(group["params"]) for group in groups]
+    if sum(sizes) != sum(theirs) or len(sizes) != len(theirs):
+        raise ConfigError(
+            f"the optimizer has groups of {sizes} parameters, and the source's ({name}) of {theirs}",
+            hint="give the recipe's optimizer the source's groups of parameters",
+        )
+    for number, (built, saved) in enumerate(zip(part.param_groups, groups, strict=True)):
+        _check_class(part, built, saved, name)
+        found.notes += _check_values(number, built, saved)
+        found.groups.append({key: each for key, each in saved.items() if key in built and key not in ("params", *WAYS)})
+    pairs, found.how = _pair(own, groups, order)
+    for key, (own_name, parameter) in pairs:
+        state = source["state"].get(key)
+        if state is None:
+            continue
+        if misfit := _find_misfit(parameter, state):
+            raise ConfigError(
+                f"the source's {misfit} of {own_name} is {tuple(state[misfit].shape)}, and the parameter is "
+                f"{tuple(parameter.shape)}",
+                hint="are the parameters in another order? Let the source's optimizer name them, or leave it out: "
+                f"--map {name}=",
+            )
+        found.state[own_name] = dict(state)
+
+
+Pairs = list[tuple[Any, tuple[str, Any]]]
+
+
+def _pair(own: Own, groups: Sequence[Mapping[str, Any]], order: Sequence[str]) -> tuple[Pairs, str]:
+    """Return each parameter's key in the source with the parameter, and how they were matched.
+
+    Raises:
+        ConfigError: the source names other parameters.
+    """
+    known = {name: (name, each) for group in own for name, each in group}
+    names = [unwrap(str(name)) for group in groups for name in group.get("param_names", group["params"])]
+    keys = [key for group in groups for key in group["params"]]
+    if any(isinstance(key, str) for key in keys) or any("param_names" in group for group in groups):
+        if unknown := sorted(set(names) ^ known.keys()):
+            lacks = "the run's" if unknown[0] in names else "the source's"
+            raise ConfigError(
+                f"{lacks} optimizer has no parameter {unknown[0]}", hint="--map OLD=NEW names it otherwise"
+            )
+        return [(key, known[name]) for key, name in zip(keys, names, strict=True)], "by name"
+    ordered = [name for name in order if name in known]
+    if len(groups) == 1 and len(ordered) == len(known) and len(ordered) == len(keys):
+        return [
+            (key, known[name]) for key, name in zip(keys, ordered, strict=True)
+        ], "in the order of the source's model"
+    return _pair_by_place(own, groups), "by their places in the groups"
+
+
+def _pair_by_place(own: Own, groups: Sequence[Mapping[str, Any]]) -> Pairs:
+    return [pair for mine, theirs in zip(own, groups, strict=True) for pair in zip(theirs["params"], mine, strict=True)]
+
+
+def _find_misfit(parameter: Tensor, state: Any) -> str:
+    """Return the name of a moment that has as many dimensions as its parameter and another shape; empty for none."""
+    for name, value in state.items() if isinstance(state, Mapping) else ():
+        if isinstance(value, Tensor) and value.dim() == parameter.dim() > 0 and value.shape != parameter.shape:
+            return str(name)
+    return ""
+
+
+def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError if a saved group is that of an optimizer of another class."""
+    lost, others = sorted(built.keys() - saved.keys() - APART), sorted(saved.keys() - built.keys() - APART)
+    key = "decoupled_weight_decay"
+    if not lost and not others and key in saved and saved[key] != built.get(key, saved[key]):
+        lost = [f"{key} = {built[key]}"]
+    if not lost and not others:
+        return
+    has = f"has {', '.join(others)} and " if others else ""
+    raise ConfigError(
+        f"the source's {name} is another optimizer than the run's {type(part).__name__}: it {has}lacks "
+        f"{', '.join(lost) or 'nothing'}",
+        hint=ANOTHER.format(name),
+    )
+
+
+def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for a rate that differs from the one that was built.
+
+    Raises:
+        ConfigError: a hyperparameter differs, which the run's records would have otherwise.
+    """
+    for key in sorted(built.keys() & saved.keys() - {"params", "param_names", "lr", *WAYS}):
+        if _plain(built[key]) != _plain(saved[key]):
+            raise ConfigError(
+                f"group {number} of the optimizer has {key} = {_plain(saved[key])} in the source, and "
+                f"{_plain(built[key])} in the run",
+                hint="give the recipe the source's value: the run's records have the recipe's",
+            )
+    if _plain(built["lr"]) != _plain(saved["lr"]):
+        yield f"lr of group {number}: {_plain(saved['lr']):.6g} from the source, {_plain(built['lr']):.6g} as built"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

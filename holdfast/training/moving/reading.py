@@ -1,0 +1,53 @@
+"""The readers of other programs' checkpoints, one for each form, and the choice between them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import ConfigError
+from holdfast.training.moving.accelerate_folder import is_accelerate, read_accelerate
+from holdfast.training.moving.foreign import ForeignCheckpoint
+from holdfast.training.moving.lightning_file import is_lightning, read_lightning
+from holdfast.training.moving.safetensors_files import is_safetensors, read_safetensors
+from holdfast.training.moving.torch_file import is_torch_file, read_torch_file
+from holdfast.training.moving.trainer_folder import is_trainer, read_trainer
+
+
+class SourceForm(NamedTuple):
+    """The reader of a form.
+
+    Attributes:
+        is_of: returns whether a path is a checkpoint of the form.
+        read: reads the checkpoint for a rank, by its number.
+    """
+
+    name: str
+    is_of: Callable[[Path], bool]
+    read: Callable[[Path, int], ForeignCheckpoint]
+
+
+# The first that recognizes the path reads it.
+FORMS = (
+    SourceForm("a Trainer's checkpoint", is_trainer, read_trainer),
+    SourceForm("accelerate's save_state", is_accelerate, read_accelerate),
+    SourceForm("safetensors and an optimizer's file", is_safetensors, read_safetensors),
+    SourceForm("a Lightning checkpoint", is_lightning, read_lightning),
+    SourceForm("a file of torch.save", is_torch_file, read_torch_file),
+)
+
+
+def read_foreign(path: Path, rank: int) -> ForeignCheckpoint:
+    """Read another program's checkpoint.
+
+    Raises:
+        ConfigError: it isn't there, has no form that is known, or can't be read.
+    """
+    if not path.exists():
+        raise ConfigError(f"there is no {path}", hint="give the file, or the folder, that the other program has saved")
+    for form in FORMS:
+        if form.is_of(path):
+            return form.read(path, rank)
+    raise ConfigError(
+        f"{path} is no checkpoint that can be imported",
+        hint=f"expected one of: {', '.join(form.name for form in FORMS)}",
+    )

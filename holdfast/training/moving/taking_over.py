@@ -1,0 +1,294 @@
+"""The import of another program's checkpoint into a training that has just been built, at step 0."""
+
+import contextlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from holdfast.errors import ConfigError, RecipeError, StateError
+from holdfast.journal import Origin
+from holdfast.state import is_sharded
+from holdfast.terminal import counted
+from holdfast.training import capturing
+from holdfast.training.build import Training
+from holdfast.training.kept import ACCUMULATION, OWN_EXTRAS, Kept
+from holdfast.training.moving import generators, optimizers, weights
+from holdfast.training.moving.files import hash_foreign
+from holdfast.training.moving.foreign import ForeignCheckpoint, rename
+from holdfast.training.moving.reading import read_foreign
+from holdfast.training.naming import optimizer_state
+from holdfast.training.optimizers import parts_of
+from holdfast.training.schedulers import waits_for_plateau
+
+GENERATORS = ("python", "numpy", "torch")
+# What torch's schedulers have of their own progress; all else in their state are settings.
+PROGRESS = {
+    "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "verbose", "base_lrs", "best",
+    "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "_milestones",
+    "milestones", "total_steps", "_schedule_phases", "_anneal_func_type", "_scale_fn_ref", "_lr",
+}  # fmt: skip
+
+
+@runtime_checkable
+class MovesIn(Protocol):
+    """An object of an adapter that takes over its framework's part of a checkpoint by itself."""
+
+    def move_in(self, imported: ForeignCheckpoint, step: int, steps_per_epoch: int) -> list[str]:
+        """Take over the framework's part of a checkpoint. Return what the checkpoint lacks of it."""
+
+
+@dataclass
+class TakenOver:
+    """The result of an import into a training.
+
+    Attributes:
+        origin: where the state comes from.
+        taken: a line for each part that was taken over.
+        notes: lines about what differs.
+    """
+
+    origin: Origin
+    taken: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def move_in(training: Training, source: str, step: int | None, names: Mapping[str, str]) -> TakenOver:
+    """Put another program's checkpoint in the place of the state that a training was built with.
+
+    Args:
+        source: the path of the checkpoint.
+        step: the step at which the run goes on; None for the one that the checkpoint says.
+        names: new names for the source's objects and weights; "" leaves one out.
+
+    Raises:
+        ConfigError: the checkpoint can't be read, doesn't fit the training, or doesn't say its step.
+    """
+    if any(map(is_sharded, training.recipe.model.parameters())):
+        raise ConfigError(
+            'compute.parallel = "fsdp": a checkpoint is imported into whole models',
+            hint='--set compute.parallel=ddp; accept_drift = ["compute.parallel"] then lets the run go on with shards',
+        )
+    imported = rename(read_foreign(Path(source), training.accelerator.process_index), names)
+    into = _Into(training, imported)
+    into.step = into.choose_step(step)
+    into.take_weights()
+    into.take_optimizer()
+    into.take_schedulers()
+    into.take_scaler()
+    into.take_extras()
+    into.take_progress()
+    into.take_data()
+    into.take_generators()
+    origin = Origin(
+        form=imported.form, source=source, sha256=hash_foreign(Path(source)), step=into.step, lacks=into.lacks
+    )
+    return TakenOver(origin, into.taken, into.notes)
+
+
+class _Into:
+    """A training that takes over the parts of a checkpoint, one after the other."""
+
+    def __init__(self, training: Training, imported: ForeignCheckpoint) -> None:
+        self._training, self._imported = training, imported
+        self._order: list[str] = []
+        self._used: set[str] = set()
+        self.step = 0
+        self.taken: list[str] = []
+        self.notes: list[str] = []
+        self.lacks: list[str] = []
+
+    def choose_step(self, asked: int | None) -> int:
+        """Return the step at which the run goes on.
+
+        Raises:
+            ConfigError: nothing says it, or the data doesn't reach so far.
+        """
+        training, imported = self._training, self._imported
+        counted_steps = optimizers.count_steps(imported)
+        is_lightnings = imported.batches is not None and any(isinstance(each, MovesIn) for each in self._movers())
+        step = asked
+        if step is None:
+            step = imported.batches if is_lightnings else imported.step
+        if step is None:
+            step = counted_steps
+            self.notes += [] if step is None else ["the step is the optimizer's own count: the source has no other"]
+        if step is None:
+            epoch = imported.others.get("epoch")
+            said = f", and says epoch = {epoch}" if isinstance(epoch, int) else ""
+            raise ConfigError(
+                f"the source doesn't say how many steps it has trained{said}",
+                hint=f"--step N; an epoch has {training.steps_per_epoch} steps here",
+            )
+        if asked is None and not is_lightnings and counted_steps not in (None, step):
+            self.notes.append(f"the optimizer has counted {counted_steps} steps itself")
+        if not 1 <= step < training.total_steps:
+            end = f"{training.config.epochs} epochs of {training.steps_per_epoch} steps"
+            raise ConfigError(
+                f"step {step} can't be gone on from: the run has {training.total_steps} steps, {end}",
+                hint="epochs says how long the run is" if step else "init_from begins a run with trained weights",
+            )
+        return step
+
+    def take_weights(self) -> None:
+        """Load the model's weights."""
+        recipe, modules = self._training.recipe, self._imported.modules
+        kept = recipe.modules if isinstance(recipe, Kept) else {}
+        own = recipe.model.state_dict()
+        others = {name for name in recipe.extras if name in modules}
+        found = weights.match_weights(own, {name: each for name, each in modules.items() if name not in others}, kept)
+        if self._imported.are_ordered:
+            self._order = [*found.weights]
+        with capturing.fitted(recipe.model, found.weights):
+            capturing.load("model", recipe.model, found.weights)
+        self._used |= found.used
+        self.notes += found.notes
+        self.taken.append(f"model: {counted(len(found.weights), 'tensor')}")
+
+    def take_optimizer(self) -> None:
+        """Load the optimizers' state."""
+        training = self._training
+        found = optimizers.match_moments(training, self._imported, self._order)
+        if found is None:
+            self.lacks.append("optimizer")
+            return
+        own = optimizer_state(training)
+        groups = [mine | theirs for mine, theirs in zip(own["param_groups"], found.groups, strict=True)]
+        self._refuse_unfit(
+            lambda: capturing.load_optimizer(
+                training, {**own, "state": found.state, "param_groups": groups}, are_laid_out=False
+            )
+        )
+        self._used |= found.used
+        self.notes += [] if training.schedulers else found.notes  # a scheduler sets the rates, and has them itself
+        kinds = "+".join(type(part).__name__ for part in parts_of(training.recipe.optimizer))
+        self.taken.append(f"optimizer: {kinds}, {counted(len(found.state), 'parameter')}, matched {found.how}")
+
+    def take_schedulers(self) -> None:
+        """Load the schedulers' states; step those of a recipe to the step if the source has none."""
+        training, sources = self._training, self._imported.schedulers
+        own = training.schedulers
+        if not own:
+            return
+        if not sources:
+            if training.recipe.has_own_loop or any(map(waits_for_plateau, own)):
+                self.lacks.append("scheduler")
+            else:
+                self._step_schedulers()
+            return
+        if len(own) != len(sources):
+            raise ConfigError(
+                f"the run has {counted(len(own), 'scheduler')}, and the source {len(sources)}: {', '.join(sources)}",
+                hint="--map NAME= leaves one of them out",
+            )
+        for scheduler, (name, saved) in zip(own, sorted(sources.items()), strict=True):
+            self._take_scheduler(scheduler, name, saved)
+            self._used.add(name)
+
+    def _take_scheduler(self, scheduler: Any, name: str, saved: Mapping[str, Any]) -> None:
+        built = scheduler.state_dict()
+        lost, others = sorted(built.keys() - saved.keys() - PROGRESS), sorted(saved.keys() - built.keys() - PROGRESS)
+        if lost or others:
+            raise ConfigError(
+                f"the source's {name} is another scheduler than the run's {type(scheduler).__name__}: it has "
+                f"{', '.join(others) or 'nothing else'} and lacks {', '.join(lost) or 'nothing'}",
+                hint=f"build the source's, or leave it out: --map {name}=",
+            )
+        for key in sorted(built.keys() - PROGRESS):
+            if key in saved and built[key] != saved[key] and not isinstance(built[key], Tensor):
+                self.notes.append(f"{name}: {key} is {saved[key]!r} from the source, {built[key]!r} as built")
+        rates = [group["lr"] for group in self._training.optimizer.param_groups]
+        self._refuse_unfit(lambda: capturing.load(f"scheduler {name}", scheduler, dict(saved)))
+        for group, rate in zip(self._training.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.taken.append(f"scheduler: {type(scheduler).__name__} at step {saved.get('last_epoch')}")
+
+    def _step_schedulers(self) -> None:
+        training = self._training
+        rates = [group["lr"] for group in training.optimizer.param_groups]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of a scheduler that steps before its optimizer
+            for _ in range(self.step):
+                training.schedulers.step()
+        if "optimizer" not in self.lacks:
+            for group, rate in zip(training.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+        self.notes.append(f"scheduler: the source has none; the run's was stepped {self.step} times")
+
+    def take_scaler(self) -> None:
+        """Load the state of the gradient scaler."""
+        scaler = self._training.accelerator.scaler
+        if scaler is not None and self._imported.scaler is None:
+            self.lacks.append("scaler")
+        elif scaler is not None and self._imported.scaler is not None:
+            capturing.load("scaler", scaler, self._imported.scaler)
+            self.taken.append("scaler")
+
+    def take_extras(self) -> None:
+        """Load the other objects that the run keeps, by their names."""
+        modules = {name: each for name, each in self._imported.modules.items() if name not in self._used}
+        found = self._imported.others | modules
+        for name, extra in self._training.recipe.extras.items():
+            if isinstance(extra, MovesIn):
+                self.lacks += extra.move_in(self._imported, self.step, self._training.steps_per_epoch)
+                self.taken.append(name)
+            elif name in found:
+                self._take_extra(name, extra, found[name])
+            elif name in self._imported.named_generators:
+                self._take_extra(name, extra, self._imported.named_generators[name])
+                for kind in generators.find(name, self._imported.named_generators[name]):
+                    self._imported.generators.pop(kind, None)  # it is the loop's own one
+            elif name not in OWN_EXTRAS:
+                self.lacks.append(name)
+        unused = sorted({*filter(None, found)} - {*self._training.recipe.extras})
+        self.notes += [f"not taken over: {', '.join(unused)}"] if unused else []
+
+    def _take_extra(self, name: str, extra: Any, saved: Any) -> None:
+        self._used.add(name)
+        state = saved
+        with contextlib.suppress(AttributeError):
+            if {*extra.state_dict()} == {"value"}:  # a kept container, whose source is the container itself
+                state = {"value": saved}
+        self._refuse_unfit(lambda: capturing.load(f"extra {name}", extra, state))
+        if name != ACCUMULATION:
+            self.taken.append(name)
+
+    def take_progress(self) -> None:
+        """Count the steps as done."""
+        self._training.progress.step = self.step
+
+    def take_data(self) -> None:
+        """Go to the position in the data that the step has."""
+        training = self._training
+        training.begin_data()
+        if hasattr(training.batches, "move_to"):
+            note = training.batches.move_to(self.step, training.steps_per_epoch)
+            self.lacks += [note] if note else []
+
+    def take_generators(self) -> None:
+        """Load the states of the random generators, last: all that was done here may have drawn from them."""
+        training, found = self._training, self._imported.generators
+        if training.virtual is not None:
+            self.lacks.append("generators of virtual ranks")
+            return
+        own = training.generators.state_dict()
+        known = [name for name in GENERATORS if name in found]
+        self.lacks += [f"generator of {name}" for name in GENERATORS if name not in found]
+        if own["cuda"]:
+            known += ["cuda"] if "cuda" in found else []
+            self.lacks += [] if "cuda" in found else ["generator of cuda"]
+        training.generators.load_state_dict(own | {name: found[name] for name in known})
+        self.taken += [f"generators: {', '.join(known)}"] if known else []
+
+    def _movers(self) -> list[Any]:
+        return [*self._training.recipe.extras.values()]
+
+    def _refuse_unfit(self, load: Any) -> None:
+        try:
+            load()
+        except (StateError, RecipeError) as error:
+            message = error.message.replace("the saved ", "the source's ", 1)
+            raise ConfigError(message, hint="--map NAME= leaves a part of the source out") from None

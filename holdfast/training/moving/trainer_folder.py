@@ -1,0 +1,47 @@
+"""The reader of a ``checkpoint-N`` folder of transformers' Trainer."""
+
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.training.moving import generators
+from holdfast.training.moving.files import find_model_files, load_json, load_torch, load_weights
+from holdfast.training.moving.foreign import ForeignCheckpoint
+
+STATE = "trainer_state.json"
+
+
+def is_trainer(path: Path) -> bool:
+    """Return whether a folder is a Trainer's checkpoint."""
+    return (path / STATE).is_file()
+
+
+def read_trainer(path: Path, rank: int) -> ForeignCheckpoint:
+    """Read the model, optimizer, scheduler, the Trainer's state and this rank's generators.
+
+    ``training_args.bin`` is a pickle of the Trainer's arguments, which the run has itself: it isn't read.
+
+    Raises:
+        ConfigError: a file is missing, or can't be read without running code.
+    """
+    state = load_json(path / STATE)
+    weights = find_model_files(path)
+    if weights is None:
+        has_adapters = any(path.glob("adapter_model.*"))
+        raise ConfigError(
+            f"{path} has {'the weights of adapters alone' if has_adapters else 'no weights'}",
+            hint="merge them into the model, and begin a run with it (init_from)"
+            if has_adapters
+            else "expected model.safetensors; a Trainer with save_only_model=False writes all that a run goes on with",
+        )
+    imported = ForeignCheckpoint("trainer", modules={"model": load_weights(weights)}, step=state.get("global_step"))
+    imported.are_ordered = weights.suffix == ".bin"
+    for name, found in (("optimizer", imported.optimizers), ("scheduler", imported.schedulers)):
+        if (path / f"{name}.pt").is_file():
+            found[name] = load_torch(path / f"{name}.pt")
+    if (path / "scaler.pt").is_file():
+        imported.scaler = load_torch(path / "scaler.pt")
+    for file in (path / "rng_state.pth", path / f"rng_state_{rank}.pth"):
+        if file.is_file():
+            imported.generators = generators.find("rng", load_torch(file))
+    imported.framework["trainer_state"] = state
+    return imported

@@ -1,0 +1,166 @@
+"""The weights of another program's checkpoint under the names of a model."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from holdfast.errors import ConfigError
+from holdfast.terminal import counted
+
+# What wrappers put before the names of a module's weights.
+WRAPPERS = re.compile(r"(?:^module\.|(?<![^.])_orig_mod\.|(?<![^.])_fsdp_wrapped_module\.|^_forward_module\.)")
+# Names under which programs save the model that they train.
+USUAL = ("model", "module", "net", "network", "")
+SHOWN_NAMES = 3
+
+
+def unwrap(name: str) -> str:
+    """Return a weight's name without what DistributedDataParallel, FSDP and ``torch.compile`` put before it."""
+    while (bare := WRAPPERS.sub("", name)) != name:
+        name = bare
+    return name
+
+
+def match_weights(
+    own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor]], kept: Mapping[str, Any]
+) -> "Matched":
+    """Return a source's weights under a model's names.
+
+    Args:
+        own: the model's ``state_dict``.
+        modules: the weights of each module in the source.
+        kept: the modules that a loop keeps, by name; empty for a recipe. Of several, the names of their weights in
+            ``own`` begin with their own names.
+
+    Raises:
+        ConfigError: the names or the shapes don't fit.
+    """
+    if len(kept) > 1:
+        parts = {name: {key: each for key, each in own.items() if key.startswith(f"{name}.")} for name in kept}
+        found = Matched({}, [], set())
+        for name, part in parts.items():
+            inner = {key.removeprefix(f"{name}."): each for key, each in part.items()}
+            one = _match_one(inner, {key: each for key, each in modules.items() if key not in found.used}, name)
+            found.weights |= {f"{name}.{key}": each for key, each in one.weights.items()}
+            found.notes += one.notes
+            found.used |= one.used
+        return found
+    return _match_one(own, modules, next(iter(kept), ""))
+
+
+class Matched:
+    """The weights of a model, found in a source.
+
+    Attributes:
+        weights: the weights by the model's names.
+        notes: lines for a person on names and dtypes that were other ones.
+        used: the names of the source's modules that they come from.
+        order: the names in the order that the source has them in.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], notes: list[str], used: set[str]) -> None:
+        self.weights, self.notes, self.used = weights, notes, used
+
+
+def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor]], name: str) -> Matched:
+    """Match the weights of one module with the source's module that has them."""
+    if not modules:
+        raise ConfigError(f"the source has no weights{f' of {name}' if name else ''}", hint="a run goes on with them")
+    fitting = {key: fitted for key, each in modules.items() if (fitted := _fit(own, each)) is not None}
+    wanted = [each for each in ((name, *USUAL) if name else USUAL) if each in fitting]
+    if name in fitting and name:
+        chosen = name
+    elif len(fitting) == 1 or (wanted and len(fitting) > 1):
+        chosen = wanted[0] if wanted else next(iter(fitting))
+    elif fitting:
+        raise ConfigError(
+            f"the weights of {', '.join(sorted(fitting))} fit the names of {name or 'the model'} alike",
+            hint=f"leave others out: --map {sorted(fitting)[-1]}=",
+        )
+    else:
+        nearest = name if name in modules else max(modules, key=lambda key: _count_common(own, modules[key]))
+        raise _refuse_names(own, {unwrap(key): each for key, each in modules[nearest].items()}, nearest)
+    weights, prefix = fitting[chosen]
+    notes = [f"the prefix {prefix} was left out of the source's names"] if prefix else []
+    return Matched(weights, notes + _check_shapes(own, weights), {chosen})
+
+
+def _fit(own: Mapping[str, Any], source: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str] | None:
+    """Return a source's weights under a model's names, and the prefix that they had besides; None if they don't fit."""
+    bare = {unwrap(key): each for key, each in source.items()}
+    wrapper = next((key.removesuffix(unwrap(key)) or "a wrapper's" for key in source if unwrap(key) != key), "")
+    if (fitted := _add_tied(own, bare)).keys() == own.keys():
+        return fitted, wrapper
+    prefix = f"{next(iter(bare), '').partition('.')[0]}."
+    if all(key.startswith(prefix) for key in bare):
+        fitted = _add_tied(own, {key.removeprefix(prefix): each for key, each in bare.items()})
+        if fitted.keys() == own.keys():
+            return fitted, f"{wrapper}{prefix}"
+    return None
+
+
+def _add_tied(own: Mapping[str, Any], source: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add the weights that a source has once and a model under several names: safetensors keeps no ties."""
+    there = {_place(each): name for name, each in own.items() if name in source}
+    tied = {name: there.get(_place(each)) for name, each in own.items() if name not in source}
+    return source | {name: source[other] for name, other in tied.items() if other is not None}
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    if not isinstance(tensor, Tensor) or not tensor.numel():
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _count_common(own: Mapping[str, Any], source: Mapping[str, Any]) -> int:
+    return len(own.keys() & {unwrap(key) for key in source})
+
+
+def _refuse_names(own: Mapping[str, Any], source: Mapping[str, Any], of: str) -> ConfigError:
+    """Return the error for weights whose names don't fit, with the nearest names and the ``--map`` that would fit."""
+    missing, unknown = sorted(own.keys() - source.keys()), sorted(source.keys() - own.keys())
+    pairs = [(name, next(iter(difflib.get_close_matches(name, unknown, 1, 0.0)), "")) for name in missing[:SHOWN_NAMES]]
+    shown = ", ".join(f"{name} (nearest: {other})" if other else name for name, other in pairs)
+    message = f"the names don't fit: the source{f' ({of})' if of else ''} lacks {counted(len(missing), 'weight')}"
+    if not missing:
+        message = f"the names don't fit: the model lacks {counted(len(unknown), 'weight')} of the source"
+        return ConfigError(f"{message}: {', '.join(unknown[:SHOWN_NAMES])}", hint=f"leave it out: --map {unknown[0]}=")
+    more = ", ..." if len(missing) > SHOWN_NAMES else ""
+    hint = "--map OLD=NEW gives the source's names others"
+    if pairs[0][1]:
+        hint += f": --map {'='.join(_shorten_pair(pairs[0][1], pairs[0][0]))}"
+    return ConfigError(f"{message} of the model: {shown}{more}", hint=hint)
+
+
+def _shorten_pair(old: str, new: str) -> tuple[str, str]:
+    """Return two names without the last parts that they have in common."""
+    olds, news = old.split("."), new.split(".")
+    while len(olds) > 1 and len(news) > 1 and olds[-1] == news[-1]:
+        olds.pop()
+        news.pop()
+    return ".".join(olds), ".".join(news)
+
+
+def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list[str]:
+    """Return a line for each change of dtype.
+
+    Raises:
+        ConfigError: a shape is another one.
+    """
+    changed: dict[tuple[Any, Any], int] = {}
+    for name, value in weights.items():
+        built = own[name]
+        if not isinstance(built, Tensor):
+            continue
+        if built.shape != value.shape:
+            raise ConfigError(
+                f"{name} is {tuple(value.shape)} in the source, and {tuple(built.shape)} in the model",
+                hint="give the recipe the settings that the source was trained with",
+            )
+        if built.dtype != value.dtype:
+            kinds = value.dtype, built.dtype
+            changed[kinds] = changed.get(kinds, 0) + 1
+    return [f"{counted(number, 'weight')}: {old}, {new} here" for (old, new), number in changed.items()]
