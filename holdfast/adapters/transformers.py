@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.adapters.trainer_arguments import check_arguments, choose_length, transformers
 from holdfast.errors import RecipeError
-from holdfast.state import Attributes
+from holdfast.state import Attributes, is_plain
 from holdfast.training.devices import required_of_ddp
 from holdfast.training.own_loop.loop import Step, Stopped
 from holdfast.training.own_loop.run import Run, loop_of
@@ -64,6 +64,13 @@ def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: 
         trainer.__class__ = own_class
 
 
+def _has_state(callback: Any) -> bool:
+    """Return whether a callback's attributes are part of a run's state."""
+    kind = type(callback)
+    is_reporter = kind is _Reporter
+    return not (is_reporter or kind in STATELESS or kind.__module__.startswith(STATELESS_MODULES))
+
+
 # ---- the boundary
 
 
@@ -96,10 +103,8 @@ class _Held:
 
     def _describe_callbacks(self) -> dict[str, Attributes]:
         found: dict[str, Attributes] = {}
-        for each in self._trainer.callback_handler.callbacks:
+        for each in filter(_has_state, self._trainer.callback_handler.callbacks):
             kind = type(each)
-            if kind in STATELESS or kind.__module__.startswith(STATELESS_MODULES):
-                continue
             name = kind.__name__ if kind.__name__ not in found else f"{kind.__name__} {len(found)}"
             found[name] = Attributes(lambda each=each: each, self._is_measured)  # type: ignore[misc]
         return found
@@ -111,7 +116,7 @@ class _Held:
             _Complete: all are.
         """
         trainer, scaler = self._trainer, self._trainer.accelerator.scaler
-        state = Attributes(lambda: trainer.state, self._is_measured)
+        state = _TrainerState(trainer, self._is_measured)
         extras = self._extras | {"trainer_state": state} | ({"grad_scaler": scaler} if scaler else {})
         self.run.keep(model=trainer.model, optimizer=trainer.optimizer, lr_scheduler=trainer.lr_scheduler, **extras)
         with loop_of(self.run).located():
@@ -170,6 +175,48 @@ class _Held:
         """Give the run's next batches, without end."""
         while True:
             yield loop_of(self.run).next_batch()
+
+
+# What a Trainer's checkpoint has of its state, beside what the Trainer's arguments say.
+SAVED = (
+    "global_step", "epoch", "log_history", "best_metric", "best_global_step", "best_model_checkpoint", "total_flos",
+    "num_input_tokens_seen",
+)  # fmt: skip
+
+
+class _TrainerState(Attributes):
+    """The Trainer's state as a state, which an import takes over from a Trainer's checkpoint."""
+
+    covers = ("trainer", "callbacks")
+
+    def __init__(self, trainer: Any, is_measured: Any) -> None:
+        super().__init__(lambda: trainer.state, is_measured)
+        self._trainer = trainer
+
+    def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
+        """Take over the state in a Trainer's checkpoint. Return what it lacks."""
+        trainer, saved = self._trainer, checkpoint.framework.get("trainer_state")
+        trainer.state.global_step = trainer._globalstep_last_logged = step
+        trainer.state.epoch = step / steps_per_epoch
+        if saved is None:
+            return ["the Trainer's state"]
+        for name in SAVED:
+            if name in saved:
+                setattr(trainer.state, name, saved[name])
+        logged = max((each.get("step", 0) for each in saved.get("log_history", []) if "loss" in each), default=0)
+        lost = [] if logged == step else [f"the Trainer's sum of losses since step {logged}, which its next log has"]
+        return lost + self._take_callbacks(saved.get("stateful_callbacks", {}))
+
+    def _take_callbacks(self, saved: dict[str, Any]) -> list[str]:
+        """Give the callbacks the attributes that a Trainer's checkpoint has of them. Return those that it has not."""
+        lost = []
+        for callback in filter(_has_state, self._trainer.callback_handler.callbacks):
+            found = saved.get(type(callback).__name__)
+            if isinstance(found, dict):
+                vars(callback).update(found.get("attributes", {}))
+            elif any(is_plain(each) for each in vars(callback).values()):
+                lost.append(f"the callback {type(callback).__name__}")
+        return lost
 
 
 class _Loader:

@@ -120,6 +120,17 @@ def train(run: holdfast.Run, output_dir: str, arguments: dict[str, Any] | None =
     seen.append(("result", result.global_step, {"loss": result.training_loss}))
 
 
+def make_plain(output_dir: str, arguments: dict[str, Any]) -> Any:
+    """Return a Trainer none of whose callbacks draws random numbers."""
+    trainer = make(output_dir, arguments)
+    trainer.remove_callback(Recorder)
+    return trainer
+
+
+def train_plain(run: holdfast.Run, output_dir: str, arguments: dict[str, Any] | None = None) -> None:
+    held.train(run, make_plain(output_dir, arguments or {}))
+
+
 def mistaken(run: holdfast.Run, output_dir: str, how: str, arguments: dict[str, Any] | None = None) -> None:
     trainer = make(output_dir, arguments or {})
     options: dict[str, Any] = {}

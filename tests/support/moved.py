@@ -3,6 +3,8 @@
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.training import Gate, TakenOver, Training, move_in, read_lines, resume, run_program, steps
 from tests.support.trainings import Saved, save_state
@@ -19,14 +21,23 @@ def make_config(folder: Path, function: str, epochs: int = 4, **settings: object
 def go_on(
     config: RunConfig, source: Path, step: int | None = None, names: Mapping[str, str] = {}
 ) -> tuple[TakenOver, list[float]]:
+    """Import a checkpoint and train to the end; return what was taken over, and the losses. See `train_on`."""
+    taken, losses, _ = train_on(config, source, step, names)
+    return taken, losses
+
+
+def train_on(
+    config: RunConfig, source: Path, step: int | None = None, names: Mapping[str, str] = {}
+) -> tuple[TakenOver, list[float], dict[str, Tensor]]:
     """Import a checkpoint, save, resume what was saved in a training of its own, and train to the end.
 
     Returns:
-        What was taken over, and the losses of the steps after it.
+        What was taken over, the losses of the steps after it, and the weights in the end.
     """
     taken: list[TakenOver] = []
     saved: list[Saved] = []
     losses: list[float] = []
+    weights: dict[str, Tensor] = {}
 
     def moves_in(training: Training) -> Generator[None, None, None]:
         taken.append(move_in(training, str(source), step, names))
@@ -37,7 +48,8 @@ def go_on(
         resume(training, *saved[0], Gate("exact"), lambda *skipped: None)
         yield from steps(training, training.total_steps, lambda: False)
         losses.extend(line["loss"] for line in read_lines(training))
+        weights.update({name: each.clone() for name, each in training.recipe.model.state_dict().items()})
 
     run_program(config, moves_in)
     run_program(config, goes_on)
-    return taken[0], losses
+    return taken[0], losses, weights

@@ -35,7 +35,13 @@ PROGRESS = {
 
 @runtime_checkable
 class MovesIn(Protocol):
-    """An object of an adapter that takes over its framework's part of a checkpoint by itself."""
+    """An object of an adapter that takes over its framework's part of a checkpoint by itself.
+
+    Attributes:
+        covers: the names of other kept objects that it takes over as well.
+    """
+
+    covers: tuple[str, ...]
 
     def move_in(self, imported: ForeignCheckpoint, step: int, steps_per_epoch: int) -> list[str]:
         """Take over the framework's part of a checkpoint. Return what the checkpoint lacks of it."""
@@ -231,7 +237,9 @@ class _Into:
         """Load the other objects that the run keeps, by their names."""
         modules = {name: each for name, each in self._imported.modules.items() if name not in self._used}
         found = self._imported.others | modules
-        for name, extra in self._training.recipe.extras.items():
+        extras = self._training.recipe.extras
+        covered = {*OWN_EXTRAS}.union(*(getattr(each, "covers", ()) for each in extras.values()))
+        for name, extra in extras.items():
             if isinstance(extra, MovesIn):
                 self.lacks += extra.move_in(self._imported, self.step, self._training.steps_per_epoch)
                 self.taken.append(name)
@@ -241,7 +249,7 @@ class _Into:
                 self._take_extra(name, extra, self._imported.named_generators[name])
                 for kind in generators.find(name, self._imported.named_generators[name]):
                     self._imported.generators.pop(kind, None)  # it is the loop's own one
-            elif name not in OWN_EXTRAS:
+            elif name not in covered:
                 self.lacks.append(name)
         unused = sorted({*filter(None, found)} - {*self._training.recipe.extras})
         self.notes += [f"not taken over: {', '.join(unused)}"] if unused else []
