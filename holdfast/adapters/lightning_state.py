@@ -3,6 +3,7 @@
 Lightning's own checkpoints leave out the numbers that are logged, metrics in mid-epoch and the state of hooks.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,12 @@ META = (
 )  # fmt: skip
 LOGGED = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics")
 CONNECTOR = ("_first_loop_iter", "_current_fx")
+# The counts of a progress, and the progresses that begin anew with each epoch.
+READY = ("ready", "started", "processed", "completed")
+OF_EPOCH = (
+    "epoch_loop.scheduler_progress", "epoch_loop.automatic_optimization.optim_progress",
+    "epoch_loop.manual_optimization.optim_step_progress",
+)  # fmt: skip
 RESTARTING = ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint")
 
 
@@ -65,6 +72,55 @@ class Counters:
         validation._seen_batches_per_dataloader = defaultdict(int, state["validated"])
         self._trainer.should_stop = state["should_stop"]
         self._trainer.accumulate_grad_batches = state["accumulate_grad_batches"]
+
+    covers = ("trainer",)
+
+    def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
+        """Take over the counters of a Lightning checkpoint, as they are when Lightning asks for the next batch.
+
+        Args:
+            step: the batches that are trained.
+
+        Returns: what the checkpoint lacks.
+        """
+        epoch, within = divmod(step, steps_per_epoch)
+        saved = copy.deepcopy(checkpoint.framework.get("loops", {}).get("fit_loop"))
+        progress: dict[str, Any] = saved or self._trainer.fit_loop.state_dict()
+        batches, own = progress["epoch_loop.batch_progress"], progress["epoch_loop.state_dict"]
+        if saved is not None and self._trainer.accumulate_grad_batches == 1:  # a save after a batch may not count it
+            own["_batches_that_stepped"] += batches["total"]["ready"] - batches["total"]["completed"]
+        batches["total"], batches["current"] = dict.fromkeys(READY, step), dict.fromkeys(READY, within)
+        batches["is_last_batch"] = False
+        epochs = dict(zip(READY, (epoch + 1, epoch + 1, epoch, epoch), strict=True))
+        progress["epoch_progress"] = {"total": epochs, "current": dict(epochs)}
+        if not within:
+            _reset_current([each for name, each in progress.items() if name in OF_EPOCH])
+        validation = progress["epoch_loop.val_loop.batch_progress"]
+        validation["total"] = dict.fromkeys(READY, 0)
+        validated = validation["current"]["ready"]
+        self.load_state_dict(
+            {
+                "progress": progress,
+                "has_validated": validated > 0,
+                "validated": {0: validated} if validated else {},
+                "should_stop": False,
+                "accumulate_grad_batches": self._trainer.accumulate_grad_batches,
+            }
+        )
+        lost = [] if saved else ["the counters of Lightning's loops"]
+        plateaus = [each.scheduler for each in self._trainer.lr_scheduler_configs if each.reduce_on_plateau]
+        if any(each.last_epoch < epoch for each in plateaus):  # Lightning steps it after its last save of an epoch
+            lost.append(f"the step of ReduceLROnPlateau at the end of epoch {epoch}")
+        return lost + (["the numbers and metrics that this epoch has logged so far"] if within else [])
+
+
+def _reset_current(values: Any) -> None:
+    """Set all counts of the present epoch to 0."""
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, dict) and "current" in value:
+            value["current"] = dict.fromkeys(value["current"], 0)
+        elif isinstance(value, dict):
+            _reset_current(value)
 
 
 class TrainerState:
@@ -179,6 +235,27 @@ class Checkpointed:
         for each in self._hooks:
             each.on_load_checkpoint(self._trainer, self._module, checkpoint)
         self._module.on_load_checkpoint(checkpoint)
+
+    covers: tuple[str, ...] = ()
+
+    def move_in(self, saved: Any, step: int, steps_per_epoch: int) -> list[str]:
+        """Take over a Lightning checkpoint's states of callbacks and data module, and call the hooks that load it.
+
+        Returns: what the checkpoint lacks.
+        """
+        states, added = saved.framework.get("callbacks", {}), saved.framework.get("added", {})
+        for key, each in self._callbacks.items():
+            if key in states:
+                each.load_state_dict(states[key])
+        data = type(self._data).__qualname__
+        if self._data is not None and data in added:
+            self._data.load_state_dict(added[data])
+        checkpoint = self._begin() | added
+        for each in self._hooks:
+            each.on_load_checkpoint(self._trainer, self._module, checkpoint)
+        if is_overridden("on_load_checkpoint", self._module):
+            self._module.on_load_checkpoint(checkpoint)
+        return [f"the callback {key}" for key in self._callbacks if key not in states]
 
     def _read_added(self) -> dict[str, Any]:
         """Return what ``on_save_checkpoint`` adds to a checkpoint, or replaces in it.

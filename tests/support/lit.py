@@ -259,6 +259,39 @@ def automatic(run: Run, how: str = "", files: str = "") -> None:
     held.fit(run, trainer, module, datamodule=data)
 
 
+class Ordered(Data):
+    """The same points in their own order."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.points, BATCH_SIZE)
+
+
+class Saver(L.Callback):
+    """A callback that saves Lightning's own checkpoints: after each batch, and at each epoch's end."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"batch-{trainer.fit_loop.epoch_loop.total_batch_idx + 1}.ckpt")
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"epoch-{trainer.current_epoch + 1}.ckpt")
+
+
+def build_ordered(how: str) -> tuple[L.Trainer, Classifier, Ordered]:
+    """Return what `build` does, for a training that draws no random number."""
+    trainer, module, _ = build(how)
+    assert isinstance(module, Classifier)
+    module.net[2] = nn.Dropout(0.0)
+    return trainer, module, Ordered()
+
+
+def ordered(run: Run, how: str) -> None:
+    trainer, module, data = build_ordered(how)
+    held.fit(run, trainer, module, datamodule=data)
+
+
 def build_adversaries() -> tuple[L.Trainer, "Adversaries", Any]:
     L.seed_everything(7, verbose=False)
     trainer = L.Trainer(**quiet(callbacks=[Witness()]) | {"logger": Notes()})

@@ -59,7 +59,7 @@ def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequen
             name, part, own, {key: each for key, each in imported.optimizers.items() if key not in found.used}
         )
         found.used.add(source)
-        _add(found, part, own, imported.optimizers[source], source, order)
+        _add(found, part, own, imported, source, order)
     return found
 
 
@@ -108,8 +108,9 @@ def _has_shapes(own: Own, source: Mapping[str, Any]) -> bool:
     return not any(_find_misfit(each, source["state"].get(key, {})) for key, (_, each) in pairs)
 
 
-def _add(found: Moments, part: Any, own: Own, source: Mapping[str, Any], name: str, order: Sequence[str]) -> None:
+def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name: str, order: Sequence[str]) -> None:
     """Add the state of one optimizer to what was found."""
+    source, cycled = imported.optimizers[name], _list_cycled(imported)
     groups = source["param_groups"]
     sizes, theirs = [len(group) for group in own], [len(group["params"]) for group in groups]
     if sum(sizes) != sum(theirs) or len(sizes) != len(theirs):
@@ -119,7 +120,7 @@ def _add(found: Moments, part: Any, own: Own, source: Mapping[str, Any], name: s
         )
     for number, (built, saved) in enumerate(zip(part.param_groups, groups, strict=True)):
         _check_class(part, built, saved, name)
-        found.notes += _check_values(number, built, saved)
+        found.notes += _check_values(number, built, saved, cycled)
         found.groups.append({key: each for key, each in saved.items() if key in built and key not in ("params", *WAYS)})
     pairs, found.how = _pair(own, groups, order)
     for key, (own_name, parameter) in pairs:
@@ -191,13 +192,22 @@ def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], 
     )
 
 
-def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
+def _list_cycled(imported: ForeignCheckpoint) -> set[str]:
+    """Return the hyperparameters that a source's schedulers change as well: OneCycleLR and CyclicLR cycle momentum."""
+    is_cycled = any(each.get("cycle_momentum") for each in imported.schedulers.values())
+    return {"betas", "momentum"} if is_cycled else set()
+
+
+def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any], cycled: set[str]) -> Iterator[str]:
     """Yield a line for a rate that differs from the one that was built.
+
+    Args:
+        cycled: the hyperparameters that a schedule changes.
 
     Raises:
         ConfigError: a hyperparameter differs, which the run's records would have otherwise.
     """
-    for key in sorted(built.keys() & saved.keys() - {"params", "param_names", "lr", *WAYS}):
+    for key in sorted(built.keys() & saved.keys() - {"params", "param_names", "lr", *WAYS, *cycled}):
         if _plain(built[key]) != _plain(saved[key]):
             raise ConfigError(
                 f"group {number} of the optimizer has {key} = {_plain(saved[key])} in the source, and "

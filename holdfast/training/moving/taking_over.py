@@ -249,7 +249,7 @@ class _Into:
                 self._take_extra(name, extra, self._imported.named_generators[name])
                 for kind in generators.find(name, self._imported.named_generators[name]):
                     self._imported.generators.pop(kind, None)  # it is the loop's own one
-            elif name not in covered:
+            elif name not in covered and extra.state_dict():
                 self.lacks.append(name)
         unused = sorted({*filter(None, found)} - {*self._training.recipe.extras})
         self.notes += [f"not taken over: {', '.join(unused)}"] if unused else []
