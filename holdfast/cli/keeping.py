@@ -141,8 +141,8 @@ def export_weights(
     Args:
         run: <store>/<run>.
         what: The commit (its number or its folder; by default the newest) and the file to make; transformers makes a
-            folder for from_pretrained.
-        form: safetensors, transformers, or torch for torch.load.
+            folder for from_pretrained, dcp one for torch.distributed.checkpoint.
+        form: safetensors, transformers, torch for torch.load, or dcp.
         part: Only this part of the model, such as the name that a loop keeps it by, or extras.NAME.
     """
     *commit, out = _split_out(what, "OUT", "holdfast export runs/language language.safetensors")

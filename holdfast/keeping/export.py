@@ -1,11 +1,12 @@
 """`holdfast export`: the weights of a verified checkpoint, in the files that other tools read.
 
-Equal weights give equal bytes, on every machine and in every run.
+Equal weights give equal bytes, on every machine and in every run; in torch.distributed.checkpoint's form equal values.
 """
 
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,13 @@ from holdfast.journal import Commit, Journal
 from holdfast.store import Bytes, Writer
 from holdfast.store.local import LocalStore
 
-Form = Literal["safetensors", "transformers", "torch"]
+Form = Literal["safetensors", "transformers", "torch", "dcp"]
 
 EXTRAS = "extras"
 
 
 def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = "") -> list[str]:
-    """Write the weights of a checkpoint to a new file, or to a new folder for transformers; return their names, sorted.
+    """Write the weights of a checkpoint to a new file, or for transformers and dcp to a new folder; return their names.
 
     Args:
         part: dotted name of a part of the model, ``extras.NAME`` for one of the extras, or "" for the whole model.
@@ -40,9 +41,11 @@ def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = 
     try:
         if form == "transformers":
             _write_folder(out, weights, files)
+        elif form == "dcp":
+            _write_dcp(out, weights)
         else:
             with creating(out) as writer:
-                _write_torch(payload, weights, writer) if form == "torch" else _write_pieces(weights, writer)
+                _write_torch(weights, writer) if form == "torch" else _write_pieces(weights, writer)
     except NameTaken:
         raise _taken(out) from None
     return sorted(weights)
@@ -134,14 +137,38 @@ def _write_folder(out: Path, weights: Mapping[str, Tensor], files: Mapping[str, 
         folder.create(name, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
-def _write_torch(payload: Payload, weights: Mapping[str, Tensor], writer: Writer) -> None:
+def _write_torch(weights: Mapping[str, Tensor], writer: Writer) -> None:
     import torch  # takes seconds, and the other forms don't need it
 
+    torch.save(_to_state(weights), cast(BinaryIO, _File(writer)))
+
+
+def _write_dcp(out: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write what ``torch.distributed.checkpoint.load`` reads. Its metadata have an id of the save, another each time.
+
+    Raises:
+        ConfigError: the folder can't be made there.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import save  # takes seconds, and the other forms don't need it
+
+    try:
+        out.mkdir(parents=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that one process saves
+            save(_to_state(weights), checkpoint_id=out, no_dist=True)
+    except FileExistsError:
+        raise _taken(out) from None
+    except OSError as error:
+        reason = f"{out} can't be written: {error.strerror}"
+        raise ConfigError(reason, hint="give a path that you may write to") from None
+
+
+def _to_state(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return weights as torch's tensors, by name."""
     from holdfast.state import from_payload
 
-    names = {name: {"$tensor": name} for name in weights}
-    state = from_payload(Payload(weights, names))
-    torch.save(state, cast(BinaryIO, _File(writer)))
+    state: dict[str, Any] = from_payload(Payload(weights, {name: {"$tensor": name} for name in weights}))
+    return state
 
 
 @dataclass

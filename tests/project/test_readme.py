@@ -192,7 +192,7 @@ def test_the_forgetful_loop_is_told_what_it_forgets(tmp_path: Path, nursery: Liv
 
 @pytest.mark.slow
 def test_moving_in_step_by_step(tmp_path: Path, nursery: Lives) -> None:
-    (script,), (config,) = blocks("moving-in.md", "python"), blocks("moving-in.md", "toml")
+    (script, _), (config,) = blocks("moving-in.md", "python"), blocks("moving-in.md", "toml")
     (tmp_path / "my_script.py").write_text(script)
     (tmp_path / "my_script.toml").write_text(config)
     said = [run(command, tmp_path, {}, nursery) for command in commands("moving-in.md")]

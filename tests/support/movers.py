@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
@@ -95,6 +98,34 @@ def recipe() -> Recipe:
         model=model, optimizer=optimizer, schedule=scheduler, data=points(), batch_size=BATCH,
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
     )  # fmt: skip
+
+
+def with_safetensors(path: Path, stop: int) -> list[float]:
+    """Save the weights as safetensors in a folder, and the rest beside them."""
+    losses = with_torch(path.with_suffix(".pt"), stop)
+    saved = torch.load(path.with_suffix(".pt"), weights_only=False)
+    path.mkdir()
+    save_file(saved.pop("model_state_dict"), path / "model.safetensors")
+    torch.save(saved.pop("optimizer_state_dict"), path / "optimizer.pt")
+    torch.save(saved.pop("lr_scheduler"), path / "scheduler.pt")
+    torch.save(saved, path / "training_state.pt")
+    return losses
+
+
+def with_dcp(path: Path, stop: int) -> list[float]:
+    """Save with torch.distributed.checkpoint, the optimizer's state by the parameters' names."""
+    model, optimizer, scheduler = make()
+    losses: list[float] = []
+    loader = DataLoader(points(), BATCH, shuffle=True)
+    while len(losses) < TOTAL:
+        for batch in loader:
+            losses.append(float(take_step(model, optimizer, scheduler, batch)))
+            if len(losses) == stop:
+                rest = states(model, optimizer, scheduler, stop)
+                weights, moments = get_state_dict(model, optimizer)
+                rest |= {"model_state_dict": weights, "optimizer_state_dict": moments}
+                dcp.save({"app": rest}, checkpoint_id=path, no_dist=True)
+    return losses
 
 
 # ---- accelerate

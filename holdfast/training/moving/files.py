@@ -7,7 +7,7 @@ import pickle
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -37,15 +37,21 @@ ARRAYS: list[Any] = [
 ]
 
 
-def load_torch(path: Path) -> Any:
+def load_torch(file: Path | IO[bytes], path: Path | None = None) -> Any:
     """Return the content of a file of ``torch.save``, on the CPU. Code that is in the file is never run.
+
+    Args:
+        path: the name of an open file in the message of an error.
 
     Raises:
         ConfigError: the file has other objects than tensors, arrays and plain values, or it can't be read.
     """
+    if isinstance(file, Path):
+        path = file
+    assert path is not None
     try:
         with torch.serialization.safe_globals(ARRAYS):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         if named is None:

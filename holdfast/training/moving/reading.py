@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from holdfast.errors import ConfigError
 from holdfast.training.moving.accelerate_folder import is_accelerate, read_accelerate
+from holdfast.training.moving.dcp_folder import is_dcp, read_dcp
 from holdfast.training.moving.foreign import ForeignCheckpoint
 from holdfast.training.moving.lightning_file import is_lightning, read_lightning
 from holdfast.training.moving.safetensors_files import is_safetensors, read_safetensors
@@ -30,6 +31,7 @@ class SourceForm(NamedTuple):
 FORMS = (
     SourceForm("a Trainer's checkpoint", is_trainer, read_trainer),
     SourceForm("accelerate's save_state", is_accelerate, read_accelerate),
+    SourceForm("a folder of torch.distributed.checkpoint", is_dcp, read_dcp),
     SourceForm("safetensors and an optimizer's file", is_safetensors, read_safetensors),
     SourceForm("a Lightning checkpoint", is_lightning, read_lightning),
     SourceForm("a file of torch.save", is_torch_file, read_torch_file),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import nn
 
@@ -107,6 +108,17 @@ def test_a_folder_for_transformers(run: str, tmp_path: Path, weights: dict[str, 
     assert {path.name for path in out.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
     assert json.loads((out / "config.json").read_text()) == {"model_type": "pair"}
     assert_equal(load_file(out / "model.safetensors"), weights)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of the reader in one process
+def test_a_folder_for_torch_distributed_checkpoint(run: str, tmp_path: Path, weights: dict[str, Any]) -> None:
+    out = tmp_path / "out"
+    command = ["export", run, str(out), "--form", "dcp", "--part", "pair"]
+    assert run_app(app, command) == 0
+    found = {name: torch.zeros_like(value) for name, value in weights.items()}
+    dcp.load(found, checkpoint_id=out, no_dist=True)
+    assert_equal(found, weights)
+    assert run_app(app, command) == 1
 
 
 def test_configurations_are_found_in_the_model() -> None:

@@ -13,6 +13,8 @@ from tests.support.moved import go_on, make_config
 from tests.support.movers import PER_EPOCH, TOTAL
 from tests.support.trainings import make
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of a save in one process
+
 STOP = 2 * PER_EPOCH
 
 
@@ -89,6 +91,14 @@ def test_a_loop_goes_on_from_accelerates_state_bit_for_bit(tmp_path: Path) -> No
     assert taken.origin.lacks == []
     assert (taken.origin.form, taken.origin.step) == ("accelerate", STOP)
     assert "the step is the optimizer's own count: the source has no other" in taken.notes
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_a_loop_goes_on_from_other_forms_bit_for_bit(tmp_path: Path, form: str) -> None:
+    alone = {"safetensors": movers.with_safetensors, "dcp": movers.with_dcp}[form](tmp_path / "at", STOP)
+    taken, losses = go_on(make_config(tmp_path, "loop"), tmp_path / "at")
+    assert losses == alone[STOP:]
+    assert (taken.origin.form, taken.origin.step, taken.origin.lacks) == (form, STOP, [])
 
 
 def fresh_accelerate() -> None:

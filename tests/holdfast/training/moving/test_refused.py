@@ -2,12 +2,14 @@
 
 import argparse
 import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from holdfast.errors import ConfigError
@@ -16,6 +18,8 @@ from holdfast.training.moving.files import hash_foreign
 from tests.support import movers
 from tests.support.movers import PER_EPOCH, TOTAL
 from tests.support.trainings import make
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of a save in one process
 
 ran: list[str] = []
 
@@ -142,6 +146,23 @@ def test_a_source_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             move_in(training, str(tmp_path / name), None, {})
+
+
+def test_a_dcp_folder_with_code_in_it_is_refused_and_none_runs(tmp_path: Path, states: dict[str, Any]) -> None:
+    training = make(tmp_path, "tests.support.movers:recipe")
+    dcp.save({"args": Harmful()}, checkpoint_id=tmp_path / "value", no_dist=True)
+    dcp.save({"model": states["model_state_dict"]}, checkpoint_id=tmp_path / "metadata", no_dist=True)
+    (tmp_path / "metadata" / ".metadata").write_bytes(pickle.dumps(Harmful()))
+    for name in ("value", "metadata"):
+        with pytest.raises(ConfigError, match="to read it would run code, so it isn't read"):
+            move_in(training, str(tmp_path / name), None, {})
+    assert ran == []
+    dcp.save({"model": states["model_state_dict"]}, checkpoint_id=tmp_path / "cut", no_dist=True)
+    data = tmp_path / "cut" / "__0_0.distcp"
+    for size in (10, 0):
+        data.write_bytes(data.read_bytes()[:size])
+        with pytest.raises(ConfigError, match="a file of it is missing, or is cut short"):
+            move_in(training, str(tmp_path / "cut"), None, {})
 
 
 def test_a_folders_hash_covers_names_and_content(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""The reader of a folder of ``torch.distributed.checkpoint`` (DCP), saved by any number of ranks.
+
+The folder's ``.metadata`` is a pickle, and so are its values that are no tensors. Both are read with the classes alone
+that the format has, and with `files.load_torch`'s: no code that is in them runs.
+"""
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from holdfast.errors import ConfigError
+from holdfast.training.moving.files import CONVERT, load_torch
+from holdfast.training.moving.foreign import ForeignCheckpoint, is_optimizer, is_weights, sort_values
+
+MARK = ".metadata"
+# The classes and functions that a .metadata names, by module. Its dtypes are checked apart.
+NAMED = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "StorageMeta"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
+    "pathlib._local": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
+}  # fmt: skip
+
+
+def is_dcp(path: Path) -> bool:
+    """Return whether a folder is one of DCP."""
+    return (path / MARK).is_file()
+
+
+def read_dcp(path: Path, rank: int) -> ForeignCheckpoint:
+    """Read all tensors, whole, and all values of a folder.
+
+    Raises:
+        ConfigError: it can't be read without running code.
+    """
+    values: dict[str, Any] = {}
+    try:
+        reader = _Reader(path)
+        _load_state_dict(values, storage_reader=reader, planner=_Planner(path), no_dist=True)
+    except (CheckpointException, Exception) as error:
+        raise _find_cause(error, path) from None
+    while len(values) == 1 and _is_around(inner := next(iter(values.values()))):
+        values = inner
+    return sort_values(ForeignCheckpoint("dcp", are_ordered=False), values)
+
+
+def _find_cause(error: BaseException, path: Path) -> ConfigError:
+    """Return the error of ours inside one of torch's; for its own, which are about its code, one about the folder."""
+    inner = [failed[0] for failed in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    own = next((each for each in inner if isinstance(each, ConfigError)), None)
+    message = f"{path} can't be read: a file of it is missing, or is cut short"
+    return own or ConfigError(message, hint="copy the whole folder")
+
+
+def _is_around(value: Any) -> bool:
+    """Return whether a value has states in it and is none: programs put all of them into one ``app``."""
+    return isinstance(value, Mapping) and not is_weights(value) and not is_optimizer(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a ``.metadata`` of the classes alone that the format has."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(data))
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and name not in NAMED.get(module, ()):
+            raise ConfigError(
+                f"{self._path} is a pickle with {module}.{name} in it: to read it would run code, so it isn't read",
+                hint=CONVERT,
+            )
+        return super().find_class(module, name)
+
+
+class _Reader(FileSystemReader):
+    """torch's reader, which reads the metadata without running code that is in it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        file = path / MARK
+        found = _Unpickler(file.read_bytes(), file).load()
+        if not isinstance(found, Metadata):
+            raise ConfigError(f"{file} isn't the metadata of a checkpoint")
+        found.storage_meta = found.storage_meta or StorageMeta()
+        self._metadata = found
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+
+class _Planner(_EmptyStateDictLoadPlanner):
+    """torch's planner of all that a folder has, which reads values without running code that is in them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._folder = path
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        place = self.mappings[read_item.dest_index.fqn]
+        set_element(self.original_state_dict, place, load_torch(value, self._folder))
