@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
@@ -13,6 +14,7 @@ from holdfast.machine.contract import Verdict, judge
 from holdfast.provenance.changes import Change, compare_identities, find_defaults, to_lineage
 from holdfast.provenance.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
+from holdfast.provenance.model_files import hash_model
 from holdfast.provenance.recorded import compare_records
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready
@@ -79,12 +81,13 @@ class Past:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """The checkpoint of another run that a run begins with.
+    """The checkpoint of another run, or the folder of a model, that a run begins with.
 
     Attributes:
         run: the other run's name, as the configuration has it.
         store: the URL of the other run's store; empty if only the content id is known.
-        record: the other run's commit; None if only the content id is known.
+        commit: the number of the other run's commit; 0 for a folder with the weights of a model.
+        record: the other run's commit; None if only the content id is known, and for a folder.
     """
 
     run: str
@@ -255,6 +258,8 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
     known = (saved.identity.get("init_from") or {}) if saved else {}
     if known.get("run") == init.run and init.commit in (None, known.get("commit")):
         return Ancestor(init.run, known["commit"], known["checkpoint_sha256"])
+    if sha256 := hash_model(Path(init.run)):
+        return Ancestor(init.run, 0, sha256, init.run)
     store, _, run = init.run.rpartition("/")
     other = Journal(open_store(store or store_url), run)
     other.read_run()
@@ -273,7 +278,7 @@ def begin_from_ancestor(ranks: Ranks, ancestor: Ancestor) -> int:
     Raises:
         CheckpointDamaged: the ancestor is damaged.
     """
-    assert ancestor.record is not None, "the run has commits of its own"
+    assert ancestor.record is not None or not ancestor.commit, "the run has commits of its own"
     event = ranks.begin(ancestor.store, ancestor.run.rpartition("/")[2], ancestor.record)
     if isinstance(event, Problem):
         raise event.error

@@ -201,6 +201,7 @@ class AttemptRanks:
         if found is not None:
             offset, content_id = begin_from_ancestor(self.own, found), found.checkpoint_sha256[:12]
             origin = f"run {found.run}, commit {found.commit} ({content_id})"
+            origin = origin if found.commit else f"{found.run} ({content_id})"
             log.info("begins with the weights of %s, anneal offset %d", origin, offset)
 
     @property

@@ -372,7 +372,9 @@ class InitFrom(Section):
     """The checkpoint of another run whose weights a new run begins with."""
 
     run: str = Field(min_length=1)
-    """The other run: its name on the same store, or STORE/RUN."""
+    """The other run: its name on the same store, or STORE/RUN; or a folder with a model's weights, such as a Hugging
+    Face model's: model.safetensors, or an index and its files.
+    """
     commit: Count | None = Field(None, ge=1)
     """Number of the commit to load; unset: the newest."""
     load_optimizer: bool = False

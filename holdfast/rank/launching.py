@@ -265,8 +265,8 @@ class Ranks:
         self.send(Restore(commit=commit, gate=gate))
         return self.expect(Restored, Problem)
 
-    def begin(self, store: str, run: str, commit: Commit) -> Begun | Problem:
-        """Load the weights of another run's checkpoint.
+    def begin(self, store: str, run: str, commit: Commit | None) -> Begun | Problem:
+        """Load the weights of another run's checkpoint, or of a folder; see `Begin`.
 
         Returns:
             `Begun`, or the `Damaged` that says what is wrong with the checkpoint.

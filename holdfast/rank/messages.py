@@ -38,16 +38,17 @@ class Restore(Message):
 
 
 class Begin(Message):
-    """Load the weights of another run's checkpoint. Answered by `Begun` or `Damaged`.
+    """Load the weights of another run's checkpoint, or of a folder. Answered by `Begun` or `Damaged`.
 
     Attributes:
-        store: the URL of the store with the other run.
+        store: the URL of the store with the other run; the path of the folder if there is no commit.
         run: the other run's name.
+        commit: the other run's commit; None for a folder's weights.
     """
 
     store: str
     run: str
-    commit: Commit
+    commit: Commit | None
 
 
 class Import(Message):

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
@@ -63,6 +64,7 @@ from holdfast.store import Store, open_store
 from holdfast.training import (
     Training,
     begin_from,
+    begin_from_folder,
     begin_save,
     count_params,
     evaluate_recipe,
@@ -329,6 +331,10 @@ def _load_ancestor(training: Training, order: Begin, events: Events) -> None:
     """Give the model the weights of another run's checkpoint; report `Begun` or `Damaged`."""
     init = training.config.init_from
     assert init is not None
+    if order.commit is None:
+        begin_from_folder(training, Path(order.store), init)
+        events.send(Begun(anneal_offset=training.progress.anneal_offset))
+        return
     loaded = _load_checkpoint(training, open_store(order.store).inside(order.run), order.commit, events)
     if loaded is not None:
         payload, metadata = loaded

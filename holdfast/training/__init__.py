@@ -4,7 +4,7 @@ from holdfast.recipe.probe import Gate
 from holdfast.training.build import Training
 from holdfast.training.forgotten_state.search import find_forgotten
 from holdfast.training.horizon import find_idle, list_events
-from holdfast.training.init_from import begin_from
+from holdfast.training.init_from import begin_from, begin_from_folder
 from holdfast.training.loop import evaluate_recipe, steps
 from holdfast.training.moving import TakenOver, move_in
 from holdfast.training.probing import measure_probe
@@ -25,6 +25,7 @@ __all__ = [
     "Training",
     "TakenOver",
     "begin_from",
+    "begin_from_folder",
     "begin_save",
     "count_params",
     "describe_state",

@@ -1,13 +1,18 @@
 """The beginning of a new run with the weights of another run's checkpoint."""
 
+from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import Metadata, Payload
 from holdfast.config import InitFrom, did_you_mean
 from holdfast.errors import ConfigError
+from holdfast.provenance.model_files import find_model_files
+from holdfast.state import is_sharded
 from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.elastic import take_extras
+from holdfast.training.moving.files import load_weights
+from holdfast.training.moving.weights import add_tied, match_weights
 from holdfast.training.naming import has_names, name_parameters
 from holdfast.training.optimizers import lay_out_state
 
@@ -40,6 +45,30 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
         capturing.load(f"extra {name}", training.recipe.extras[name], extras[name])
     continued = metadata.optimizer_steps_total + metadata.anneal_offset
     training.progress.anneal_offset = continued if init.anneal_offset is None else init.anneal_offset
+
+
+def begin_from_folder(training: Training, folder: Path, init: InitFrom) -> None:
+    """Load a model's weights, as a Hugging Face folder has them, into a model at step 0.
+
+    Raises:
+        ConfigError: the weights can't be read or don't fit the model, or ``init`` names what a folder hasn't.
+    """
+    for name in ("load_optimizer", "extras"):
+        if getattr(init, name):
+            raise ConfigError(f"init_from.{name}: {folder} has weights alone", hint=f"leave {name} out")
+    file, model = find_model_files(folder), training.recipe.model
+    if file is None:
+        raise ConfigError(f"init_from: {folder} has no weights any more")
+    if any(map(is_sharded, model.parameters())):
+        raise ConfigError(
+            f'init_from: compute.parallel = "fsdp" has cut the model, and {folder} has whole weights',
+            hint='import them into a run with compute.parallel = "ddp", and begin with that run',
+        )
+    own, saved = model.state_dict(), load_weights(file)
+    model.load_state_dict(
+        _weights(own, add_tied(own, saved), init.reset) if init.reset else match_weights(own, {"": saved}, {}).weights
+    )
+    training.progress.anneal_offset = init.anneal_offset or 0
 
 
 def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:

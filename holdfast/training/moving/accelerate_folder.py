@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from holdfast.provenance.model_files import find_model_files
 from holdfast.training.moving import generators
-from holdfast.training.moving.files import find_model_files, load_torch, load_weights
+from holdfast.training.moving.files import load_torch, load_weights
 from holdfast.training.moving.foreign import ForeignCheckpoint
 
 RANDOM = "random_states_{}.pkl"

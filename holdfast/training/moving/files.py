@@ -1,11 +1,9 @@
 """The files of another program's checkpoint: read without running code that is in them, and hashed."""
 
 import codecs
-import hashlib
 import json
 import pickle
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from holdfast.errors import ConfigError
+from holdfast.provenance.model_files import list_indexed
 
 CONVERT = (
     "in the program that wrote it: torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
     "'step': step}, path), with numbers, texts and tensors alone"
 )
-PIECE_BYTES = 2**22
 # A pickle names functions and classes. These make arrays and numbers of NumPy's from bytes, and do nothing else.
 _CORE: Any = getattr(np, "_core", None) or np.core  # its name in NumPy 2, and in NumPy 1
 ARRAYS: list[Any] = [
@@ -69,15 +67,8 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
     Raises:
         ConfigError: a file is missing or can't be read.
     """
-    names = [path.name]
-    if path.name.endswith(".index.json"):
-        listed = load_json(path).get("weight_map")
-        if not isinstance(listed, dict) or not listed:
-            raise ConfigError(f"{path} has no weight_map", hint="it isn't the index of a model's files")
-        names = sorted({Path(str(each)).name for each in listed.values()})
     found: dict[str, Tensor] = {}
-    for name in names:
-        file = path.parent / name
+    for file in _list_files(path):
         if not file.is_file():
             raise ConfigError(f"{file} is missing, and {path.name} names it", hint="copy the whole folder")
         try:
@@ -102,12 +93,6 @@ def load_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def find_model_files(folder: Path) -> Path | None:
-    """Return the file in a folder that has a model's weights, or the index of several; None if there is none."""
-    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
 def load_weights(path: Path) -> dict[str, Tensor]:
     """Return the weights that `find_model_files` has found.
 
@@ -119,29 +104,18 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     if not path.name.endswith(".index.json"):
         return load_torch(path)  # type: ignore[no-any-return]
     found: dict[str, Tensor] = {}
-    for name in sorted({Path(str(each)).name for each in load_json(path).get("weight_map", {}).values()}):
-        found |= load_torch(path.parent / name)
+    for file in _list_files(path):
+        found |= load_torch(file)
     return found
 
 
-def hash_foreign(path: Path) -> str:
-    """Return the SHA-256 of a file; of a folder, that of ``sha256sum``'s listing of its files, sorted by name."""
-    if path.is_file():
-        return _hash(path)
-    files = sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
-    return hashlib.sha256("".join(_list(path, files)).encode()).hexdigest()
-
-
-def _list(folder: Path, names: Iterable[str]) -> Iterable[str]:
-    return (f"{_hash(folder / name)}  {name}\n" for name in names)
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+def _list_files(path: Path) -> list[Path]:
+    """Return a file itself, or the files that an index names."""
+    if not path.name.endswith(".index.json"):
+        return [path]
+    if not (named := list_indexed(path)):
+        raise ConfigError(f"{path} has no weight_map", hint="it isn't the index of a model's files")
+    return named
 
 
 def _unreadable(path: Path, whose: str) -> ConfigError:

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from holdfast.training.moving.files import find_model_files, load_safetensors, load_torch, load_weights
+from holdfast.provenance.model_files import find_model_files
+from holdfast.training.moving.files import load_safetensors, load_torch, load_weights
 from holdfast.training.moving.foreign import ForeignCheckpoint, is_optimizer, sort_values
 
 SUFFIXES = (".pt", ".pth", ".bin")

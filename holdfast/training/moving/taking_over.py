@@ -11,13 +11,13 @@ from torch import Tensor
 
 from holdfast.errors import ConfigError, RecipeError, StateError
 from holdfast.journal import Origin
+from holdfast.provenance.model_files import hash_foreign
 from holdfast.state import is_sharded
 from holdfast.terminal import counted
 from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.kept import ACCUMULATION, OWN_EXTRAS, Kept
 from holdfast.training.moving import generators, optimizers, weights
-from holdfast.training.moving.files import hash_foreign
 from holdfast.training.moving.foreign import ForeignCheckpoint, rename
 from holdfast.training.moving.reading import read_foreign
 from holdfast.training.naming import optimizer_state

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from holdfast.errors import ConfigError
+from holdfast.provenance.model_files import find_model_files
 from holdfast.training.moving import generators
-from holdfast.training.moving.files import find_model_files, load_json, load_torch, load_weights
+from holdfast.training.moving.files import load_json, load_torch, load_weights
 from holdfast.training.moving.foreign import ForeignCheckpoint
 
 STATE = "trainer_state.json"

@@ -92,17 +92,17 @@ def _fit(own: Mapping[str, Any], source: Mapping[str, Tensor]) -> tuple[dict[str
     """Return a source's weights under a model's names, and the prefix that they had besides; None if they don't fit."""
     bare = {unwrap(key): each for key, each in source.items()}
     wrapper = next((key.removesuffix(unwrap(key)) or "a wrapper's" for key in source if unwrap(key) != key), "")
-    if (fitted := _add_tied(own, bare)).keys() == own.keys():
+    if (fitted := add_tied(own, bare)).keys() == own.keys():
         return fitted, wrapper
     prefix = f"{next(iter(bare), '').partition('.')[0]}."
     if all(key.startswith(prefix) for key in bare):
-        fitted = _add_tied(own, {key.removeprefix(prefix): each for key, each in bare.items()})
+        fitted = add_tied(own, {key.removeprefix(prefix): each for key, each in bare.items()})
         if fitted.keys() == own.keys():
             return fitted, f"{wrapper}{prefix}"
     return None
 
 
-def _add_tied(own: Mapping[str, Any], source: dict[str, Tensor]) -> dict[str, Tensor]:
+def add_tied(own: Mapping[str, Any], source: dict[str, Tensor]) -> dict[str, Tensor]:
     """Add the weights that a source has once and a model under several names: safetensors keeps no ties."""
     there = {_place(each): name for name, each in own.items() if name in source}
     tied = {name: there.get(_place(each)) for name, each in own.items() if name not in source}

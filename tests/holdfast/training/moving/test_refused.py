@@ -13,8 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from holdfast.errors import ConfigError
+from holdfast.provenance.model_files import hash_foreign
 from holdfast.training import move_in
-from holdfast.training.moving.files import hash_foreign
 from tests.support import movers
 from tests.support.movers import PER_EPOCH, TOTAL
 from tests.support.trainings import make

@@ -1,0 +1,53 @@
+"""The files of other programs that hold weights: found in a folder, and hashed. Importing this imports no torch."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+PIECE_BYTES = 2**22
+MODEL_FILES = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"
+)  # fmt: skip
+
+
+def find_model_files(folder: Path) -> Path | None:
+    """Return the file in a folder that has a model's weights, or the index of several; None if there is none."""
+    return next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
+
+
+def list_indexed(index: Path) -> list[Path]:
+    """Return the files that an index ``*.index.json`` names; none if it can't be read."""
+    try:
+        named = json.loads(index.read_text("utf-8"))["weight_map"].values()
+    except (ValueError, OSError, KeyError, TypeError, AttributeError):
+        return []
+    return sorted({index.parent / Path(str(each)).name for each in named})
+
+
+def hash_model(folder: Path) -> str:
+    """Return the SHA-256 of the listing of a folder's weights, as ``sha256sum`` writes it; empty if there are none."""
+    found = find_model_files(folder)
+    if found is None:
+        return ""
+    others = list_indexed(found) if found.suffix == ".json" else []
+    return _hash_listing(folder, sorted(each.name for each in (found, *others) if each.is_file()))
+
+
+def hash_foreign(path: Path) -> str:
+    """Return the SHA-256 of a file; of a folder, that of ``sha256sum``'s listing of its files, sorted by name."""
+    if path.is_file():
+        return _hash(path)
+    return _hash_listing(path, sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()))
+
+
+def _hash_listing(folder: Path, names: Iterable[str]) -> str:
+    return hashlib.sha256("".join(f"{_hash(folder / name)}  {name}\n" for name in names).encode()).hexdigest()
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
