@@ -1,5 +1,6 @@
 """The state of a run when an attempt begins, read from the journal once."""
 
+import contextlib
 import logging
 import os
 import platform
