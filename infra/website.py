@@ -94,7 +94,9 @@ def find_page(target: str) -> str:
     """Return the name of the page that shows a file or a folder of the repository."""
     if (ROOT / target).is_dir():
         return f"{target}/README.md" if (ROOT / target / "README.md").is_file() else f"{target}/index.md"
-    return target if target.endswith((".md", ".png")) else f"{target}.md"
+    if target.endswith((".md", ".png")):
+        return target
+    return f"{target.removeprefix('.')}.md"  # a site's builder passes over folders whose name begins with a dot
 
 
 def describe(path: Path) -> str:
