@@ -101,6 +101,7 @@ def test_a_rehearsed_run_says_so_in_a_line(run: PoolRun, reference: Reference) -
     assert not re.search(r"died|killed|new ranks go on", run.pool.logs(attempt["id"]))
 
 
+@IN_SOAK
 def test_a_run_that_would_not_continue_exactly_is_not_tried_again(run: PoolRun) -> None:
     settings = {"proof": {"rehearse": "on", "share": 1}, "chunk": {"epochs": 1}, "settings": {"acts_after": 3}}
     train = run.pool.await_end(run.start(recipe="tests.support.forgetting:counting", **settings))
@@ -288,6 +289,7 @@ def test_a_death_at_the_last_commit_leaves_nothing_undone(run: PoolRun, referenc
     assert len(run.attempts()) == 2
 
 
+@IN_SOAK
 def test_two_starts_at_once(run: PoolRun, reference: Reference) -> None:
     trains = [run.start(), run.start()]
     assert [run.pool.await_end(train)["state"]["name"] for train in trains] == ["Completed", "Completed"]

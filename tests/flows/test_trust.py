@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.journal import ConfigRecord
-from tests.conftest import COMMAND_WITHIN_S, Engine, RunFlow
+from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, Engine, RunFlow
 from tests.support.forging import plant, rename_recipe
 from tests.support.lives import Lives
 
@@ -91,7 +91,10 @@ def elsewhere(store: Path, mark: Path) -> str:
     return f"{plant(mark.parent / 'elsewhere', mark)}:toy"
 
 
-@pytest.mark.parametrize("place", [in_the_store, in_the_run, by_a_link, as_a_module, as_a_package, elsewhere])
+PLACES = (in_the_store, in_the_run, by_a_link, as_a_module, as_a_package, elsewhere)
+
+
+@pytest.mark.parametrize("place", PLACES if IS_SOAK else PLACES[::2])
 def test_no_command_executes_what_a_record_names(
     engine: Engine,
     other: Path,

@@ -102,7 +102,8 @@ def test_a_job_that_may_write_runs_nothing_of_the_repository(name: str) -> None:
 
 def test_ci_run_makes_everything() -> None:
     text = (ROOT / ".ci" / "run").read_text("utf-8")
-    assert set(re.findall(r"^make ([\w-]+)", text, re.M)) == MAKES
+    lines = re.findall(r"^make ([\w -]+)", text, re.M)
+    assert {target for line in lines for target in line.split() if re.match("[a-z]", target)} == MAKES
     for script in ("run", "prepare"):
         assert os.access(ROOT / ".ci" / script, os.X_OK)
         assert "set -euo pipefail" in (ROOT / ".ci" / script).read_text("utf-8")

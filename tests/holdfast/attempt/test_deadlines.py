@@ -15,6 +15,7 @@ from holdfast.machine import preemption
 from holdfast.machine.preemption import Notice, watch
 from holdfast.rank.messages import Progress
 from holdfast.store import open_store
+from tests.conftest import IS_SOAK
 from tests.support.metadata_server import MetadataStub, be_in, metadata_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
@@ -77,7 +78,7 @@ def committed_at(config: RunConfig, commit: Commit) -> float:
     return store.modified(f"commits/{commit.number:08d}.json").timestamp()
 
 
-@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"] if IS_SOAK else ["aws"])
 def test_a_notice_leads_to_a_save_inside_its_window(
     stub: MetadataStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: str
 ) -> None:

@@ -1,10 +1,12 @@
 """Rehearsals: new ranks have to train the steps after a commit as the ranks that went on, or the run stops."""
 
+import itertools
 import logging
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +26,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 BESIDE = {"rehearse": "on", "share": 1.0}
 ALONE = BESIDE | {"beside": False}
 WAYS = pytest.mark.parametrize("way", [BESIDE, ALONE], ids=["beside", "alone"])
+
+
+def in_turn(*cases: tuple[object, ...]) -> list[Any]:
+    """Return each case with one of the ways, in turn; in make soak with both."""
+    ways = {"beside": BESIDE, "alone": ALONE}
+    pairs = itertools.product(cases, ways) if IS_SOAK else zip(cases, itertools.cycle(ways), strict=False)
+    return [pytest.param(*case, ways[way], id="-".join(map(str, (*case, way)))) for case, way in pairs]
+
+
 # No chunk is tried twice.
 ONCE = Acts(train_chunk=Attempt.train_chunk)
 
@@ -156,8 +167,7 @@ def test_ranks_that_are_killed_in_a_rehearsal_cost_nothing_but_time(tmp_path: Pa
     assert content_ids(config) == content_ids(plain)
 
 
-@WAYS
-@pytest.mark.parametrize(("turn", "step"), [(1, 10), (1, 12), (2, 2), (2, 4)])
+@pytest.mark.parametrize(("turn", "step", "way"), in_turn((1, 10), (1, 12), (2, 2), (2, 4)))
 def test_ranks_that_are_told_to_end_in_a_rehearsal_lose_no_step(
     tmp_path: Path, way: dict[str, object], turn: int, step: int
 ) -> None:
@@ -253,8 +263,7 @@ def test_what_a_loop_logs_is_no_state_and_a_step_knows_that_it_is_a_rehearsal(
     assert kept == list(range(32))
 
 
-@WAYS
-@pytest.mark.parametrize("moment", ["begun", "renewed", "compared"])
+@pytest.mark.parametrize(("moment", "way"), in_turn(("begun",), ("renewed",), ("compared",)))
 def test_a_signal_in_a_rehearsal_loses_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, object], moment: str
 ) -> None:
