@@ -113,7 +113,7 @@ class LoaderBatches:
         """Go to the first batch after so many steps of a run that another program has trained.
 
         Args:
-            per_epoch: the steps of an epoch.
+            per_epoch: the steps of an epoch. A step takes as many batches as make an epoch a pass; otherwise one.
 
         Returns: what isn't known of the position; empty if all is. The order of the pass in progress is known if the
             sampler draws it from no generator, or from one that the number of the pass seeds.

@@ -128,7 +128,9 @@ def make_plain(output_dir: str, arguments: dict[str, Any]) -> Any:
 
 
 def train_plain(run: holdfast.Run, output_dir: str, arguments: dict[str, Any] | None = None) -> None:
-    held.train(run, make_plain(output_dir, arguments or {}))
+    trainer = make_plain(output_dir, arguments or {})
+    held.train(run, trainer)
+    seen.append(("history", trainer.state.global_step, {"logs": len(trainer.state.log_history)}))
 
 
 def mistaken(run: holdfast.Run, output_dir: str, how: str, arguments: dict[str, Any] | None = None) -> None:
