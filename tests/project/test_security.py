@@ -32,6 +32,10 @@ SHOWN_BY = {
         "holdfast/looking/report/test_page.py::test_texts_are_escaped_and_markup_is_not",
         "holdfast/keeping/verification/test_hostile_values.py::test_terminal_control_characters_are_escaped",
     ],
+    "give you a checkpoint of another program": [
+        "holdfast/training/moving/test_refused.py::test_what_does_not_fit_is_refused_with_a_hint",
+        "holdfast/training/moving/test_refused.py::test_a_dcp_folder_with_code_in_it_is_refused_and_none_runs",
+    ],
     "read a store": [
         "holdfast/config/test_config.py::test_a_store_url_with_credentials_is_refused_and_not_shown",
         "holdfast/training/test_built.py::test_secrets_are_left_out",
