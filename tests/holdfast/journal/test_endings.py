@@ -10,7 +10,7 @@ from holdfast.errors import HoldfastError, RunStopped
 from holdfast.journal.endings import REASONS, Ending, ending_of
 
 ROOT = Path(__file__).parents[3]
-FORMAT, OPERATING = ROOT / "holdfast" / "FORMAT.md", ROOT / "docs" / "operating.md"
+FORMAT, TROUBLES = ROOT / "holdfast" / "FORMAT.md", ROOT / "docs" / "troubleshooting.md"
 
 
 def test_the_format_has_a_row_for_each_reason() -> None:
@@ -19,8 +19,8 @@ def test_the_format_has_a_row_for_each_reason() -> None:
     assert [row for row in rows if row[0] in REASONS] == expected
 
 
-def test_the_operators_page_has_a_row_for_each_reason() -> None:
-    table = OPERATING.read_text("utf-8").partition("## What to do when an attempt ends")[2].partition("\n## ")[0]
+def test_the_page_on_troubles_has_a_row_for_each_reason() -> None:
+    table = TROUBLES.read_text("utf-8").partition("## What to do when an attempt ends")[2].partition("\n## ")[0]
     names = re.findall(r"^\| ([a-z ]+) \| ", table, re.M)
     assert set(names) - {"reason"} == {name.replace("_", " ") for name in REASONS}
 
