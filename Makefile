@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
 test test-full test-extras test-gpus test-kernels test-versions check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-full test-extras test-pools test-gpus test-kernels test-versions lint check bench soak docs site map screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-full test-extras test-pools test-gpus test-kernels test-versions lint check bench soak docs site site-archive map screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -159,6 +159,10 @@ docs: .venv/ready
 # A link that leads nowhere, or a page that would ask another host for anything, is an error.
 site: .venv/site/ready
 	@.venv/site/bin/python infra/website.py
+
+# The site of this version, among what a release publishes.
+site-archive: site
+	@cd build && ../$(BIN)/python -m zipfile --create ../dist/site.zip site
 
 # Print every file of the code, with the first line of its docstring.
 map: .venv/ready

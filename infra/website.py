@@ -119,9 +119,11 @@ def describe_code(path: Path) -> str:
 
 
 def make_config(pages: Path, folder: Path) -> str:
-    """Return the configuration of the site: CONFIG, folders and navigation."""
+    """Return the configuration of the site: CONFIG, the name with its version, folders and navigation."""
+    version = re.search(r'^__version__ = "(.+)"$', (ROOT / "holdfast" / "__init__.py").read_text("utf-8"), re.M)
     lines = [
         CONFIG.read_text("utf-8"),
+        f"site_name: Holdfast {version[1] if version else ''}",
         f"docs_dir: {pages.name}",
         f"site_dir: {folder.name}",
         "nav:",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import holdfast
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.support.chromium import Page, browser, find_browser
 from tests.support.tools import load
@@ -42,6 +43,7 @@ def test_files_and_folders_are_shown() -> None:
 
 def test_the_navigation_is_that_of_the_index() -> None:
     config = yaml.safe_load(re.sub("!!.*", "", website.make_config(Path("pages"), Path("site"))))
+    assert config["site_name"] == f"Holdfast {holdfast.__version__}"
     home, index, *groups = config["nav"]
     assert (home, index) == ({"Holdfast": "README.md"}, {"All pages": "docs/README.md"})
     assert [next(iter(group)) for group in groups] == GROUPS
