@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import holdfast.terminal.interrupt  # noqa: F401
 from holdfast.config import RunConfig, load_config
-from holdfast.distribution import warn_of_other
 from holdfast.errors import ConfigDrift, HoldfastError
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
 from holdfast.recipe import Recipe
 from holdfast.recipe.anneal import Anneal
 from holdfast.recipe.probe import Limits
 from holdfast.schedule import Schedule
+from holdfast.terminal.distribution import warn_of_other
 
 if TYPE_CHECKING:
     from holdfast.attempt import AttemptView, Observer, live

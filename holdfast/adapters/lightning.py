@@ -6,7 +6,7 @@ train loader. Lightning asks for each batch: there the run records the step befo
 
 from typing import Any
 
-from holdfast.distribution import spell_install
+from holdfast.terminal.distribution import spell_install
 
 try:
     import lightning.pytorch as pl

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from holdfast.distribution import spell_install
 from holdfast.errors import RecipeError
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
+from holdfast.terminal.distribution import spell_install
 from holdfast.training.devices import choose_cuda
 from holdfast.training.own_loop.run import Run
 

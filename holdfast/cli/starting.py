@@ -9,9 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from holdfast.cli.app import Flag, app
-from holdfast.distribution import spell_install
 from holdfast.errors import ConfigError, NameTaken, WrongUse
 from holdfast.store.local import LocalStore
+from holdfast.terminal.distribution import spell_install
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.distribution import OWN_NAMES
 from holdfast.machine.environment import CPU_VARIABLES, GPU_VARIABLES, PROCESS_VARIABLES, chooses_kernels
+from holdfast.terminal.distribution import OWN_NAMES
 
 Device = Literal["cpu", "cuda"]
 

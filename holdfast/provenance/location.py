@@ -6,8 +6,8 @@ import traceback
 import types
 from collections.abc import Callable
 
-from holdfast.distribution import spell_install
 from holdfast.provenance.ownership import is_own_file
+from holdfast.terminal.distribution import spell_install
 
 _LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 MAX_LETTERS = 400

@@ -11,9 +11,9 @@ from importlib.metadata import Distribution, PackageNotFoundError, PathDistribut
 from pathlib import Path
 from typing import Any
 
-from holdfast.distribution import OWN_NAMES
 from holdfast.provenance.imports import find_file, list_imports
 from holdfast.provenance.ownership import ENGINE, SITE_FOLDERS
+from holdfast.terminal.distribution import OWN_NAMES
 
 # The environment records these packages' versions, and the contract compares them.
 JUDGED_ELSEWHERE = {"torch", "numpy", "accelerate", "torchdata", *OWN_NAMES}

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO, BinaryIO, Protocol, cast
 
 from holdfast.config import RunConfig
-from holdfast.distribution import spell_install
 from holdfast.errors import ConfigError
 from holdfast.machine import determinism
 from holdfast.machine.processes import RANK_MODULE
 from holdfast.rank import rendezvous
+from holdfast.terminal.distribution import spell_install
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 # The number of the commit that the attempt will probably restore; 0 for none.

@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from holdfast import Recipe, Schedule
-from holdfast.distribution import spell_install
 from holdfast.errors import RecipeError
 from holdfast.recipes.conversations import Conversation, read_conversations
 from holdfast.schedule import Name
+from holdfast.terminal.distribution import spell_install
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
 from holdfast import Recipe, Schedule
-from holdfast.distribution import spell_install
 from holdfast.errors import RecipeError
+from holdfast.terminal.distribution import spell_install
 
 CLASSES = 10
 LARGEST = 16.0  # the value of a black pixel in the data

@@ -2,13 +2,13 @@
 
 import importlib
 
-from holdfast.distribution import spell_install
 from holdfast.errors import ConfigError
 from holdfast.store.contract import Store
 from holdfast.store.failures import without_secrets
 from holdfast.store.local import LocalStore
 from holdfast.store.own import load_class
 from holdfast.store.permission import check_store, names_code
+from holdfast.terminal.distribution import spell_install
 
 # For each URL scheme: module, class, and the extra of Holdfast that installs its package.
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")

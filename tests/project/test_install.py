@@ -12,11 +12,11 @@ import pytest
 
 import holdfast
 from holdfast.cli.starting import TEMPLATES
-from holdfast.distribution import DISTRIBUTION, find_other, spell_install, warn_of_other
 from holdfast.looking.sinks import LIBRARIES
 from holdfast.machine.contract import list_changed
 from holdfast.provenance.packages import find_packages
 from holdfast.store.opening import STORES
+from holdfast.terminal.distribution import DISTRIBUTION, find_other, spell_install, warn_of_other
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

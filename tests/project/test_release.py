@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.distribution import DISTRIBUTION
+from holdfast.terminal.distribution import DISTRIBUTION
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.support.tools import load, needs_tools
 

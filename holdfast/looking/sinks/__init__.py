@@ -10,11 +10,11 @@ import importlib.util
 import os
 from collections.abc import Iterable
 
-from holdfast.distribution import spell_install
 from holdfast.errors import ConfigError
 from holdfast.looking.sinks.points import Point
 from holdfast.looking.sinks.sink import Facts, Sink
 from holdfast.recipe.named import check_class, import_class
+from holdfast.terminal.distribution import spell_install
 
 # The classes by the names that `log.sinks` takes, beside ``module:Class``. A module is imported if it is asked for.
 CLASSES = {
