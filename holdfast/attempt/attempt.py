@@ -544,7 +544,7 @@ class Attempt:
         try:
             ranks.finish(FINISH_WITHIN_S)
         except HoldfastError as error:
-            log.warning("the run is complete, but not the code after its loop: %s", error)
+            log.warning("the run is complete, but the code after its loop failed: %s", error)
 
     def end(self, ending: Ending) -> None:
         """End the ranks, and record how the attempt ended, if it had claimed the run.

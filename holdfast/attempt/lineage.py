@@ -176,7 +176,7 @@ def _warn_of(changes: Sequence[Change]) -> None:
 
 
 def promise_for(past: Past, present: Present) -> Verdict:
-    """Return whether the same bits are promised here as where the commit was trained."""
+    """Return whether bit-exactness is promised between this machine and the one that trained the commit."""
     ranks = count_ranks(past.identity), count_ranks(present.identity)
     return judge(past.environment, present.environment, ranks)
 
@@ -188,10 +188,10 @@ def count_ranks(identity: dict[str, Any] | None) -> int | None:
 
 
 def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
-    """Return whether the same bits are promised here as where the commit was trained.
+    """Return whether bit-exactness is promised between this machine and the one that trained the commit.
 
     Raises:
-        DeterminismError: they are not, and the configuration refuses that.
+        DeterminismError: it is not promised, and ``resume.environment`` is "refuse".
     """
     if not past.environment:  # it was lost with the checkpoint, which can't be resumed from anyway
         return Verdict("not promised", ("not recorded",))
@@ -206,7 +206,7 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
             f"equal bits are not promised on this machine:{reasons}",
             hint="continue where it was trained, or --set resume.environment=record",
         )
-    log.warning("equal bits are not promised on this machine, as the run's records now say:%s", reasons)
+    log.warning("equal bits are not promised on this machine; the run records the reason:%s", reasons)
     return verdict
 
 

@@ -127,7 +127,7 @@ class Heartbeats:
         except OSError as error:
             raise ConfigError(
                 f"the ranks' heartbeats can't be written to the folder for temporary files: {error.strerror}",
-                hint="TMPDIR names another folder",
+                hint="set TMPDIR to a folder that can be written",
             ) from None
         self._memory = _map(self.path)
 

@@ -71,8 +71,7 @@ def _check_memory(name: str, value: Any) -> None:
         )
     if is_foreign(value):
         raise RecipeError(
-            f"run.keep({name}=...): it lies in memory that can't be written, or that is a file's, which a resume would "
-            "change",
+            f"run.keep({name}=...): a resume would write into its memory, which is read-only or mapped from a file",
             hint=f"keep a copy of it: {name} = {name}.{'clone' if isinstance(value, Tensor) else 'copy'}()",
         )
     if overlaps(value):

@@ -113,7 +113,7 @@ def test_code_after_a_loop_that_fails_is_told_of_a_complete_run(start: Start, lo
     (long.parent / "go").touch()
     out, err = start("--set", "settings.fails=true").communicate(timeout=COMMAND_WITHIN_S)
     assert "is complete" in out
-    assert "the run is complete, but not the code after its loop" in err
+    assert "the run is complete, but the code after its loop failed" in err
     assert "long.py:18: OSError: the disk is full" in err
 
 
