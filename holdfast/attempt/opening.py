@@ -15,7 +15,8 @@ from holdfast.rank.messages import Ready
 
 log = logging.getLogger(__name__)
 
-# The upkeep of a last commit reads its checkpoint back and prunes. Another process may have a dead one's id by now.
+# The longest wait for the process that completed the run: after its last commit it still verifies and prunes. The wait
+# is bounded because a new process may have the id of a dead one.
 UPKEEP_WITHIN_S = 300.0
 # The reason why an attempt begins, and why it ends, that takes over another program's checkpoint.
 IMPORTED = "imported"

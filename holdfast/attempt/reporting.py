@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A complete run waits so long for its report. An attempt that has to end waits less: the next one writes it again.
+# The longest wait for the report when a run is complete, and when an attempt is stopped. A stopped attempt waits less,
+# because the next attempt writes the report again.
 COMPLETE_WITHIN_S = 10.0
 STOPPED_WITHIN_S = 3.0
 

@@ -19,7 +19,7 @@ from holdfast.ledger.goodput import Spent
 from holdfast.ledger.interval import FLOOR_S, SAVES, Measured
 from holdfast.ledger.traces import Trace
 
-# The share of notices that are heard: a machine may vanish without one.
+# The share of losses that a notice announces: a machine may vanish without a notice.
 KEPT = 0.9
 # The notices that clouds give, in seconds: Google Cloud and Azure, and AWS.
 NOTICES_S = (30.0, 120.0)

@@ -190,7 +190,7 @@ def choose_interval(measured: Measured, losses: Losses) -> Interval:
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected losses, as shares of the time.
+    """The shares of its time that a run is expected to lose, by cause.
 
     Attributes:
         restarts: the time in which attempts start.
@@ -210,7 +210,7 @@ class Expected:
 
 
 def expect(measured: Measured, losses: Losses, interval_s: float) -> Expected:
-    """Return the expected losses with chunks of `interval_s` seconds."""
+    """Return the shares of time that a run is expected to lose with chunks of `interval_s` seconds."""
     mean_s = losses.mean_s
     return Expected(
         restarts=measured.restart_s / mean_s,

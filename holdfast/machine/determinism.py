@@ -21,9 +21,9 @@ PREAMBLE = {
     "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
 
-# NCCL otherwise chooses by measuring and by what the machines offer, so that equal jobs may add up in other orders. The
-# sums of NVLS and CollNet happen in switches, in an order of theirs. A variable that is set already stays, and is
-# compared. Sources: NVIDIA/nccl#1497, #2360; Megatron Core, Deterministic Training.
+# By default NCCL chooses its algorithm from measurements and from the hardware, so that equal jobs may sum in different
+# orders. NVLS and CollNet sum in switches, whose order no job controls. A variable that the user has set stays as set,
+# and a resume compares it. Sources: NVIDIA/nccl#1497, #2360; Megatron Core, Deterministic Training.
 COLLECTIVES = {
     "NCCL_ALGO": "Ring",
     "NCCL_PROTO": "Simple",

@@ -16,7 +16,7 @@ MOST_CURVES = 300
 MOST_ODD, MOST_PIECES = 100, 40
 # Curves that a reader looks at first, in this order.
 FIRST = ("train/loss", "train/lr", "train/grad_norm", "run/steps_per_s")
-# What commits record beside their trails.
+# The names of two curves that are computed from the commits' records, not from the trails.
 SPEED, SAVE = "run/steps_per_s", "run/save_s"
 
 

@@ -30,7 +30,10 @@ Say = Callable[[str], None]
 
 
 class Sender:
-    """Sends a run to one sink. A failure is said once; the next order tries again, from where the sink then stands."""
+    """Sends a run's numbers to one sink.
+
+    Only the first failure is reported. Each later order tries again, from the last step that the sink has.
+    """
 
     def __init__(self, name: str, config: RunConfig, attempt: int, say: Say) -> None:
         self._name = name
@@ -42,7 +45,7 @@ class Sender:
         self._is_superseded = False
 
     def obey(self, order: SinkOrder) -> None:
-        """Send what is committed; if this is the last order, make it last in the sink."""
+        """Send the committed numbers that the sink lacks; on the last order, close the sink too."""
         try:
             if not self._is_superseded:
                 self._deliver()
@@ -73,7 +76,10 @@ class Sender:
 
 
 def main() -> None:
-    """Obey orders until the last one, or until the attempt has died, and end in time."""
+    """Execute the orders on standard input until the last order or the attempt's death, then exit.
+
+    The process exits within the last order's `within_s`, even if the sink still hangs.
+    """
     os.nice(NICENESS)
     say = _take_output()
     name, config = sys.argv[1], RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE])

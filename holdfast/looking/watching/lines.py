@@ -22,7 +22,7 @@ class Lines:
         self._state: State | None = None
 
     def list_new(self, seen: Seen, now: float) -> Iterator[str]:
-        """Yield the new lines about a run, in the order of what happened."""
+        """Yield the new lines about a run in chronological order."""
         recent = [commit for commit in seen.commits if commit.number not in self._commits]
         if not self._commits and not self._attempts:  # older ones were read for the curve of the loss alone
             recent = [commit for commit in recent if seen.find_parent(commit) or not commit.parent]

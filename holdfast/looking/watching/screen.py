@@ -1,4 +1,4 @@
-"""The view on a terminal: a thread that polls the store, keys, and the screen, which is drawn anew twice a second."""
+"""The live view on a terminal: a thread polls the store, and the screen is redrawn twice a second and at each key."""
 
 import contextlib
 import logging
