@@ -14,7 +14,8 @@ Line = Mapping[str, Any]
 
 # The steps of a rehearsal. Their lines have a checksum of each component, whose cost bounds their number.
 REHEARSED_STEPS = 4
-# The fields of a line and of its parts, causes before effects. A difference in ``state`` is named by its components.
+# The fields of a trail's line, and of the ranks and shares in it, causes before effects. If ``state`` differs, the
+# components that differ are named instead.
 CAUSES = (
     "samples", "generators", "buffers", "lrs", "anneals", "loss", "gradient", "partial_sum", "sum", "grad_norm",
     "logged", "state", "rng", "metrics",

@@ -62,7 +62,7 @@ class IterableBatches:
         raise RecipeError("a pass over the batches gives none")
 
     def end_pass(self) -> None:
-        """Leave out the rest of the pass: the next batch begins another."""
+        """End the pass over the data early: the next batch is the first of a new pass."""
         self._batches = None
 
     def _check_share(self, name: str) -> None:

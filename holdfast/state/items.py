@@ -10,7 +10,7 @@ from holdfast.errors import StateError
 from holdfast.state.classes import FACTORIES
 from holdfast.state.originals import Path
 
-# The kinds of containers that are made anew if a container in which they were saved lacks them on resume.
+# The kinds of containers that a resume creates if the process has not built them.
 KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
 # A saved item with this key alone is a tensor of a kept module: the tensor itself, or one that shares its memory.

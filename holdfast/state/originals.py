@@ -71,7 +71,7 @@ class Originals:
                 yield from self._list_items(each, (*path, key), inner)
 
     def find(self, value: Any) -> int | None:
-        """Return the number of a value; None if it is no original."""
+        """Return the number of a value; None if the container didn't have the value when its loop began."""
         number = self._by_id.get(id(value))
         return number if number is not None and self._references[number]() is value else None
 
@@ -80,11 +80,11 @@ class Originals:
         return None if path is None else self._numbers.get(path)
 
     def get(self, number: int | None) -> Any:
-        """Return an original by its number; None if it is gone."""
+        """Return the original object with this number; None if it no longer exists."""
         return self._references[number]() if number is not None and number < len(self._references) else None
 
     def path_of(self, number: int) -> Path:
-        """Return where an original was."""
+        """Return the path at which the container had an original when its loop began."""
         return self._paths[number]
 
     def learned(self, number: int) -> bool:
@@ -96,11 +96,11 @@ class Originals:
         return self._devices[number] if number is not None else "cpu"
 
     def hold(self) -> None:
-        """Keep all originals alive until the next call of `drop`: a container may lose one that another has on."""
+        """Keep all originals alive until the next call of `drop`: a container may drop an object that another keeps."""
         self._held = [refer() for refer in self._references]
 
     def drop(self) -> None:
-        """Let go of the containers that nobody else has: no code can put them back."""
+        """Release the containers that only this object references: no code can put them back."""
         self._held = []
         for reference in self._references:
             if isinstance(reference, _Strong) and sys.getrefcount(reference.value) < OWN_REFERENCES:

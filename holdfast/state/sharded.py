@@ -102,7 +102,7 @@ def gather_whole(value: T) -> T:
 
 
 def localize(payload: Payload) -> Payload:
-    """Return a state in which this rank's region stands for each tensor that is cut over the ranks."""
+    """Return a state with each sharded tensor replaced by this rank's shard of it, as a plain tensor."""
     return Payload({name: _localize(tensor) for name, tensor in payload.tensors.items()}, payload.tree)
 
 

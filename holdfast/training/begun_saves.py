@@ -12,8 +12,8 @@ from holdfast.checkpoint import is_folder_name, read_metadata, step_of
 from holdfast.errors import RecordDamaged
 from holdfast.store import Store
 
-# The main rank waits for one save before it begins the next. So of the last two either may not be durable, and the one
-# before them is.
+# The main rank begins a save only when the save before is durable. Another rank may be one save ahead of the main rank,
+# so its last two saves may not be durable, and the save before them is.
 KEPT = 3
 
 

@@ -48,10 +48,10 @@ class Grouping:
         self._seen = list_stepped(recipe.optimizer), self._built_counts
 
     def name_known(self) -> dict[int, str]:
-        """Return the name of each parameter that a resumed process would find, by id.
+        """Return a name for each parameter that a resumed process can find again, by the parameter's id.
 
-        It is ``layer.weight`` in the model, ``extras.critic.weight`` in a registered module, and for any other
-        parameter its place when it was built: ``0.3`` is the fourth parameter of the first group.
+        A parameter of the model is named ``layer.weight``, and one of a registered module ``extras.critic.weight``. Any
+        other parameter is named by its place in the optimizer as built: ``0.3`` is the fourth of the first group.
         """
         return self._own_names | {id(each): name for name, each in reversed(_list_named(self._recipe))}
 

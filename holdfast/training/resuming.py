@@ -120,8 +120,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     """Raise `GateTripped` in all ranks if one's state, captured again, differs from the loaded one in any value."""
     has_gpu = bool(training.generators.state_dict()["cuda"])
     is_same_device = all(bool(rng["cuda"]) == has_gpu for rng in saved["rng"])
-    # Left out: built values, which `_check_built` compares; the data's position, which many streams know only once
-    # they are read; and the generators of another number of ranks.
+    # Not compared: built values, which `_check_built` compares; the data's position, which many streams know only after
+    # the first batch; and the random generators, if the number of ranks has changed.
     left_out = {"built", "data", *(["rng"] if count_others(training, saved) else [])}
     captured = state.to_payload(_capture_as(training, saved))
     if not state.has_layouts(payload.tree):

@@ -26,7 +26,7 @@ from holdfast.recipes.cards.settings import LeagueSettings
 
 # The opponent of a game in which the policy plays both seats.
 SELF = -1
-# Of the snapshots that leave a bucket, the next one takes those whose numbers are multiples of these.
+# The middle bucket takes every third snapshot that leaves the recent bucket; the old bucket takes every ninth.
 MIDDLE_EVERY, OLD_EVERY = 3, 9
 # The quantile of the normal distribution for an interval with 95 % confidence.
 Z = 1.96

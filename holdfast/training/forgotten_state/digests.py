@@ -28,7 +28,7 @@ SCALARS = (str, bytes, bytearray, int, float, complex, bool, type(None), np.gene
 SEQUENCES = (list, tuple, set, frozenset, deque)
 CONTAINERS = (dict, *SEQUENCES)
 CACHES = type(functools.lru_cache(lambda: None))
-# An iterator's type says where it is made: of these, `__reduce__` has the position, and doesn't move it.
+# The modules of iterators whose `__reduce__` returns the position without moving the iterator.
 ITERATORS = ("builtins", "itertools")
 IsKnown = Callable[[Any], bool]
 

@@ -194,6 +194,6 @@ def is_holdfasts(value: Any) -> bool:
 
 
 def is_transparent(value: Any) -> bool:
-    """Return whether a value only holds others, as a container or a function does, and is no object of a library."""
+    """Return whether a value only leads to other values: a container, function, class, iterator or namespace."""
     kinds = (types.FunctionType, types.MethodType, types.GeneratorType, type, *CONTAINERS, CACHES)
     return isinstance(value, kinds) or is_iterator(value) or type(value).__name__ in NAMESPACES

@@ -70,7 +70,7 @@ def find_forgotten(recipe: Recipe) -> Searched:
 
 
 def find_holder(recipe: Recipe, parameter: Tensor) -> Found | None:
-    """Search for a module that has a parameter and that no checkpoint has; None if there is none."""
+    """Return the module that owns a parameter, if no checkpoint saves that module; otherwise None."""
     search = _Search(recipe)
     search.run()
     return search.find_holder(parameter)

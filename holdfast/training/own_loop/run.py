@@ -158,10 +158,13 @@ class Run:
         return self._loop.give_epochs(loader, per_epoch)
 
     def batches(self, data: Any = None, *, batch_size: int | None = None, **options: Any) -> Iterator[Any]:
-        """Give the batches of the epoch inside `epochs`, or an iterator over a dataset's batches before `steps`.
+        """Return an iterator over batches.
+
+        Inside a loop over `epochs`, call it without arguments: it gives the batches of that epoch. Before a loop over
+        `steps`, call it with a dataset, and pass the iterator to `steps`.
 
         Args:
-            data: before `steps`: a map-style or iterable dataset, as `Recipe.data`.
+            data: a map-style or iterable dataset, as `Recipe.data`; only before `steps`.
             batch_size: samples of a batch over all ranks.
             options: ``grad_accum`` (the batches that every step takes, by default 1) and ``collate``, as in `Recipe`.
         """

@@ -151,13 +151,13 @@ def _to_bytes(tensor: Tensor) -> Tensor:
 def list_moves(
     plan: ExchangePlan, start: int, stop: int, window: memoryview | None, rank: int, *, is_saved: bool
 ) -> Iterator[Move]:
-    """Yield this rank's moves between a window of a part and the ranks that hold its bytes.
+    """Yield the copies that this rank sends or receives for a byte range of a checkpoint's part.
 
     Args:
-        start, stop: the window's place in the part.
-        window: the window's memory; None in other ranks than the owner.
+        start, stop: the byte range in the part.
+        window: the owner's memory for the byte range; None on all other ranks.
         rank: this rank.
-        is_saved: whether the owner gets the bytes; otherwise it sends them.
+        is_saved: True for a save, in which the owner receives the bytes; False for a restore, in which it sends them.
     """
     image = None if window is None else torch.frombuffer(window, dtype=torch.uint8)
     for extent in plan.list_between(start, stop):

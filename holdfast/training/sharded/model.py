@@ -133,10 +133,10 @@ def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _replace(recipe: Recipe, shards: dict[int, nn.Parameter]) -> None:
-    """Let the recipe's optimizers step the parameters that now stand for those that they were built with.
+    """Replace the parameters in the recipe's optimizers by their shards, and move the optimizers' state to the shards.
 
     Args:
-        shards: the new parameters, each by the id of the one that it stands for.
+        shards: the sharded parameters, by the id of the whole parameter.
     """
     for optimizer in parts_of(recipe.optimizer):
         for group in optimizer.param_groups:
@@ -148,7 +148,7 @@ def _replace(recipe: Recipe, shards: dict[int, nn.Parameter]) -> None:
 
 
 def _cut(state: dict[str, Any], whole: nn.Parameter, shard: Any) -> dict[str, Any]:
-    """Return an optimizer's state of a parameter, cut as the parameter is. Adagrad has one before its first step."""
+    """Return an optimizer's state of a parameter, sharded like the parameter. (Adagrad has state from the start.)"""
     from torch.distributed.tensor import distribute_tensor
 
     return {
