@@ -95,7 +95,7 @@ class ArtifactReport(Observer):
             self._artifacts["table"] = create_table_artifact(rows, f"{key_of(run)}-chunks", f"chunks of {run}")
 
     def _show_shown(self, journal: Journal, commit: Commit) -> None:
-        """Show the newest text or picture of each name, each as an artifact of its own."""
+        """Publish a commit's texts and pictures: one artifact for each name, with the newest text or picture."""
         for name, shown in {shown.name: shown for shown in read_shown(journal, commit)}.items():
             text = describe_shown(shown)
             if f"shown {name}" in self._artifacts:

@@ -1,6 +1,7 @@
-"""The supervisor of a run on a work pool: it starts attempts, one after the other, watches them, and does what follows.
+"""The supervisor of a run on a work pool: start one attempt after the other until the run is complete.
 
-`holdfast.attempt.supervision` decides what follows; here it is carried out on Prefect's server.
+`holdfast.attempt.supervision` decides after each attempt whether to start another, wait or stop; the supervisor
+carries that out on Prefect's server.
 """
 
 import logging
