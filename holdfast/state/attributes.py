@@ -1,4 +1,4 @@
-"""The state of an object that keeps it in plain attributes: what they have become since the object was built."""
+"""The state of an object without a ``state_dict``: its plain attributes that changed since the object was built."""
 
 import copy
 from collections import deque
@@ -16,21 +16,22 @@ from holdfast.state.writing import ContainerWriter
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
-# In place of a generator's state when the object was built. It equals no state, so a generator is always saved.
+# The mark that stands for a generator's state at the build. The mark equals no state, so a generator is always saved.
 UNKNOWN = object()
 
 
 class Attributes:
     """The plain attributes of an object that differ from those it was built with, as its state.
 
-    Plain are numbers, strings, tensors, arrays, generators of random numbers, and lists, deques, tuples and dicts of
-    such. Other attributes (files, bars, models) are left alone, and so are settings, which don't change: a run that
-    resumes with other settings has the new ones. An attribute that is still the same object is restored in place.
+    Plain values are numbers, strings, tensors, arrays, generators of random numbers, and lists, deques, tuples and
+    dicts of plain values. Other attributes (files, bars, models) are not saved. Settings don't change, so they are not
+    saved either, and a run that resumes with new settings uses the new ones. An attribute that is still the same object
+    is restored in place.
 
     Args:
         find: returns the object, which may be replaced by another one.
-        is_measured: whether a name, of an attribute or of a dict's item, stands for a value that differs each time,
-            such as a time. It is left out.
+        is_measured: returns whether a name of an attribute or of a dict's item stands for a measured value, such as a
+            time, which is not saved.
     """
 
     def __init__(self, find: Callable[[], Any], is_measured: Callable[[str], bool]) -> None:
@@ -46,7 +47,7 @@ class Attributes:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore attributes. Those that have changed and are not in the state become again what they were."""
+        """Restore attributes. A changed attribute that is not in the state gets the value with which it was built."""
         own = self._find()
         unchanged = {name: self._built[name] for name in self._list_changed() if name in self._built.keys() - state}
         built = {name: self._copy(value) for name, value in unchanged.items()}
@@ -87,7 +88,7 @@ class Attributes:
         return tuple(map(self._strip, value)) if isinstance(value, tuple) else value
 
     def _copy(self, value: Any) -> Any:
-        """Return a copy of a value without what is measured, and with `UNKNOWN` in place of each generator."""
+        """Return a copy of a value without its measured items, and with `UNKNOWN` in place of each generator."""
         return _copy_leaves(self._strip(value))
 
 

@@ -24,14 +24,14 @@ WEIGHT = 0x9E3779B97F4A7C15 - 2**64
 def checksum(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return a checksum in [0, 2**64) for each tensor. Synchronize once for each device, not once for each tensor.
 
-    A tensor that is cut over the ranks has the checksum of the whole one; all ranks call this together if there is one.
+    The checksum of a sharded tensor is the whole tensor's. If a tensor is sharded, all ranks call this together.
     """
     sums = _read([(_sum(tensor.detach()), is_sharded(tensor)) for tensor in tensors])
     return [(each + tensor.nbytes) % 2**64 for each, tensor in zip(sums, tensors, strict=True)]
 
 
 def checksum_together(tensors: Sequence[torch.Tensor]) -> int:
-    """Return one checksum for all tensors in their order, whole or cut over the ranks, as `checksum` does.
+    """Return one checksum for all tensors in their order, whole or sharded; see `checksum`.
 
     Small tensors are joined first: one call for each of them would cost more than their bytes.
     """
@@ -56,7 +56,7 @@ def checksum_value(value: bytes) -> int:
 
 
 def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
-    """Return the values of some sums, each with whether all ranks' sums are to be added."""
+    """Return the values of some sums. A sum whose flag is True is first added up over all ranks."""
     found = [0] * len(sums)
     for kind in dict.fromkeys((value.device, are_cut) for value, are_cut in sums):
         places = [place for place, (value, are_cut) in enumerate(sums) if (value.device, are_cut) == kind]
@@ -99,21 +99,21 @@ def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
 
 
 def _own_rows(tensor: Any) -> torch.Tensor:
-    """Return the region of a cut tensor that this rank holds; nothing of it if a rank before has the same region."""
+    """Return this rank's region of a sharded tensor; an empty tensor if a lower rank holds the same region."""
     regions, rank = list_regions(tensor), torch.distributed.get_rank()
     is_first = not any(other < rank and region == regions[rank] for other, region in regions.items())
     return local_of(tensor) if is_first else local_of(tensor).new_empty(0)
 
 
 def _find_start(tensor: Any) -> int:
-    """Return the place of this rank's first byte in a cut tensor; of regions that are no rows, of the first row."""
+    """Return the offset, in the whole tensor, of the first byte of this rank's region of a sharded tensor."""
     offset = list_regions(tensor)[torch.distributed.get_rank()].offset
     place: int = sum(index * math.prod(tensor.shape[number + 1 :]) for number, index in enumerate(offset))
     return place * int(tensor.itemsize)
 
 
 def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
-    """Return the bytes of a tensor with zeros in place of what other ranks hold, or of all if it isn't of this kind."""
+    """Return a tensor's bytes with zeros where other ranks hold them; only zeros if its kind is not ``are_cut``."""
     if is_sharded(tensor) != are_cut:
         return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
     if not are_cut:

@@ -14,9 +14,9 @@ from holdfast.errors import StateError
 # The kinds of NumPy's numbers that are saved with their type: booleans, whole numbers, floats of up to 8 bytes, complex
 # numbers of up to 16, texts and bytes.
 NUMBER_KINDS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16, "U": sys.maxsize, "S": sys.maxsize}
-# The classes of plain values; values of classes derived from these are made of the plain value again.
+# The classes of plain values. A value of a derived class is restored by calling that class with the plain value.
 PLAIN: tuple[type, ...] = (str, int, float, bytes, list, tuple, dict)
-# The functions that make the missing items of a defaultdict which is made anew.
+# The default factories that a restored defaultdict may have.
 FACTORIES = {each.__name__: each for each in (int, float, bool, str, list, dict, deque)}
 
 

@@ -39,8 +39,8 @@ NUMPY_NAMES = {
     }.items()
 }  # fmt: skip
 KEY_TYPES = (str, int, float, bool, type(None))
-# The part of a state in which the order of a mapping's items counts: a loop may go through them, or draw one by its
-# place. torch's own states are the same in any order.
+# The part of a state in which the order of a mapping's items is saved: a loop may iterate over the items, or draw one
+# by its place. torch's own states mean the same in any order.
 ORDERED = "extras"
 # The classes of arrays that are saved with their class.
 ARRAYS: dict[type, str] = {np.matrix: "matrix", np.memmap: "memmap"}
@@ -78,7 +78,7 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
     if isinstance(value, np.ndarray):
         return _encode_array(value, name, tensors, seen)
     if isinstance(value, np.generic):
-        # A plain float in place of a float32 would have other sums.
+        # A plain float that is restored in place of a float32 would round differently in sums.
         kind = name_number(value)
         if kind is None:
             raise _no_form(value, name)
@@ -121,7 +121,7 @@ def _is_in(component: str, name: str) -> bool:
 
 
 def _is_derived(value: Any) -> bool:
-    """Return whether a value is of a class that is derived from a plain one, and isn't saved in a form of its own."""
+    """Return whether a value's class derives from a plain class and has no encoding of its own."""
     kind = type(value)
     return kind not in PLAIN and issubclass(kind, PLAIN) and not is_named(kind) and not _is_of_a_module(value)
 

@@ -98,7 +98,7 @@ class Generators:
         self._states = states if states["cuda"] and own else states | {"cuda": own}
 
     def reseed(self, seed: int) -> None:
-        """Begin anew, from a seed."""
+        """Seed the generator again."""
         determinism.reseed(seed)
         self._states = capture_rng()
 

@@ -1,4 +1,4 @@
-"""How the items of a kept container are written in its state, and what their reading and their restoring share."""
+"""The form in which a kept container's items are written into its state; shared by the reader and the writer."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Co
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
 # A saved item with this key alone is a tensor of a kept module: the tensor itself, or one that shares its memory.
 SAME, DETACHED = "same", "detached"
-# A saved item with these keys is an item that differs from the original in its place, and how.
+# The keys of a saved item that differs from the original at the same place: the item, and how it differs.
 ITEM, HOW = "item", "how"
 # How an item differs: it has taken the original's place; it is another original; it is a container or a generator that
 # was read before; it is a view of another value; a tensor requires a gradient, is a parameter, is on another device.
@@ -37,7 +37,7 @@ def remake(value: Any, items: Iterable[Any]) -> Any:
 
 
 def describe_kind(container: Any) -> dict[str, Any]:
-    """Return what a container's state has beside its items."""
+    """Return the properties of a container that its state stores beside its items, such as a deque's ``maxlen``."""
     if isinstance(container, deque):
         return {"maxlen": container.maxlen}
     if isinstance(container, defaultdict):

@@ -40,7 +40,7 @@ class Extent(NamedTuple):
 
 
 def strides_of(value: Any) -> tuple[int, ...]:
-    """Return the strides of a tensor or an array in bytes; that of a dimension of length 1, which means nothing, too.
+    """Return the strides of a tensor or an array in bytes, also the meaningless stride of a dimension of length 1.
 
     Strides that differ only where they mean nothing are equal here.
     """
@@ -82,7 +82,7 @@ def find_extent(value: Any, name: str, mark: dict[str, Any]) -> Extent:
 
 
 def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the exact strides of another one; itself if the two are laid out in different ways."""
+    """Return a tensor with the exact strides of ``like``; the tensor itself if the two have different layouts."""
     if value.shape == like.shape and value.itemsize == like.itemsize and strides_of(value) == strides_of(like):
         return value.as_strided(value.shape, like.stride())
     return value

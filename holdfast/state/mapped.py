@@ -1,4 +1,4 @@
-"""Memory that isn't a process's own: that of a file, or such as can't be written."""
+"""The detection of memory that a restore must not write to: a mapped file, or read-only memory."""
 
 import bisect
 import mmap
@@ -25,7 +25,7 @@ class _Area(NamedTuple):
 
 
 def is_foreign(value: Any) -> bool:
-    """Return whether a tensor or an array lies in memory that can't be written, or whose writing changes a file.
+    """Return whether a tensor or an array lies in memory that is read-only or mapped from a file.
 
     A tensor's memory is looked up in Linux's list. Elsewhere only arrays are known.
     """

@@ -14,7 +14,7 @@ from holdfast.state.attributes import Attributes, is_plain
 from holdfast.state.generators import is_generator
 from holdfast.state.originals import has_methods
 
-# Objects that are no state, or a value in one piece: code, descriptions of types, and subclasses of numbers and texts.
+# Classes whose objects are not looked into: they are no state (code, types), or one value (numbers, texts).
 LEFT_ALONE = (
     type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, np.dtype, torch.dtype,
     torch.device, enum.Enum, str, bytes, int, float, complex,
@@ -23,7 +23,7 @@ MOST_OBJECTS = 2_000
 
 
 class _Owner:
-    """An object whose attributes are a given dict."""
+    """An object whose ``__dict__`` is a given dict."""
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.__dict__ = attributes
@@ -91,7 +91,7 @@ def has_objects(value: Mapping[Any, Any]) -> bool:
 
 
 def _inside(value: Any, within: Collection[int] = ()) -> Iterator[Any]:
-    """Yield the items of a container that are not plain, and the items of those that are containers.
+    """Yield the items of a container that are not plain. An item that is a container is entered, too.
 
     Args:
         within: the ids of the containers around it; a container that contains itself is not entered again.

@@ -1,8 +1,8 @@
-"""The objects that a container has when its loop begins: only they are restored in place.
+"""The originals: the objects that a container has when its loop begins. Only originals are restored in place.
 
-An object that is still there at a save has been changed in place since, or not at all. The process that resumes has
-built it anew, so that the saved values belong into its memory, and other names for it see them. An object that has been
-put there since may be a view of the data, or a constant that the loop puts there again: a new one takes its place.
+An original that is still in the container at a save was changed in place, if at all. The resumed process has built the
+original again, so a restore writes the saved values into its memory, and other names for the object see them. An object
+that the loop has added may be a view of the data, or a constant that the loop adds again, so a restore makes a new one.
 """
 
 import sys
@@ -20,7 +20,7 @@ from holdfast.state.generators import is_generator
 # The keys and indices that lead from the outermost container to an item.
 Path = tuple[Any, ...]
 
-# The references to an object that nothing has any more but this module: the list's, a variable's and a call's.
+# The reference count of an object that only this module still references: from the list, a variable and the call.
 OWN_REFERENCES = 3
 
 

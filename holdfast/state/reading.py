@@ -116,11 +116,11 @@ class ContainerReader:
         return {ITEM: state, HOW: how} if how else state
 
     def _stays(self, value: Any, expected: int) -> bool:
-        """Return whether an object's state is to be restored into the original, though the object is another one."""
+        """Return whether a restore writes an object's state into an original that is a different object."""
         return has_methods(value) and not isinstance(value, nn.Module) and has_methods(self._originals.get(expected))
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
-        """Raise StateError if an item would come back as something else.
+        """Raise StateError if a restore would turn an item into a different value.
 
         Args:
             make: the function that makes the missing items of a defaultdict around it, if there is one.
@@ -150,7 +150,7 @@ class ContainerReader:
             )
 
     def _describe(self, value: Tensor, number: int | None, expected: int | None) -> dict[str, Any]:
-        """Return how a tensor differs from what it would come back as."""
+        """Return how a tensor differs from the tensor that a restore would make of it."""
         how: dict[str, Any] = {}
         if number is not None:
             return {LEARNS: value.requires_grad} if value.requires_grad != self._originals.learned(number) else {}

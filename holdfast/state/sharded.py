@@ -1,6 +1,6 @@
-"""Tensors that are cut over the ranks (torch's `DTensor`): their bytes, and the region that each rank holds.
+"""Sharded tensors (torch's `DTensor`): their bytes, and the region that each rank holds.
 
-A payload has such a tensor under its full name, with its full shape, as if one rank held it.
+A payload has a sharded tensor under its full name, with its full shape, as if one rank held it.
 """
 
 import functools
@@ -27,7 +27,7 @@ class Region:
     shape: tuple[int, ...]
 
     def intersect(self, other: "Region") -> "Region":
-        """Return the part of this region that is also in the other; one dimension has length 0 if there is none."""
+        """Return the intersection of two regions; if they don't overlap, a dimension has length 0."""
         first = tuple(map(max, self.offset, other.offset))
         ends = ([start + size for start, size in zip(each.offset, each.shape, strict=True)] for each in (self, other))
         last = map(min, *ends)
@@ -44,7 +44,7 @@ class Region:
 
 
 class ShardedBytes:
-    """A range of the bytes of a tensor that is cut over the ranks; a `checkpoint.payload.Source`.
+    """A range of the bytes of a sharded tensor; a `checkpoint.payload.Source`.
 
     Attributes:
         tensor: the whole tensor, of which this rank holds a region.
@@ -75,14 +75,14 @@ class ShardedBytes:
 
 
 def is_sharded(value: Any) -> bool:
-    """Return whether a value is a tensor that is cut over the ranks, or is repeated in them, as torch's `DTensor`."""
-    # Not imported here: the import takes 1.3 s, which a run without such tensors would wait for.
+    """Return whether a value is a `DTensor`: a tensor that is sharded over the ranks or replicated in them."""
+    # `DTensor` is not imported here: the import takes 1.3 s, which a run without sharded tensors would wait for.
     found = sys.modules.get("torch.distributed.tensor")
     return found is not None and isinstance(value, found.DTensor)
 
 
 def has_shards(payload: Payload) -> bool:
-    """Return whether some of a state's tensors are cut over the ranks."""
+    """Return whether some of a state's tensors are sharded."""
     return any(isinstance(piece, ShardedBytes) for tensor in payload.tensors.values() for piece in tensor.pieces)
 
 
@@ -93,7 +93,7 @@ def local_of(tensor: Any) -> torch.Tensor:
 
 
 def gather_whole(value: T) -> T:
-    """Return a value; a sharded tensor as a whole one, for which all ranks call this together."""
+    """Return a value, or the whole tensor of a sharded one. For a sharded tensor all ranks call this together."""
     if not is_sharded(value):
         return value
     sharded: Any = value
@@ -124,14 +124,14 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def check_is_cut(tensor: Any, name: str) -> None:
-    """Raise StateError if a tensor is a sum of tensors in the ranks, which nobody has added yet.
+    """Raise StateError if a `DTensor` is a partial sum: each rank holds an addend, and no reduction has run yet.
 
     Args:
         name: the tensor's name in the message.
     """
     if any(each.is_partial() for each in tensor.placements):
         raise StateError(
-            f"{name} is a sum of which each rank holds a part, which can't be saved",
+            f"{name} is a partial sum, whose addends are still spread over the ranks, and can't be saved",
             hint="tensor.redistribute(placements=[Replicate()]), or leave it out of the state",
         )
 
@@ -163,7 +163,7 @@ class Bytewise(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
 def see_bytewise(item_bytes: int, whole: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Bytewise:
-    """Return the shape and the regions in bytes of a tensor that is cut over the ranks.
+    """Return the shape and the ranks' regions of a sharded tensor, in bytes.
 
     Args:
         item_bytes: the size of an element.

@@ -23,8 +23,9 @@ class Ties:
         self.modules = modules
         self._kept: dict[str, Any] = {}  # tensors and arrays that are kept themselves
         self._originals: dict[str, Originals] = {}  # of each kept container
-        # All by place in memory. The saved value has to be alive: then its place is not used again.
-        self._restored: dict[Any, tuple[Ref, Ref]] = {}  # of a saved value: that value, and the one that has it now
+        # By a saved value's place in memory: the saved value, and the value into which it was restored. An entry counts
+        # only while its saved value lives: afterwards another value may have that place.
+        self._restored: dict[Any, tuple[Ref, Ref]] = {}
 
     def register(self, name: str, value: Any) -> Originals:
         """Return the originals of a value that is kept under a name: a tensor, an array or a container."""
@@ -64,7 +65,7 @@ class Ties:
         return (found.get(key[1]) if found is not None else None), None
 
     def find(self, saved: Any) -> Any:
-        """Return the value that a saved one, or another one in its memory, was restored to; None if there is none."""
+        """Return the value into which a saved value, or one in the same memory, was restored; None if there is none."""
         known, now = self._restored.get(place_in_memory(saved), (_no_value, _no_value))
         found = now() if known() is not None else None
         if isinstance(found, Tensor) and isinstance(saved, np.ndarray):
@@ -72,7 +73,7 @@ class Ties:
         return torch.from_numpy(found) if isinstance(found, np.ndarray) and isinstance(saved, Tensor) else found
 
     def note(self, saved: Any, now: Any) -> None:
-        """Note the value that a saved one was restored to."""
+        """Record the value into which a saved value was restored."""
         self._restored[place_in_memory(saved)] = weakref.ref(saved), weakref.ref(now)
 
 

@@ -15,7 +15,7 @@ from holdfast.state.originals import Originals, list_inside
 from holdfast.state.sharded import is_sharded
 from holdfast.state.ties import Ties, has_memory
 
-# Whose memory an item is a view of: a module's tensor, a tensor or an array that is kept itself, or an original.
+# The kinds of a view's base: a module's tensor, a tensor or an array that is kept itself, or an original.
 MODULE, KEPT, ORIGINAL = "module", "kept", "original"
 
 
@@ -66,7 +66,7 @@ class Views:
             yield from self._list_present(each)
 
     def find(self, value: Any) -> dict[str, Any] | None:
-        """Return whose memory a tensor or an array is a view of, and where in it; None if it has memory of its own."""
+        """Return the base of a tensor or an array that is a view, and its place there; None if it is no view."""
         if not _is_plain(value) or (isinstance(value, Tensor) and value.dtype not in DTYPE_NAMES):
             return None
         extent = find_extent(value, "", {})

@@ -72,7 +72,7 @@ class ContainerWriter:
             container[key] = found[key]
 
     def _write_item(self, saved: Any, place: Path, origin: Path | None, make: Any = None) -> Any:
-        """Restore an item from what `ContainerReader` has read, in place if the loop began with the item. Return it."""
+        """Restore an item that `ContainerReader` has read, in place if the item is an original. Return the item."""
         if is_tuple(saved):
             return remake(
                 saved, (self._write_item(each, (*place, key), inside(origin, key)) for key, each in enumerate(saved))
