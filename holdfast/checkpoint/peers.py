@@ -26,7 +26,7 @@ class Held(Protocol):
         """Raise StateError in all ranks if they have tensors of other names or shapes. All ranks call it together."""
 
     def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
-        """Let the owners of some parts collect their bytes, all parts side by side. All ranks call it together.
+        """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.
 
         Args:
             copies: the copy of this rank's bytes of each part.

@@ -175,7 +175,7 @@ class Training:
 
     @property
     def samples_per_step(self) -> int:
-        """Return the number of samples of a step over all ranks; of batches whose size isn't known, of batches."""
+        """Return the samples of a step over all ranks; if the batch size isn't known, the number of batches."""
         return (self.program.batch_size or 1) * self.recipe.grad_accum
 
     @property
@@ -197,13 +197,13 @@ class Training:
         return has_all and self.ranks.has_others and is_on_cpu and not compute.has_nodes
 
     def begin_data(self, saved: Any = None, watch: Any = lambda done, total: None) -> bool:
-        """Put the data at the first micro-batch of the next step; see `Batches.begin`."""
+        """Move the data's position to the first micro-batch of the next step; see `Batches.begin`."""
         self._has_begun = True
         step = self.progress.step
         return bool(self.batches.begin(step, max(self.total_steps, step), saved, watch))
 
     def next_batch(self, *, is_moved: bool = True) -> tuple[str, Any]:
-        """Return this rank's next micro-batch, on its device unless ``is_moved`` is False, after its samples' name."""
+        """Return the samples' name and this rank's next micro-batch, on its device unless ``is_moved`` is False."""
         if not self._has_begun:
             self.begin_data()
         heartbeats.mark(Place.LOADING)

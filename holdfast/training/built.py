@@ -113,7 +113,7 @@ def _describe_object(name: str, thing: Any, seen: set[int]) -> dict[str, Any]:
 
 
 def _class_of(thing: Any) -> type:
-    """Return an object's class; of a module that `fully_shard` has cut, the class that it had before."""
+    """Return an object's class; for a module that `fully_shard` has sharded, the class that it had before."""
     first, *others = type(thing).__bases__
     return others[0] if others and first.__module__.startswith("torch.distributed.fsdp") else type(thing)
 

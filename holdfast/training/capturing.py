@@ -224,10 +224,10 @@ def _wraps_optimizer(training: Training, extra: Any) -> bool:
 
 
 def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
-    """Give an optimizer's state the dtypes that were saved.
+    """Restore the saved dtypes of an optimizer's state.
 
-    torch's ``load_state_dict`` casts it to the parameters' dtypes. That would round the float32 weights behind bf16
-    ones, and widen moments of eight bits.
+    torch's ``load_state_dict`` casts the state to the parameters' dtypes. That would round float32 master weights to
+    bf16, and widen 8-bit moments.
     """
     members = list_members(optimizer)
     for number, values in saved.get("state", {}).items():
@@ -242,7 +242,7 @@ def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
 
 
 def tie_to_model(training: Training, payload: Payload) -> None:
-    """Let an optimizer's state be the model's tensors again where it was: SAM makes its copy the parameter, say.
+    """Make values of an optimizer's state the model's tensors again, if they were at the save, as with SAM.
 
     Args:
         payload: the payload that was restored.

@@ -23,7 +23,7 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
 
     Components are ``buffers``, ``optimizer`` (its hyperparameters), ``optimizer.<kind>`` for each kind of moment,
     ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``, in the order in which a difference spreads. If the
-    state is cut over the ranks, they call this together, and get the checksums of the whole state.
+    state is sharded, all ranks call this together and get the checksums of the whole state.
 
     Args:
         in_detail: whether each tensor has a checksum of its own, under ``tensors``.

@@ -1,4 +1,4 @@
-"""How the ranks of a training cooperate: what they share out, exchange, and have alike.
+"""How the ranks of a training cooperate: which work they divide, what they exchange, and which state is common.
 
 There are two ways. `SeparateRanks` train a part of each batch each, with random numbers, extras and a position in the
 data of their own, and average their gradients. `holdfast.training.virtual_ranks.step.VirtualRanks` train shares whose
@@ -27,7 +27,7 @@ ReadNames = Callable[[int, Iterable[int]], list[str]]
 
 
 class Cooperation(abc.ABC):
-    """The ranks of a training, as one of them sees them.
+    """This rank's view of all ranks of a training.
 
     Attributes:
         has_common_state: whether all ranks have the same generators, extras and position in the data, of which a
@@ -62,7 +62,7 @@ class Cooperation(abc.ABC):
 
     @property
     def is_main(self) -> bool:
-        """Return whether this rank writes what one rank writes for all: the main one, or the one that is alone."""
+        """Return whether this rank writes for all ranks: it is the main rank, or it is alone."""
         return self.is_alone or bool(self.accelerator.is_main_process)
 
     @property
@@ -91,7 +91,7 @@ class Cooperation(abc.ABC):
 
     @property
     def own_state(self) -> int:
-        """Return the place of this rank's state among those in a checkpoint."""
+        """Return the index of this rank's state among the ranks' states in a checkpoint."""
         return 0 if self.has_common_state else self.own_number
 
     @property
@@ -105,7 +105,7 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def attach(self, models: Sequence[nn.Module]) -> None:
-        """Take the models whose gradients the ranks sum themselves, before the first step and the first probe."""
+        """Register the models whose gradients the ranks sum themselves, before the first step and the first probe."""
 
     @abc.abstractmethod
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
@@ -121,7 +121,7 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def mean(self, numbers: Sequence[Tensor]) -> Tensor:
-        """Return the means of numbers of steps, each a scalar, or of shape (shares,) if the shares have logged it."""
+        """Return the mean of each logged number: a scalar of each rank, or of shape (shares,) if shares log it."""
 
     @abc.abstractmethod
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
@@ -129,11 +129,11 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        """Return the names of the micro-batches of each step: this rank's, or those of all shares if they are cut."""
+        """Return the names of each step's micro-batches: this rank's, or with virtual ranks those of all shares."""
 
     @abc.abstractmethod
     def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the facts of this rank in a step, for a proof; of each of its shares, if batches are cut into them.
+        """Return the facts of this rank in a step, for a proof; with virtual ranks, the facts of each of its shares.
 
         `holdfast.checkpoint.departure` compares them, so that a proof can name the rank in which two runs differ first.
 

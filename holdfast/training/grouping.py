@@ -1,4 +1,4 @@
-"""The parameters that an optimizer steps, and those that are frozen, where a step changes them.
+"""Parameter groups and frozen parameters that a step changes, and their restore.
 
 Gradual unfreezing adds a parameter group in a step; other programs move parameters between groups. A checkpoint has the
 new groups by the names of their parameters, and a resume makes the same groups before it loads their state.
@@ -29,7 +29,7 @@ class Grouping:
     def __init__(self, recipe: Recipe, advice: str) -> None:
         """
         Args:
-            advice: the hint about an optimizer that steps a parameter which wasn't there before the first step.
+            advice: the hint of the error about a parameter that was added after the first step.
         """
         self._recipe, self._advice = recipe, advice
         self._parts = [[[*group["params"]] for group in each.param_groups] for each in parts_of(recipe.optimizer)]
@@ -56,7 +56,7 @@ class Grouping:
         return self._own_names | {id(each): name for name, each in reversed(_list_named(self._recipe))}
 
     def describe(self, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """Return what a checkpoint has to know of the changes since the optimizers were built; nothing if none.
+        """Return the changes of groups and frozen parameters since the build, for a checkpoint; empty for none.
 
         Args:
             groups: the names of each group's parameters now.
@@ -69,7 +69,7 @@ class Grouping:
         return found
 
     def is_built(self, number: int, names: Sequence[str]) -> bool:
-        """Return whether a group has the parameters, in any order, of the group of that number that was built."""
+        """Return whether a group has the same parameters, in any order, as the built group of that number."""
         return number < len(self._names) and sorted(names) == self._names[number]
 
     def check(self, step: int, *, is_looked_at: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a loop keeps, in the form of a recipe: the state of its objects, sorted by what they are."""
+"""The objects that a loop keeps, in the form of a recipe: sorted into modules, optimizers, schedulers and extras."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED = (
 )  # fmt: skip
 
 
-# The roots of variables: a loop of the user's own, and what an adapter lists of its framework's objects.
+# The roots of variables: a loop of the user's own, and the framework's objects that an adapter lists.
 LOOP, FRAMEWORK = "loop", "framework"
 
 
@@ -142,7 +142,7 @@ def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "I
 
 
 class Inner:
-    """An optimizer inside another one, whose parameter groups it may share."""
+    """The state of an optimizer that another optimizer contains. The two may share their parameter groups."""
 
     def __init__(self, outer: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

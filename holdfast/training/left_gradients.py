@@ -1,4 +1,4 @@
-"""The gradients that the steps of a user's own leave for the next ones, as a state."""
+"""The gradients that a user's own steps leave for the next step, as state."""
 
 import functools
 from typing import Any
@@ -11,21 +11,21 @@ from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, lay_as, local_of
 from holdfast.training.optimizers import list_stepped, parts_of, read_rates
 
-# What a loop does with the gradients that an optimizer has taken: the optimizer has not stepped yet; it has stepped
-# once, so that the loop has not shown it; the loop sets them to None; it leaves them, or sets them to zero in place.
+# What a loop does with gradients after an optimizer's step. NEW: the optimizer has not stepped yet. ONCE: one step does
+# not show it yet. SET_TO_NONE: the loop sets them to None. LEFT: the loop keeps them, or zeroes them in place.
 NEW, ONCE, SET_TO_NONE, LEFT = "new", "once", "set to none", "left"
 
-# The version of a gradient that was changed before the checkpoint which it comes from: no gradient has it.
+# The version of a restored gradient that had been changed before its checkpoint. No real gradient has this version.
 CHANGED = -1
 
 
 class Gradients:
-    """The gradients that a step leaves for the next one.
+    """The gradients that a step leaves for the next step.
 
-    An optimizer takes a gradient when it steps the parameter. What becomes of it then is the loop's choice. Most loops
-    set it to None before the next backward pass: it is no state, and no checkpoint has it. Others set it to zero in
-    place, or never: their next step depends on it. An optimizer's second step shows which kind of loop it is. Until
-    then, and for such a loop, checkpoints have all gradients of the optimizer's parameters.
+    An optimizer takes a gradient when it steps the parameter. Most loops then set the gradient to None before the next
+    backward pass: such a gradient is no state, and no checkpoint has it. Other loops set gradients to zero in place, or
+    never clear them: their next step depends on the gradients. An optimizer's second step shows which kind of loop it
+    is. Before that step, and for loops of the second kind, checkpoints have all gradients that the optimizer uses.
 
     Attributes:
         lrs: the rates of all groups when an optimizer stepped first in this step; None if none has stepped.
@@ -37,18 +37,18 @@ class Gradients:
         self._parts = parts_of(optimizer)
         self._ways = [NEW] * len(self._parts)
         self._stepping: set[int] = set()  # the optimizers that have stepped in this step
-        # By parameter: the gradient that its optimizer has taken last, and its version then.
+        # By parameter: the gradient that its optimizer took last, and the gradient's version at that time.
         self._taken: dict[int, tuple[TensorWeakRef, int]] = {}
         for number, part in enumerate(self._parts):
             part.register_step_pre_hook(functools.partial(self._note, number))
             part.register_step_post_hook(functools.partial(self._take, number))
 
     def _note(self, number: int, *_: object) -> None:
-        """Note how an optimizer's gradients have become what they are, before it steps."""
+        """Before an optimizer steps, learn whether the loop has set the gradients of the step before to None."""
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
         stepped = list_stepped(self._parts[number])
-        # Once the loop is known, a look at one of them is enough: this is done in every step.
+        # Once the kind of loop is known, checking one gradient is enough. It keeps the cost of every step low.
         looked_at = stepped if self._ways[number] == ONCE else stepped[:1]
         if self._ways[number] not in (NEW, LEFT) and any(map(self._is_same, looked_at)):
             self._ways[number] = LEFT
@@ -79,7 +79,7 @@ class Gradients:
         return self._is_same(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
 
     def end_step(self) -> list[float] | None:
-        """Note what the loop has left in this step. Return `lrs`, and forget them."""
+        """Learn whether the loop has kept gradients in this step. Return `lrs`, and reset it."""
         for number, part in enumerate(self._parts):
             if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
                 stepped = list_stepped(part)
@@ -104,7 +104,7 @@ class Gradients:
             each.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the gradients by parameter, and under "" what is known of the loop, unless it sets all to None."""
+        """Return the gradients by parameter name; under "" the kind of loop, unless it sets all gradients to None."""
         found: dict[str, Any] = {}
         taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer took it
         settled = {
@@ -132,7 +132,7 @@ class Gradients:
                 self._note_taken(each, known["taken"][name])
 
     def _list_parameters(self) -> list[tuple[str, Tensor]]:
-        """Return the parameters of the model, and those that the optimizers step beside them, by name."""
+        """Return, with their names, the model's parameters and further parameters that the optimizers step."""
         found: list[tuple[str, Tensor]] = [*self._model.named_parameters()]
         known = {id(each) for _, each in found}
         for number, group in enumerate(self._optimizer.param_groups):

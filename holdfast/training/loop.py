@@ -56,7 +56,7 @@ def steps(
 
 
 def settle(training: Training) -> None:
-    """Do what follows a recorded step: end its epoch, if it is the last one, and check that it was deterministic."""
+    """Finish a recorded step: end the epoch if it is the epoch's last, and check that the step was deterministic."""
     step = training.progress.step
     if step % training.steps_per_epoch == 0:
         end_epoch(training)

@@ -66,10 +66,10 @@ class Modes:
         self._restore_tensors(tensors, state)
 
     def _restore_tensors(self, changed: dict[str, dict[str, Any]], state: dict[str, Any]) -> None:
-        """Set the saved tensors, as new objects: the present ones may be somebody else's, too.
+        """Set the saved tensors as new objects, because other code may also use the present ones.
 
         Args:
-            changed: those that have changed before. They become again what they were, if the state doesn't have them.
+            changed: the tensors that have changed since the build. One that the state lacks gets its built value again.
         """
         objects, saved = self._list_objects(), state.get("tensors", {})
         for name, tensors in changed.items():
@@ -81,7 +81,7 @@ class Modes:
                 setattr(objects[name], key, send_to_device(value, "cpu" if f"{name}.{key}" in on_cpu else device))
 
     def _put_back(self, owner: Any, name: str, key: str) -> None:
-        """Give an attribute the tensor or the value that it was built with; remove it if it wasn't there."""
+        """Reset an attribute to the tensor or value that it was built with; delete it if the build had no such one."""
         if key in self._tensors[name]:
             setattr(owner, key, self._tensors[name][key][0])
         elif key in self._values[name]:
@@ -90,7 +90,7 @@ class Modes:
             delattr(owner, key)
 
     def list_tensors(self) -> dict[str, dict[str, Any]]:
-        """Return by name the tensors and arrays of objects with a changed value that are others than at first."""
+        """Return, by name, the tensors and arrays that were replaced or changed, of objects with a changed value."""
         objects = self._list_objects()
         found: dict[str, dict[str, Any]] = {}
         for name in self._list_changed():
@@ -145,7 +145,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _list_tensors(owner: Any) -> dict[str, tuple[Any, object]]:
-    """Return the attributes that are tensors, arrays or containers of nothing else, each after `_version_of` it."""
+    """Return the attributes that are tensors, arrays or containers of only these, each with its `_version_of`."""
     return {
         key: (value, _version_of(value))
         for key, value in vars(owner).items()
@@ -154,7 +154,7 @@ def _list_tensors(owner: Any) -> dict[str, tuple[Any, object]]:
 
 
 def _is_of_tensors(value: Any) -> bool:
-    """Return whether a value is a tensor, an array, or a container of nothing else."""
+    """Return whether a value is a tensor, an array, or a container of only these."""
     if isinstance(value, Tensor):
         return not is_sharded(value)
     if isinstance(value, np.ndarray):
@@ -173,7 +173,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _version_of(value: Any) -> object:
-    """Return what differs once a value has changed in place. An array tells nothing: it counts as changed."""
+    """Return a value that changes when a tensor is changed in place. An array has no version: it counts as changed."""
     if isinstance(value, Tensor):
         return value._version
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""An optimizer's state under the names of its parameters.
+"""The conversion of an optimizer's state between parameter numbers and parameter names.
 
 torch numbers an optimizer's parameters in the order in which it got them. A recipe may build them in another order when
 it resumes; by numbers, moments of equal shapes would silently be loaded for each other's parameters.
@@ -16,8 +16,8 @@ from holdfast.training.optimizers import parts_of
 def optimizer_state(training: Training) -> dict[str, Any]:
     """Return the optimizer's ``state_dict`` with names in place of numbers.
 
-    Each group lists the names of its parameters, sorted. The list of L-BFGS keeps its order, because L-BFGS has one
-    state for all parameters together, in that order; so does that of a group which a step has changed.
+    Each group lists the names of its parameters, sorted. Two kinds of groups keep their order: those of L-BFGS, which
+    has one state for all parameters together in that order, and groups that a step has changed.
     """
     state: dict[str, Any] = training.optimizer.state_dict()
     if not _has_numbers(state):

@@ -47,7 +47,7 @@ def read_lines(training: Training) -> list[dict[str, Any]]:
 
 
 def _read_numbers(training: Training) -> Iterator[float]:
-    """Return the numbers of all unread steps, one after the other; of several ranks or shares, their means."""
+    """Return the numbers of all unread steps in order; with several ranks or shares, the means over these."""
     unread = [each for each, _ in training.record.unread]
     if training.recipe.loss is None and training.accelerator.num_processes > 1:
         own = [[(name, number.dim()) for name, number in each.numbers.items()] for each in unread]

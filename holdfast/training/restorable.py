@@ -49,7 +49,7 @@ def check_beginning(training: Training) -> None:
 
 
 def check_savable(training: Training, moment: str, others: dict[str, Any] | None = None) -> None:
-    """Encode the state as a save does, without its bytes, and look for what a resume would miss.
+    """Encode the state as a save does, without its bytes, and check that a resume would restore all of it.
 
     Args:
         moment: the beginning of the message of an error.

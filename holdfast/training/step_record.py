@@ -73,7 +73,7 @@ class StepRecord:
         return bool(self.lines or self.unread)
 
     def drop_detail(self) -> None:
-        """Leave of the lines what they have without `is_detailed`."""
+        """Remove from the lines the fields that only detailed lines have; see `is_detailed`."""
         for line in self.lines:
             line.pop("parts", None)
             line.get("state", {}).pop("tensors", None)

@@ -71,7 +71,7 @@ class Structure:
         return found
 
     def _look(self) -> None:
-        """Note what `_is_as_seen` compares."""
+        """Record the modules' objects, with which `_is_as_seen` compares later."""
         self._all = [each for root in self._modules.values() for each in root.modules()]
         self._seen = self._list_parts()
 

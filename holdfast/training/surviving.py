@@ -1,4 +1,4 @@
-"""A rank that has lost another one: back to the last completed step, and a checkpoint of it without the others.
+"""A rank that has lost another rank: it goes back to the last completed step and saves a checkpoint of it alone.
 
 No collective is possible any more, so this rank must have all that the checkpoint needs:
 
@@ -8,9 +8,9 @@ No collective is possible any more, so this rank must have all that the checkpoi
   Without virtual ranks each rank has generators of its own, which are lost with it.
 - Names of samples that other ranks had are read from the data again, for the steps whose numbers are not yet read.
 
-A rank of a model that is cut over the ranks (FSDP2) has only a shard of the state, so it saves nothing. Nor does a
-rank that isn't sure: if the optimizer may have stepped, for example. On GPUs no rank can be sure: a GPU computes the
-steps that it was given before, and may go on with wrong sums once a collective has been aborted.
+A rank of a sharded model (FSDP2) has only a shard of the state, so it saves nothing. A rank that isn't sure of its
+state saves nothing either: for example, if the optimizer may have stepped. On GPUs no rank can be sure: a GPU still
+computes the steps in its queue, and may continue with wrong sums after a collective was aborted.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from holdfast.training.saving import begin_save
 
 
 def go_back(training: Training) -> bool:
-    """Put the state back to the last completed step, alone. Return whether that succeeded for sure.
+    """Restore the state of the last completed step in this rank alone. Return whether that surely succeeded.
 
     Raises:
         DeterminismError: the last step has switched determinism off.

@@ -1,4 +1,4 @@
-"""Code that may change a training's state, undone: a forward pass, or the code at an epoch's beginning."""
+"""Running code without its effects on a training's state: a forward pass, or the code at an epoch's beginning."""
 
 import contextlib
 import copy
@@ -142,7 +142,7 @@ class ModelSnapshot:
 
 
 def _version_of(tensor: torch.Tensor) -> object:
-    """Return what differs if a tensor was written to, or was given other memory."""
+    """Return a value that changes when a tensor is written to or gets other memory."""
     if is_lazy(tensor) or tensor.is_inference():
         return 0
     own = local_of(tensor) if is_sharded(tensor) else tensor
@@ -150,7 +150,7 @@ def _version_of(tensor: torch.Tensor) -> object:
 
 
 def _sum_up(parameters: Sequence[torch.Tensor]) -> list[int]:
-    """Return a checksum of each parameter; of one that is cut over the ranks, of this rank's part."""
+    """Return a checksum of each parameter; of a sharded parameter, the checksum of this rank's shard."""
     return checksum([local_of(each) if is_sharded(each) else each for each in parameters])
 
 

@@ -43,7 +43,7 @@ def has_digest(value: Any) -> bool:
 
 
 def is_iterator(value: Any) -> bool:
-    """Return whether a value is an iterator of Python's own, such as ``enumerate`` or ``itertools.count``."""
+    """Return whether a value is a built-in iterator, such as ``enumerate`` or ``itertools.count``."""
     return type(value).__module__ in ITERATORS and hasattr(type(value), "__next__") and not _is_generator(value)
 
 
@@ -52,7 +52,7 @@ def _is_generator(value: Any) -> bool:
 
 
 def reduce_iterator(value: Any) -> tuple[Any, ...]:
-    """Return what an iterator of Python's own consists of: its position, and the iterators inside."""
+    """Return the parts of a built-in iterator: its position, and the iterators inside."""
     with warnings.catch_warnings(), contextlib.suppress(TypeError):
         warnings.simplefilter("ignore", DeprecationWarning)
         found = value.__reduce__()

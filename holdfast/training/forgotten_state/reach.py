@@ -1,4 +1,4 @@
-"""The one place that looks into objects: what can be named from one of them in one step.
+"""The values that are reachable from a value in one step. No other module looks into objects.
 
 - From a function: its closure, defaults and attributes, and the globals that its code and the code inside it load.
 - From a bound method or a ``partial``: the function, and the object or the arguments that it is bound to.
@@ -6,9 +6,9 @@
 - From a class of the user's: its attributes and functions.
 - From a container, a generator or an iterator of Python's own: its items, its variables, and what it reads from.
 
-Whoever asks decides how far to go. The search (`search`) follows each step to the next one, from the roots of a program
-on; the list of what a checkpoint has (`registered`) follows attributes and items, to objects with a state; and the
-record of hyperparameters (`holdfast.training.built`) takes a function's variables alone.
+The caller decides how far to go. The search (`search`) repeats the step, from the roots of a program. The list of the
+objects in a checkpoint (`registered`) follows attributes and items to objects with a state. The record of
+hyperparameters (`holdfast.training.built`) takes only a function's variables.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class InnerValue:
 
 
 def list_inner_values(name: str, value: Any) -> Iterator[InnerValue]:
-    """Yield what can be named from a value."""
+    """Yield the values that are reachable from a value in one step."""
     if isinstance(value, types.FunctionType):
         yield from _list_variables(value)
     elif isinstance(value, types.MethodType):

@@ -70,22 +70,22 @@ class Step:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Return whether this process ends after this step and other ranks train it, too, so that it isn't logged."""
+        """Return whether other ranks train this step, too, and this process then ends: don't log the step here."""
         return self._loop.is_rehearsal
 
     @property
     def batch(self) -> Any:
-        """Return the loader's next batch, on the run's device. A step may take several, one after the other."""
+        """Return the loader's next batch, on the run's device. A step may take several batches."""
         return self._loop.next_batch()
 
     def shares(self) -> Iterator[Any]:
-        """Give the batches of this step that this rank trains, on the run's device. Each leaves its gradient.
+        """Yield the batches of this step that this rank trains, on the run's device. Call backward for each.
 
         With ``compute.virtual_ranks`` they are this rank's shares of the step's batch, each with random numbers of its
         own. After the loop the parameters have the mean gradient of all shares, to the same bits on any number of
-        ranks. Otherwise they are this rank's batches, whose gradients add up as usual. The step begins without
-        gradients, and each number that is logged in the loop is averaged. With ``grad_accum`` above 1 a share has so
-        many batches, so divide their losses by it.
+        ranks. Without virtual ranks they are this rank's batches, whose gradients add up as usual. The step begins
+        without gradients, and each number that is logged in the loop is averaged. A share has ``grad_accum`` batches,
+        so divide their losses by ``grad_accum``.
 
         Raises:
             RecipeError: it was called in this step already, or the step before has left a gradient.
@@ -328,7 +328,7 @@ class OwnLoop:
         return batch
 
     def take_shares(self) -> Iterator[Any]:
-        """Give the batches of the present step; see `Step.shares`."""
+        """Yield the batches of the present step; see `Step.shares`."""
         assert self._taking is not None
         with self.located():
             yield from self._taking.take(self._noted.names, self._noted.numbers, self.next_batch)
@@ -386,7 +386,7 @@ class OwnLoop:
                 )
 
     def _steps_of_epoch(self) -> Iterator[Step]:
-        """Give the present step and those that follow it in its epoch."""
+        """Yield the present step and the later steps of its epoch."""
         if self._undo is not None:
             undo, self._undo = self._undo, None
             undo()
@@ -416,7 +416,7 @@ class OwnLoop:
         return self._training.steps_per_epoch
 
     def _open(self) -> None:
-        """Build the training from what is kept, and begin to obey the attempt's orders."""
+        """Build the training from the kept objects, and begin to execute the attempt's orders."""
         self.keep(list_checkpointed(self.accelerator, self._objects))
         if not self._objects:
             self.refuse(

@@ -147,10 +147,10 @@ class Run:
         return self._loop.give_steps(loader, per_epoch)
 
     def epochs(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[int]:
-        """Give the numbers of the epochs, from the one where the run stands. Use `batches` or `steps` inside.
+        """Yield the numbers of the epochs, from the run's present epoch. Use `batches` or `steps` inside.
 
-        Code after the inner loop, at an epoch's end, belongs to the step that follows; at the end of the last epoch, to
-        the run's last step.
+        Code after the inner loop, at an epoch's end, belongs to the next step; at the end of the last epoch, it belongs
+        to the run's last step.
 
         Args:
             loader, per_epoch: see `steps`.
@@ -199,14 +199,14 @@ class Run:
         self._loop.show(shown)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-        """Scale the gradient of some parameters down to a norm of at most ``max_norm``. Return its norm from before.
+        """Scale the gradient of some parameters down to a norm of at most ``max_norm``. Return the norm before scaling.
 
-        It takes the place of torch's: the norm is that of the whole gradient if the ranks have cut the model, and with
-        virtual ranks it has the same bits on any number of ranks. Scalar, on the run's device.
+        Use it instead of torch's function of this name. For a sharded model the norm is the whole gradient's, and with
+        virtual ranks it has the same bits on any number of ranks. The norm is a scalar on the run's device.
         """
         return self._loop.clip(parameters, max_norm)
 
 
 def loop_of(run: Run) -> OwnLoop:
-    """Return what an adapter of a framework uses of a run, beside what its users do."""
+    """Return the loop behind a `Run`, for the adapters of other frameworks."""
     return run._loop

@@ -1,1 +1,1 @@
-"""State that is cut over the ranks: FSDP2 models, and reading and exchanging their shards."""
+"""Sharded state: FSDP2 models, and reading and exchanging their shards."""

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Link(NamedTuple):
-    """The process group that copies bytes between the ranks, None for training's own, and whose memory it sends."""
+    """The process group that copies bytes between ranks (None: training's), and the device whose memory it sends."""
 
     group: Any
     device: torch.device
@@ -123,7 +123,7 @@ class Exchange:
         return own, _HeldShards(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
 
     def plan_restore(self, pieces: Iterable[Placed], owner: int, size_bytes: int) -> ExchangePlan:
-        """Return the exchange of a part that its owner reads, with all ranks whose tensors have bytes of it.
+        """Return the plan by which a part's owner, which reads the part, sends each rank the bytes of its tensors.
 
         Args:
             pieces: the tensors' bytes in the part.
@@ -222,7 +222,7 @@ class _HeldShards:
             )
 
     def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
-        """Let the owners of some parts collect their bytes, all parts side by side. All ranks call it together.
+        """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.
 
         Args:
             copies: the copy of this rank's bytes of each part.
@@ -238,7 +238,7 @@ class _HeldShards:
         )
 
     def _bind(self, plan: ExchangePlan, copy: memoryview) -> ExchangePlan:
-        """Return a plan whose memory is in the copy of this rank's bytes."""
+        """Return the plan with this rank's memory replaced by the copy of its bytes."""
         extents, end, rank = [], 0, self._exchange.rank
         for extent in plan.extents:
             region = extent.held.get(rank)

@@ -95,7 +95,7 @@ def make_extent(position: int, piece: Any, everywhere: Sequence[int], owner: int
     """Return a piece as an extent.
 
     Args:
-        everywhere: the ranks that exchange the bytes of a piece that is not cut over the ranks.
+        everywhere: the ranks that exchange the bytes of a piece that is not sharded.
         owner: the owner that collects the piece, each byte from one rank. None if all ranks that hold bytes get them.
     """
     size_bytes = len(piece)
@@ -122,7 +122,7 @@ def _describe_cut(
 
 
 def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
-    """Return each region once: with the owner as its holder, if it holds it, or else with the first rank that does."""
+    """Return each region once, with one holder: the owner if it holds the region, or the first rank that does."""
     holders = {region: rank for rank, region in reversed(list(regions.items()))}
     if owner in regions:
         holders[regions[owner]] = owner

@@ -1,4 +1,4 @@
-"""A model that is cut over the ranks by torch's `fully_shard` (FSDP2): `compute.parallel = "fsdp"`."""
+"""A model that torch's `fully_shard` (FSDP2) shards over the ranks: `compute.parallel = "fsdp"`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +25,7 @@ def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) 
     if recipe.has_own_loop:
         if is_cut(config, accelerator) and not any(map(is_sharded, recipe.model.parameters())):
             hint = "model = run.wrap(model) before the optimizer is built"
-            raise ConfigError(f"{SETTING}: the loop has cut no model over the ranks", hint=hint)
+            raise ConfigError(f"{SETTING}: the loop has sharded no model over the ranks", hint=hint)
     elif recipe.loss is None:
         raise _can_not_shard("a step of its own", "return a Recipe with a loss")
     if config.compute.mixed_precision == "fp16":
@@ -37,12 +37,12 @@ def _can_not_shard(problem: str, hint: str) -> ConfigError:
 
 
 def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
-    """Return whether the model is cut over the ranks. One rank holds all of it."""
+    """Return whether the model is sharded over the ranks. A single rank holds the whole model."""
     return config.compute.parallel == "fsdp" and accelerator.num_processes > 1
 
 
 def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Put the recipe's model in its place; see `cut_model`. The optimizers step the shards from then on.
+    """Move the recipe's model to its device and shard it; see `cut_model`. The optimizers then step the shards.
 
     An `AveragedModel` among the extras is treated alike, because it is updated from the model's shards.
     """
@@ -55,11 +55,11 @@ def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> 
 
 
 def cut_model(config: RunConfig, model: nn.Module, accelerator: Accelerator) -> None:
-    """Give a model on the meta device memory, and cut it over the ranks.
+    """Allocate a model's meta tensors, and shard the model over the ranks.
 
-    It is cut if `compute.parallel` is "fsdp" and there are several ranks. Each block, which `list_blocks` chooses, is
-    gathered for its own forward and backward pass alone. No rank has memory for more than one block of a model on the
-    meta device.
+    The model is sharded if `compute.parallel` is "fsdp" and there are several ranks. `list_blocks` chooses the blocks.
+    Each block is gathered only for its own forward and backward pass. A rank never holds more than one whole block of a
+    model that was built on the meta device.
 
     Raises:
         RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
@@ -72,7 +72,7 @@ def cut_model(config: RunConfig, model: nn.Module, accelerator: Accelerator) -> 
 
 
 def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parameter]) -> None:
-    """Give memory and first values to all parameters and buffers of a model that are on the meta device.
+    """Allocate and initialize all parameters and buffers of a model that are on the meta device.
 
     The modules' ``reset_parameters`` set the values, in the order of ``modules()``, as when torch builds them.
 

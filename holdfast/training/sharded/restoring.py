@@ -22,12 +22,12 @@ from holdfast.training.kept import GRADIENTS
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.extents import ExchangePlan, Placed
 
-# By name, ``model.layer.weight`` or ``extras.average.layer.weight``: the tensors that are cut over the ranks.
+# The sharded tensors by name: ``model.layer.weight`` or ``extras.average.layer.weight``.
 Shards = Mapping[str, Any]
 
 
 def find_shards(recipe: Recipe) -> Shards:
-    """Return the tensors of the model and the extras that are cut over the ranks, by name; empty if none is."""
+    """Return the sharded tensors of the model and the extras, by name; empty if there are none."""
     extras = {name: extra.state_dict() for name, extra in recipe.extras.items()}
     return dict(_list_shards({"model": recipe.model.state_dict(), "extras": extras}, ""))
 
@@ -49,7 +49,7 @@ def read_shards(
     may be in progress, because its threads use the same exchange.
 
     Args:
-        shards: tensors by name; those of the state are cut in the same way.
+        shards: sharded tensors by name; the state's tensors get the same layout over the ranks.
         buffers: memory for the windows; without it, new memory.
 
     Raises:
@@ -127,7 +127,7 @@ def _allocate(headers: list[Header], shards: Shards) -> tuple[Payload, list[list
 
 
 def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards) -> Tensor:
-    """Return a tensor with new memory: for this rank's rows of it, if it is cut over the ranks."""
+    """Return a tensor with new memory; for a sharded tensor, with memory for this rank's rows only."""
     like = _find_shard(name, shards)
     if like is None or tuple(like.shape) != shape:
         whole = torch.empty(shape_of(dtype, shape), dtype=DTYPES[dtype])
@@ -141,14 +141,14 @@ def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards) -> Tens
 
 
 def _find_shard(name: str, shards: Shards) -> Any:
-    """Return the tensor that is cut as the one of this name in a checkpoint; None if there is none.
+    """Return the sharded tensor whose layout a checkpoint's tensor of this name gets; None if it is not sharded.
 
-    An optimizer's state of a parameter, such as ``optimizer.state.layer.weight.exp_avg``, is cut as the parameter is.
+    An optimizer's state of a parameter, ``optimizer.state.layer.weight.exp_avg`` say, is sharded like the parameter.
     """
     component, _, rest = name.partition(".")
     if component == "extras":  # a list with the extras of each rank, or of all
         _, _, rest = rest.partition(".")
-        if rest.startswith(f"{GRADIENTS}."):  # cut as the parameters are, and not there before the first step
+        if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like the parameters; none before the first step
             return shards.get(f"model.{rest.removeprefix(f'{GRADIENTS}.')}")
         return shards.get(f"extras.{rest}")
     if component != "optimizer":

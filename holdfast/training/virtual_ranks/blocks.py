@@ -28,14 +28,14 @@ class BlockSum:
 
     Args:
         name: the block's name in the model.
-        block: a module that `fully_shard` has cut.
+        block: a module that `fully_shard` has sharded.
         parameters: the names of the parameters that are gathered and reduced together with it.
 
     Attributes:
         parameters: these parameters, each with its rows in this rank.
-        used: for each parameter, whether an own share of this step has a gradient of it.
-        checksums: for each parameter, a checksum of the gradient of the last share of a step in detail.
-        fact: a checksum of this rank's rows of the whole sum, in such a step.
+        used: for each parameter, whether one of this rank's shares has a gradient of it in this step.
+        checksums: for each parameter, a checksum of the gradient of the last share; only in a detailed step.
+        fact: a checksum of this rank's rows of the whole sum; only in a detailed step.
     """
 
     def __init__(self, name: str, block: Any, parameters: Sequence[str], shares: int, rank: int, ranks: int) -> None:
@@ -67,7 +67,7 @@ class BlockSum:
         self.checksums: list[int | None] = [None] * len(self._names)
 
     def finish(self) -> None:
-        """End a step: leave the gradients as they are from now on.
+        """End a step. From now on nothing changes the gradients.
 
         Raises:
             RecipeError: only some of the shares have used the block.
@@ -84,7 +84,7 @@ class BlockSum:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Add the gradients of a round, and write the mean of all shares' to the output if it is the last one.
+        """Add the gradients of a round; after the last round write the mean over all shares to the output.
 
         Args:
             output_tensor: this rank's rows of the block's gradients.
@@ -144,7 +144,7 @@ class BlockSum:
 
 
 class ShardSums:
-    """The sums of gradients over the shares of each step, in a model that `fully_shard` has cut over the ranks.
+    """The sums of gradients over the shares of each step, in a model that `fully_shard` has sharded.
 
     Args:
         shares: the number of shares of a batch.

@@ -1,7 +1,7 @@
 """The sum of a bucket of gradients over the shares of a batch, between ranks that each hold the whole model.
 
-Each rank adds the part of the tree that its own shares make up. Then each one adds the rest of the tree for its part of
-the bucket, and all get the result: a reduce-scatter and an all-gather, in an order that the tree fixes.
+Each rank adds up the nodes of the tree that its own shares fill. Then each rank adds the rest of the tree for its slice
+of the bucket, and all ranks get the result: a reduce-scatter and an all-gather, in an order that the tree fixes.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -26,8 +26,8 @@ class Turn:
     """A share of the batch that a rank trains.
 
     Attributes:
-        counts: False if the rank only trains it once more, because the other ranks have a share more than this one and
-            can't train it alone; nothing of it is added.
+        counts: False for a repeated share, whose result is not added. A rank with one share less than the others
+            repeats one, because the others can't train their last share without it.
     """
 
     share: int
@@ -41,9 +41,9 @@ class Bucket:
     parameters: tuple[nn.Parameter, ...]
 
     def flatten(self, multiple: int) -> Tensor:
-        """Return the gradients as one tensor, zeros where there is none, whose size is a multiple of a number.
+        """Return the gradients as one flat tensor; its size is a multiple of ``multiple``.
 
-        The numbers after the gradients say which parameters have one.
+        A parameter without a gradient contributes zeros. Flags after the gradients say which parameters have one.
         """
         first = self.parameters[0]
         has = torch.tensor([each.grad is not None for each in self.parameters], dtype=first.dtype, device=first.device)
@@ -52,7 +52,7 @@ class Bucket:
         return torch.cat([*(each.reshape(-1) for each in grads), has, has.new_zeros(missing)])
 
     def put_back(self, mean: Tensor) -> None:
-        """Set the gradients from what `flatten` returned; None where no share has one."""
+        """Set the parameters' gradients from a flat tensor of `flatten`; None if no share has a gradient."""
         sizes = [each.numel() for each in self.parameters]
         *pieces, has = torch.split(mean, [*sizes, len(mean) - sum(sizes)])
         for parameter, piece, share in zip(self.parameters, pieces, has.tolist(), strict=False):
@@ -126,7 +126,7 @@ class BucketSum:
         )
 
     def pass_on(self) -> None:
-        """Add what all ranks have sent, and begin to send the mean to all ranks."""
+        """Add up the sums that all ranks have sent, and begin to send the mean to all ranks."""
         _wait(self._works)
         tree = TreeSum(self._shares)
         for nodes, found in zip(self._nodes, self._found, strict=True):
@@ -157,7 +157,7 @@ class BucketSum:
 
 
 def _begin(sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> list[distributed.Work]:
-    """Begin to send tensors to other ranks and to receive tensors from other ranks; what is for this rank stays."""
+    """Begin to exchange tensors with the other ranks. Tensors that this rank would send to itself are left out."""
     rank = distributed.get_rank()
     orders = [distributed.P2POp(distributed.isend, each, peer) for each, peer in sent if peer != rank]
     orders += [distributed.P2POp(distributed.irecv, each, peer) for each, peer in received if peer != rank]
@@ -176,7 +176,7 @@ def describe_gradient(gradients: Sequence[Tensor | None]) -> str:
 
 
 def join_checksums(checksums: Sequence[int | None]) -> str:
-    """Return one checksum, 16 hex characters, for those of a model's gradients in the order of its parameters."""
+    """Combine the checksums of a model's gradients, in the order of its parameters, into one of 16 hex characters."""
     return f"{checksum_value(repr(list(checksums)).encode()):016x}"
 
 

@@ -76,7 +76,7 @@ _HINTS = {
 
 
 def _list_sizes(recipe: Recipe) -> list[int]:
-    """Return the sizes of the batches that can be cut into shares; of a loader the last one of a pass, too."""
+    """Return the batch sizes of data that can be cut into shares; for a loader, also that of a pass's last batch."""
     if recipe.batch_size is None:
         return list_batch_sizes(recipe.data)
     return [] if is_stream(recipe.data) else [recipe.batch_size]
@@ -93,14 +93,14 @@ class VirtualRanks(Cooperation):
 
     Args:
         shares: the number of virtual ranks, V.
-        is_cut: whether the model is cut over the ranks.
+        is_cut: whether the model is sharded over the ranks.
 
     Attributes:
         turns: the shares to train in each step, in their order.
         own: the shares of this rank: those of the turns that count.
         is_first_step: whether no step has ended in this process.
         is_last: whether the present micro-batch is this rank's last one of the step.
-        numbers: what the step's shares have logged, by name: shape (V,), zero for the shares of other ranks.
+        numbers: the numbers that the step's shares have logged, by name: shape (V,), zero for other ranks' shares.
         facts: for a step in detail, checksums of each own share's generators, buffers, loss and gradient.
         sums: the sums of the gradients; their `facts` have checksums in such a step.
         is_undoable: whether `undo` can undo all that the step in progress has changed so far.
@@ -224,7 +224,7 @@ class VirtualRanks(Cooperation):
         return self.sums.overlapped() if self.is_last else contextlib.nullcontext()
 
     def undo(self) -> bool:
-        """Put the buffers back to what they were before the step in progress. Return whether that undoes the step.
+        """Restore the buffers from before the step in progress. Return whether that undoes the step.
 
         It doesn't if the optimizer may have stepped, if the loss itself has changed a parameter, or if the model has
         further state, which a forward pass may change. A loss that changes an extra is refused in a process's first

@@ -74,7 +74,7 @@ class WholeSums:
         self._is_detailed, self.facts = in_detail, {}
 
     def begin_micro_batch(self, turn: Turn, *, is_last: bool) -> None:
-        """Begin a micro-batch of a share. Its gradient adds to those of the micro-batches before."""
+        """Begin a micro-batch of a share. The share's gradients add up over its micro-batches."""
 
     @contextlib.contextmanager
     def overlapped(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class WholeSums:
         self._is_overlapped = True
 
     def _note(self, parameter: Tensor) -> None:
-        """Note that a gradient is complete, and begin to exchange the buckets that are complete."""
+        """Record that a gradient is complete, and begin to exchange the buckets that are complete."""
         if not self._is_overlapped or id(parameter) not in self._sum_of:
             return
         if self._completed is not None:
@@ -149,7 +149,7 @@ class WholeSums:
             self._agree_on_order()
 
     def _send_next(self) -> None:
-        """Begin to exchange the next bucket, and pass on what the one before has come to."""
+        """Begin to exchange the next bucket, and begin to send the mean of the bucket before."""
         self._sums[self._sent].send()
         if self._sent:
             self._sums[self._sent - 1].pass_on()

@@ -144,7 +144,7 @@ def test_a_loop_is_wrapped_as_configured(nursery: Lives, tmp_path: Path, paralle
 @pytest.mark.parametrize(
     ("function", "lines", "message"),
     [
-        ("unwrapped", [], "the loop has cut no model over the ranks"),
+        ("unwrapped", [], "the loop has sharded no model over the ranks"),
         ("wrapped", ["settings.is_late = true"], "the optimizer 'optimizer' was built before run.wrap(model)"),
     ],
 )
