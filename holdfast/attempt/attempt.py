@@ -150,7 +150,7 @@ class Attempt:
 
     @property
     def is_stopping(self) -> bool:
-        """True once a signal or a notice has told the attempt to end."""
+        """Whether a signal or a notice has told the attempt to end."""
         return self._stopping > Stopping.TRAINING
 
     def next_chunk(self) -> Chunk | None:
@@ -252,10 +252,10 @@ class Attempt:
         return is_open and await_completed(self.journal, known.attempts)
 
     def _judge(self, known: Known) -> tuple[bool, dict[str, Any]]:
-        """Judge what the run has become since its newest commit. If that is the run's verified end, make it the head.
+        """Judge the changes since the newest commit. If that commit is the run's verified end, make it the head.
 
         Returns:
-            whether it is, and what goes on record as the attempt's lineage.
+            whether the commit is the run's verified end, and the lineage to record for the attempt.
         """
         newest, present = known.newest, self.ranks.present
         is_end, lineage = False, dict[str, Any]()
@@ -275,12 +275,13 @@ class Attempt:
         return is_end, {name: value for name, value in lineage.items() if value}
 
     def _judge_drift(self, newest: Commit, epochs: int | None) -> tuple[Commit, Past, dict[str, Any]]:
-        """Judge the drift since the newest commit that doesn't break the chain: resuming quarantines those that do.
+        """Judge the drift since the newest commit that doesn't break the chain.
 
-        A commit of another run, copied among this one's, may have other settings, and code, than the commits before it.
+        Resuming quarantines commits that break the chain. Such a commit may have been copied from another run, with
+        other settings and code than the commits before it.
 
         Args:
-            newest: the newest commit, which is judged if all break the chain.
+            newest: the newest commit, which is judged if all commits break the chain.
 
         Returns:
             the commit, its records, and the accepted changes for the lineage.
@@ -291,7 +292,7 @@ class Attempt:
         return commit, past, judge_drift(past, self.ranks.present, self.config, epochs)
 
     def _begin(self) -> None:
-        """Restore the head of a run that is claimed, and say where training begins."""
+        """Restore the head of a claimed run, and log where training begins."""
         self._resume()
         log.info("run %s: %s", self.config.run, describe_ready(self.ranks.built, self.config.epochs))
         log.info("attempt %d (%s): %s", self.number, self._reason, describe_beginning(self.head, self.total_steps))
@@ -303,7 +304,7 @@ class Attempt:
         return is_end and not checkpoint.verify(self.journal.store, newest)
 
     def _resume(self) -> None:
-        """Restore the head into the ranks; what was saved and not committed may be adopted on the way."""
+        """Restore the head into the ranks. A saved checkpoint that has no commit yet may be adopted as the head."""
         self._pipeline.uncommitted.clear()
         self.line.resume(lambda commit: self.ranks.restore(commit, self.line.read_metadata))
         self._is_fresh = True
@@ -355,7 +356,7 @@ class Attempt:
         return saved
 
     def _renew(self) -> None:
-        """Start new ranks in place of those that ended, and restore the newest commit into them."""
+        """Replace the ended ranks by new ones, and restore the newest commit into them."""
         self._start_again()
         self._resume()
 
@@ -365,7 +366,7 @@ class Attempt:
         self._pipeline.forget_orders()
 
     def _note_failure(self, error: HoldfastError) -> HoldfastError:
-        """Note how the ranks failed. Return the error to raise, which is `NoProgress` if they failed so before."""
+        """Record how the ranks failed. Return the error to raise: `NoProgress` if the failure before was the same."""
         self.ranks.hangs += isinstance(error, RankHung)
         if self._history and isinstance(error, RankDied):
             self._history.note_death()
@@ -401,7 +402,7 @@ class Attempt:
                     self.rehearsals.start_ahead(event.step, (stop, self.total_steps), event.steps_per_s)
 
     def _rehearse_or_order(self, stop: int, trained_s: float, steps_per_s: float) -> None:
-        """Order what follows a chunk whose last step is trained: a rehearsal if one is due, or the next chunk."""
+        """After the last step of a chunk, order a rehearsal if one is due, or the next chunk."""
         if stop < self.total_steps and not self.is_stopping and self.notice is None:
             stops = self._pipeline.stop_after(stop), self.total_steps
             if self.rehearsals.begin(self.line, stop, stops, trained_s, steps_per_s):
@@ -497,7 +498,7 @@ class Attempt:
             self._stopping = Stopping.TOLD
 
     def _forget_order_to_stop(self) -> None:
-        """Let new ranks be told of a notice too: only the ranks before them were."""
+        """Forget that the ranks were told to stop, so that new ranks are told of a notice, too."""
         if self._stopping is Stopping.TOLD:
             self._stopping = Stopping.TRAINING
 

@@ -45,7 +45,7 @@ def carry(config: RunConfig) -> None:
 
 
 class _NodeCarrier:
-    """One node's ranks, one set after the other."""
+    """Starts one node's ranks, and starts them again when all nodes have to meet again."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

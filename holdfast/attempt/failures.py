@@ -4,13 +4,13 @@ from holdfast.errors import HoldfastError, NoProgress, RankDied
 
 
 class Failures:
-    """The last failure, and the step that it came in."""
+    """The last failure, and its step."""
 
     def __init__(self) -> None:
         self._last: tuple[int, object] | None = None
 
     def find_no_progress(self, error: HoldfastError, step: int) -> NoProgress | None:
-        """Return the error that ends the attempt if this failure came in the same step as the last one; else None.
+        """Return the error that ends the attempt if the failure before was the same, in the same step; otherwise None.
 
         A rank that died is never a repeated failure: its machine may have killed it.
 

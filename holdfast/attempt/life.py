@@ -33,12 +33,15 @@ T = TypeVar("T")
 
 
 def opens_again(error: object) -> bool:
-    """Return whether new ranks go on opening a run after this error, and log it: not if the recipe's code failed."""
+    """Return whether new ranks try again to open a run after this error, and log the retry.
+
+    They don't if the recipe's code failed.
+    """
     return isinstance(error, RankDied | OutOfMemory) and _log_retry(error, "new ranks take their place")
 
 
 def trains_again(error: object) -> bool:
-    """Return whether new ranks train a chunk again after this error, and log it."""
+    """Return whether new ranks train a chunk again after this error, and log the retry."""
     if not isinstance(error, HoldfastError) or not error.is_retryable:
         return False
     return _log_retry(error, "new ranks go on from the last commit")
@@ -51,7 +54,7 @@ def _log_retry(error: HoldfastError, next_step: str) -> Literal[True]:
 
 
 def open_attempt(attempt: Attempt) -> None:
-    """Open an attempt; go on in new ranks if these have died. See `Attempt.open`."""
+    """Open an attempt; if its ranks die, retry with new ranks. See `Attempt.open`."""
     _retry(attempt.open, opens_again)
 
 
@@ -61,7 +64,7 @@ def train_in_ranks(attempt: Attempt, chunk: Chunk) -> Saved | None:
 
 
 def _retry(call: Callable[[], T], calls_again: Callable[[object], bool]) -> T:
-    """Return what a call returns; after an error call again, at most `RETRIES` times, if ``calls_again`` says so."""
+    """Return a call's result; after an error for which ``calls_again`` is true, call again, at most `RETRIES` times."""
     for _ in range(RETRIES):
         try:
             return call()
@@ -97,13 +100,14 @@ def live(
 ) -> Outcome:
     """Train a run, from where its journal says that it stands, until it is complete or this process is told to end.
 
-    A notice tells it to end, or a signal whose handler raises an exception that is no `Exception`, such as SystemExit.
-    It then saves and commits what is trained. However it ends, its ending is on record, and no rank is left. The run's
-    metric sinks and observers, ``log.sinks`` and ``log.observers``, are told of each commit; its report is kept up.
+    Two things tell the process to end: a notice, or a signal whose handler raises an exception that is no `Exception`,
+    such as SystemExit. The attempt then saves and commits the trained steps. However it ends, it records its ending and
+    leaves no rank behind. It sends each commit to the run's metric sinks and observers (``log.sinks`` and
+    ``log.observers``), and keeps the run's report up to date.
 
     Args:
         observers: told of each step and commit; see `Observer`.
-        acts: what Prefect's flow puts in place of opening, training and committing.
+        acts: the functions that open, train and commit; Prefect's flow passes tasks.
         number: the attempt's number; the next free one if None.
         sources: further sources of notices, beside clouds and the drain file.
         find_ending: returns the attempt's ending by its cause; the ending is recorded.

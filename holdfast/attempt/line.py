@@ -79,7 +79,7 @@ class _RehearsalVerdict:
 
 
 class Line:
-    """The commits of a run, and what its owner may add.
+    """The commits of a run, as the attempt that owns the run reads and extends them.
 
     Attributes:
         head: the commit that the run continues from; None before the first.
@@ -120,7 +120,7 @@ class Line:
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
     def resume(self, restore: Restore) -> None:
-        """Restore the newest commit that verifies, which becomes ``head``; adopt first what dead ranks had saved.
+        """Restore the newest commit that verifies, and make it ``head``. First adopt checkpoints that dead ranks saved.
 
         Args:
             restore: loads a commit's checkpoint; returns an error if the checkpoint is damaged or the gate refuses it.
@@ -263,34 +263,34 @@ class Line:
 
     @property
     def verdict(self) -> "_RehearsalVerdict":
-        """Return what rehearsals of this line have found so far."""
+        """Return the results of the rehearsals of this line so far."""
         number = self.head.number if self.head else 0
         if self._noted is not None and self._noted[0] == number:
             return self._noted[1]
         return _RehearsalVerdict.of(self.head)
 
     def note_rehearsal(self, step: int, cost_s: float) -> None:
-        """Note that a rehearsal from the head was equal; the next commit says so.
+        """Record that a rehearsal from the head was equal; the next commit says so.
 
         Args:
-            cost_s: seconds for which it kept training waiting.
+            cost_s: seconds for which training waited for the rehearsal.
         """
         assert self.head is not None
         steps = (*self.verdict.rehearsed, step)[-REHEARSALS:]
         self._noted = self.head.number, _RehearsalVerdict(steps, cost_s=cost_s)
 
     def note_unrehearsed(self, reason: str) -> None:
-        """Note why the line is not rehearsed, unless it was before."""
+        """Record why the line is not rehearsed, unless an earlier rehearsal is on record."""
         if not self.verdict.rehearsed and self.verdict.reason != reason:
             self._noted = self.head.number if self.head else 0, replace(self.verdict, reason=reason)
 
     def note_inexact(self, found: str) -> None:
-        """Note that the run continues although it does not continue exactly; every later commit says so."""
+        """Record that the run continues although it does not continue exactly; every later commit says so."""
         assert self.head is not None
         self._noted = self.head.number, replace(self.verdict, inexact=found)
 
     def find_unproved(self) -> str:
-        """Return since which attempt the run may not be exact, for a message; empty if it was never interrupted."""
+        """Return a message's part on the attempt since which the run may not be exact; empty if none interrupted it."""
         each, since = self.head, ""
         for _ in range(ANCESTORS_SEARCHED):
             parent = self.journal.find_commit(each.parent) if each is not None else None
@@ -302,7 +302,7 @@ class Line:
         return since
 
     def follow(self) -> Commit:
-        """Make the newest commit the head: an earlier attempt made it, which had passed the fence before our claim."""
+        """Make the newest commit the head. An earlier attempt made it, which had passed the fence before our claim."""
         commit = self.journal.newest()
         self.next_number = self.journal.next_number()
         assert commit is not None
@@ -311,14 +311,14 @@ class Line:
         return commit
 
     def take(self, commit: Commit) -> None:
-        """Make a commit the head, and write what a kill has prevented after its record: copies and latest.json."""
+        """Make a commit the head. If a kill prevented it, write the files that follow a record: copies, latest.json."""
         self.head = commit
         self._mend_copies(commit)
         with contextlib.suppress(RecordDamaged):  # restoring the commit finds this damage
             self._renew_latest()
 
     def _renew_latest(self) -> None:
-        """Let latest.json name the head; a kill may have left latest.json behind."""
+        """Write latest.json anew if it doesn't name the head, as after a kill."""
         assert self.head is not None
         metadata = self.read_metadata(self.head)
         if metadata is None:
@@ -385,7 +385,7 @@ class Line:
         return all(map(is_of_ranks, compare_identities(configs[0].identity, configs[1].identity, {})))
 
     def _find_refused(self) -> set[str]:
-        """Return the folders of quarantined commits, of those that the gate has refused, and those that are taken."""
+        """Return the folders of commits that are quarantined or refused by the gate, and folders that are taken."""
         refused = [*self.journal.numbers("quarantine"), *self._tripped]
         return self._taken | {self.journal.path_of(number) for number in refused}
 

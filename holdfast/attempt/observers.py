@@ -77,7 +77,7 @@ class Observers:
         self._warned: set[str] = set()
 
     def tell(self, what: str, attempt: AttemptView, *arguments: Any) -> None:
-        """Call the method named ``what`` of each observer; log the same failure once."""
+        """Call the method named ``what`` of each observer. Log each failure once."""
         for observer in self._observers:
             try:
                 getattr(observer, what)(attempt, *arguments)

@@ -88,12 +88,12 @@ class Known:
                 )
 
     def record_lost_attempts(self, journal: Journal, number: int) -> None:
-        """Record how the attempts before this one ended, back to the last one whose ending is on record.
+        """Record an ending for each earlier attempt that has none, back to the last attempt with a recorded ending.
 
-        One whose process still runs here is superseded; all others have vanished.
+        An attempt whose process still runs on this machine is recorded as superseded, and any other as vanished.
 
         Args:
-            number: this attempt's.
+            number: the number of this attempt.
         """
         lost = Ending("vanished", f"it had not ended when attempt {number} began", self.step)
         taken_over = Ending("superseded", f"its process still ran when attempt {number} began", self.step)
@@ -126,7 +126,7 @@ def await_completed(journal: Journal, number: int) -> bool:
 
 
 def _runs_here(journal: Journal, number: int) -> bool:
-    """Return whether an attempt's process runs on this machine, and is another one than this process."""
+    """Return whether an attempt's process runs on this machine and is not this process."""
     record = journal.find_attempt(number)
     if record is None or record.host != platform.node() or record.pid == os.getpid():
         return False

@@ -36,8 +36,8 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-# By this factor a rank may take longer after each hang: a step that takes long once, such as one that compiles again,
-# isn't killed for ever.
+# After each hang a rank may take longer by this factor. So a step that takes long only once, because it compiles again
+# for example, isn't killed in every attempt.
 PATIENCE = 4.0
 ROOM = 1.5  # New ranks may need more memory than those that wait: their restore reads a checkpoint.
 SHOWN_MODULES = 3
@@ -99,10 +99,11 @@ class AttemptRanks:
         self.present = describe_present(self.config, self.built, self.ancestor)
 
     def build_again(self, head: Commit | None) -> None:
-        """Start new ranks in place of the ones that ended.
+        """Replace the ended ranks by new ones.
 
         Raises:
-            ConfigDrift: they build something else than the first ones, such as edited code, and it is not accepted.
+            ConfigDrift: the new ranks build something else than the first ones, because the code was edited, for
+                example, and the change is not accepted.
         """
         self._start(head)
         present = describe_present(self.config, self.built, self.ancestor)
@@ -241,12 +242,12 @@ class AttemptRanks:
         return ROOM * measure_memory(self.own.list_pids()) < find_free_memory()
 
     def set_aside(self) -> None:
-        """Let the running ranks wait; others may be started in their place."""
+        """Set the running ranks aside, where they wait. New ranks may be started then."""
         self._aside, self.running = self.running, None
         self._aside_restart_s = self.restart_s
 
     def put_back(self) -> None:
-        """End the ranks in the place of those that wait, if any do, and let these go on."""
+        """If ranks were set aside, end the running ranks and continue with those set aside."""
         if self._aside is not None:
             self.end_running()
             self.running, self._aside = self._aside, None

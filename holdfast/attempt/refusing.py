@@ -1,4 +1,4 @@
-"""The gate's refusal of a checkpoint whose bytes verify, for a person: the meaning, the suspects, the next step."""
+"""Messages on a checkpoint that verifies and that the gate refuses: the meaning, the suspects, and the next step."""
 
 from typing import TypeGuard
 
@@ -8,7 +8,7 @@ from holdfast.rank.messages import Problem, Restored, Tripped
 
 # The most suspects that a message names.
 SHOWN_SUSPECTS = 4
-# The warning if a second look passes, with the checkpoint's folder.
+# The warning if new ranks pass the gate that the ranks before failed; it takes the checkpoint's folder.
 CHANCE = (
     "new ranks restored %s exactly: memory or a processor of this machine fails now and then, or the program doesn't "
     "always compute the same"

@@ -35,11 +35,11 @@ from holdfast.rank.messages import Examined, Rehearsed
 
 log = logging.getLogger(__name__)
 
-# A run that has less than this left isn't rehearsed, unless its configuration asks for it.
+# A run with less than this time left is not rehearsed, unless its configuration asks for it.
 SHORT_S = 60.0
-# The new ranks start so long before the commit that they have imported torch by then.
+# The new ranks start this long before the commit, so that they have imported torch when it is made.
 AHEAD_S = 15.0
-# An attempt whose new ranks were lost so often, as for want of memory, rehearses no more.
+# After this many losses of new ranks (they may lack memory, for example) an attempt rehearses no more.
 MOST_LOST = 2
 SHOWN_NAMES = 3
 SHOWN_SUSPECTS = 4
@@ -53,7 +53,7 @@ class Rehearsal:
     Attributes:
         start: the step of the commit to start from.
         stop: the last step that both train.
-        is_beside: whether the living ranks wait while new ones rehearse, and the run then continues in them.
+        is_beside: whether the living ranks wait while new ranks rehearse. The run then continues in the living ranks.
         began: when the living ranks had trained the commit's last step, on the clock of `time.monotonic`.
     """
 
@@ -64,11 +64,11 @@ class Rehearsal:
 
 
 class Rehearsals:
-    """The rehearsals of one attempt: when one is due, and what comes of it.
+    """The rehearsals of one attempt: decide when one is due, run it, and record its result.
 
     Attributes:
-        is_changed: whether the attempt continues with accepted changes, or where equal bits aren't promised, so that a
-            rehearsal is due anew.
+        is_changed: whether a new rehearsal is due, because the attempt continues with accepted changes or on a machine
+            where equal bits are not promised.
     """
 
     def __init__(self, journal: Journal, number: int, ranks: AttemptRanks) -> None:
@@ -151,11 +151,11 @@ class Rehearsals:
         return not changed
 
     def note_lived(self, lived: Rehearsed) -> None:
-        """Note the steps that the living ranks have trained for the rehearsal."""
+        """Store the steps that the living ranks have trained for the rehearsal."""
         self._lived = lived
 
     def forget(self) -> None:
-        """Give a rehearsal up that has begun: its ranks are gone, or have to stop."""
+        """Abandon the rehearsal that has begun: its ranks have ended, or must stop."""
         self._pending = self._lived = None
 
     # ---- the comparison
@@ -202,7 +202,7 @@ class Rehearsals:
         self._differ(line, lived.lines, f"would not continue exactly: {_describe_difference(difference)}", suspects)
 
     def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
-        """Let the run go on, and note that it continues exactly."""
+        """Continue the run, and record that it continues exactly."""
         assert line.head is not None
         self._ranks.put_back()
         self._cost_s = time.monotonic() - rehearsal.began
@@ -289,7 +289,7 @@ class Rehearsals:
         return Path(self._ranks.config.log.folder) / self._ranks.config.run
 
     def _differ(self, line: Line, lived: Sequence[dict[str, Any]], found: str, suspects: Sequence[str]) -> None:
-        """Put a difference on record, and raise `Inexact` unless the configuration lets the run go on."""
+        """Record a difference, and raise `Inexact` unless the configuration lets the run continue."""
         assert line.head is not None
         since = line.find_unproved()
         if self._settings.rehearse == "record":
@@ -311,7 +311,7 @@ class Rehearsals:
         )
 
     def end(self, head: Commit) -> None:
-        """Delete the files of steps that the newest commit has made needless."""
+        """Delete the recorded steps up to the newest commit: no rehearsal needs them any more."""
         delete_lived(self._folder, head.attempt, head.step)
 
 
@@ -322,7 +322,7 @@ def _describe_difference(difference: Difference) -> str:
 
 
 def _tell_elsewhere(start: int, step: int) -> None:
-    """Say why new ranks begin with another step than that of the commit from which they were to rehearse."""
+    """Log why new ranks begin at another step than the rehearsal's commit."""
     if step < start:
         log.warning("not rehearsed: the checkpoint of step %d is damaged", start)
     else:

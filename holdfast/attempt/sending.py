@@ -19,10 +19,11 @@ from holdfast.rank.process import Process, start_process
 
 log = logging.getLogger(__name__)
 
-# A complete run waits so long for its sinks. An attempt that has to end waits less: the next one sends what is missing.
+# The longest wait for the sinks when a run is complete, and when an attempt is stopped. A stopped attempt waits less,
+# because the next attempt sends the missing steps.
 COMPLETE_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 3.0
-# The seconds after which a sink's process ends by itself, if nothing else ends it.
+# The seconds after which a sink's process exits by itself, if the run is not complete.
 LINGER_S = 20.0
 # How often a process that has died is started again.
 RESTARTS = 3

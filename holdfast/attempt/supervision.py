@@ -1,4 +1,4 @@
-"""What comes next for a run that is trained by attempts on a work pool: pure functions of what is known of them.
+"""The next action for a run that attempts train on a work pool: pure functions of the facts about these attempts.
 
 =============================================================  ====================================================
 what is known                                                  `choose_action`
@@ -72,7 +72,7 @@ class Action:
 
 
 def choose_action(known: Supervised, limits: Supervision) -> Action:
-    """Return what comes next for a run; see the table above.
+    """Return the next action for a run; see the table above.
 
     Raises:
         WrongUse, Damage, Superseded: another attempt can't help.

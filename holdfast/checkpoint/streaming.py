@@ -73,7 +73,7 @@ class Stream:
         self._filled.put((self._taken, len(filled)))
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error in the other thread, in place of the bytes that are still missing."""
+        """Make the thread that takes the bytes raise this error instead of waiting for the missing bytes."""
         self._filled.put(error)
 
     # ---- the thread that takes
@@ -84,7 +84,7 @@ class Stream:
         return self._pieces
 
     def finish(self) -> FileRecord:
-        """Return the part's record; first hash the bytes that nobody has taken.
+        """Hash the bytes that were not taken yet, and return the part's record.
 
         Raises:
             BaseException: what `fail` was called with.

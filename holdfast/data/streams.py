@@ -42,10 +42,7 @@ def _without_effect(state: Any) -> Any:
 
 
 def describe_flaw(data: Any) -> str:
-    """Return what a stream's state leaves out; empty if nothing is known to be left out.
-
-    Of a loader, the dataset inside counts.
-    """
+    """Return why a stream or a loader of a stream can't resume exactly; empty if no reason is known."""
     for each in _list_parts(data):
         if has_methods(each) and getattr(each, "num_workers", None):
             return "its own workers draw other random numbers after a resume"
@@ -88,10 +85,10 @@ def _list_parts(data: Any) -> list[Any]:
 
 
 def _examples_of(data: Any) -> Any:
-    """Return the outermost part of a Hugging Face stream; None for anything else.
+    """Return the outermost iterable of a Hugging Face stream; None for any other data.
 
     Raises:
-        RecipeError: this version of datasets has it elsewhere.
+        RecipeError: this version of datasets keeps the iterable in another place.
     """
     found = getattr(data, EXAMPLES, None)
     if found is None and type(data).__module__.partition(".")[0] == "datasets" and has_methods(data):

@@ -25,14 +25,13 @@ SHORT_FOLDER = "/tmp"
 
 
 def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "DataLoader[Any] | None" = None) -> Any:
-    """Return a loader whose iterator gives what the data returns, unchanged, and draws no random number.
+    """Return a loader whose iterator yields the data's items unchanged and draws no random numbers.
 
     Args:
         data: a map-style dataset whose ``__getitems__`` answers a request, or a stream.
         requests: an iterable of requests; None for a stream.
         workers: the number of loader processes.
-        like: a loader whose workers these are like: what they do at first, whether they stay for the next pass, and
-            how many batches they load in advance.
+        like: the loader from which to take ``worker_init_fn``, ``persistent_workers`` and ``prefetch_factor``.
     """
     if workers:
         shorten_socket_paths()

@@ -1,4 +1,4 @@
-"""The agreement of all ranks on when to save and when to stop: a maximum over one number of each, between two steps."""
+"""The agreement of all ranks on when to save or stop: the maximum of all ranks' wishes, taken between two steps."""
 
 import datetime
 import enum
@@ -6,14 +6,14 @@ import enum
 import torch
 from torch import distributed
 
-# A step that takes this long waits for its own answer: a stop would otherwise cost one step more.
+# After a step of at least this length the ranks wait for the answers, because a later answer costs one more long step.
 SLOW_STEP_S = 0.25
 # A rank may evaluate alone for hours while the others wait. The attempt finds the ranks that hang.
 WITHIN = datetime.timedelta(days=1)
 
 
 class Wish(enum.IntEnum):
-    """A rank's wish for the next pause; all ranks do what the greatest one says."""
+    """A rank's wish for the next pause between steps. All ranks fulfil the greatest wish."""
 
     NOTHING = 0
     SAVE = 1
@@ -33,11 +33,11 @@ class Agreement:
 
     @property
     def steps_late(self) -> int:
-        """Return how many more steps are trained before a wish is fulfilled that is expressed now."""
+        """Return how many more steps the ranks train before they fulfil a wish that is sent now."""
         return 0 if self._sent is None else 1
 
     def exchange(self, wish: Wish, step_s: float) -> Wish:
-        """Express this rank's wish. Return the greatest wish of all ranks: as of this call, or of the one before.
+        """Send this rank's wish. Return the greatest wish of all ranks in this exchange, or in the one before.
 
         Args:
             step_s: how long this rank's last step took, in seconds; 0 if it isn't known.

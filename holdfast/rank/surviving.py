@@ -1,7 +1,7 @@
-"""A rank that has lost another one: one of those that are left saves the last completed step before all of them end.
+"""Saving after the loss of a rank: one of the surviving ranks saves the last completed step before all of them end.
 
-The ranks can't agree any more, so they go by their numbers: a rank waits for those before it, as long as these live and
-may still save. The next ranks find the checkpoint on the store, and the attempt adopts it.
+The ranks can't communicate any more, so their numbers decide: a rank waits for all lower ranks that live and may still
+save. The next ranks find the checkpoint on the store, and the attempt adopts it.
 """
 
 import os
@@ -18,7 +18,8 @@ from holdfast.store import Store
 from holdfast.training import Training, go_back, save_alone
 
 LOOK_EVERY_S = 0.02
-# A rank notices at once that another has died, unless it waits for a third one. Then a later rank saves in its place.
+# The longest wait for a lower rank that has not noticed the loss, because it waits for a rank that still lives. Then a
+# higher rank saves in its place.
 NOTICES_WITHIN_S = 3.0
 
 
@@ -37,11 +38,11 @@ class RankChunk(NamedTuple):
 
 
 class Survivor:
-    """This rank, in case that it loses another one.
+    """Saves this rank's state if another rank is lost.
 
     Attributes:
-        chunk: the chunk to save then; None if there is none, or no rank could save it alone.
-        lived: the file of the steps that no commit has yet, in case that this rank itself is lost.
+        chunk: the chunk to save; None if there is none, or if no rank could save it alone.
+        lived: the file of the steps that no commit has yet, for the case that this rank itself is lost.
     """
 
     def __init__(self) -> None:
@@ -68,9 +69,9 @@ class Survivor:
 
 
 def await_turn(rank: int) -> bool:
-    """Wait until no earlier rank can save. Return whether this rank has to: no other one has, and none has refused.
+    """Wait until no lower rank can save. Return whether this rank has to save: no rank has saved or refused to.
 
-    A rank that an error of its own has ended may have found that the last step must not be saved.
+    A rank refuses if an error of its own ended it: it may have found that the last step must not be saved.
     """
     deadline = time.monotonic() + NOTICES_WITHIN_S
     while beats := heartbeats.read_beats():
