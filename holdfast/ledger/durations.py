@@ -4,18 +4,18 @@ import collections
 import math
 import statistics
 
-# While few are measured, the next one takes at most twice as long as the longest so far.
+# While few durations are measured, the bound is twice the longest duration.
 SAFETY = 2.0
-# A commit takes at most this long, in seconds, while none is measured.
+# The bound of a commit's duration, in seconds, while none is measured.
 MARGIN_S = 1.0
 # A commit follows the message that a save is durable, which a busy machine may deliver late.
 LEAST_MARGIN_S = 0.2
-# So many measured durations show their spread.
+# With at least this many measured durations their spread is known.
 FEW = 5
-# The next one exceeds the longest so far by at most three standard deviations. By Cantelli's inequality the mean and
-# three deviations are exceeded in less than one case in ten, whatever the distribution; the longest so far is above it.
+# Then the bound is the longest duration and three standard deviations. By Cantelli's inequality at most one duration in
+# ten exceeds even the mean and three deviations, whatever the distribution, and the longest is above the mean.
 DEVIATIONS = 3.0
-# The steps alone that those beside a save are compared with.
+# The number of steps without a save, with which the steps beside a save are compared.
 RECENT = 256
 
 

@@ -48,7 +48,7 @@ def replay(
     *,
     is_censored: bool = False,
 ) -> list[Spent]:
-    """Return what a run makes of each interval that it is up.
+    """Return how a run spends each interval in which its machines are up.
 
     Args:
         lengths_s: the length of each interval, in seconds.
@@ -63,7 +63,7 @@ def replay(
 
 
 def _replay_trace(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> list[Spent]:
-    """Return what a run with chunks of `steps` steps makes of each interval of a trace."""
+    """Return how a run with chunks of `steps` steps spends each interval of a trace in which its machines are up."""
     interval_s = steps * measured.step_s
     return replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
 
@@ -90,7 +90,7 @@ def _trained_s(seconds: float, measured: Measured, interval_s: float) -> float:
 
 
 def reserve_s(measured: Measured) -> float:
-    """Return the seconds before a deadline at which the last save begins, while little is known of their spread."""
+    """Return how many seconds before a deadline the last save begins, while few durations are measured."""
     return SAFETY * (measured.save_s + measured.step_s) + MARGIN_S
 
 

@@ -39,7 +39,7 @@ from holdfast.ledger.timeline import Life, Trained, Usual, make_lives, read_reco
 BUCKETS = ("productive", "lost", "stall", "restart", "rehearsal", "save", "drain", "waiting")
 # An attempt without an ending may be alive this many chunks after its last commit: a chunk may be slower than usual.
 LIVE_CHUNKS = 2.0
-# Ranks that were not replaced begin to train within seconds of their order.
+# Ranks that live begin to train within this many seconds of their order. A longer gap shows that ranks were replaced.
 ORDERED_WITHIN_S = 2.0
 VANISHED = "vanished"
 TOLD_TO_END = {"preempted", "paused", "cancelled"}
@@ -114,12 +114,12 @@ class AttemptLedger:
 
     @property
     def mark(self) -> str:
-        """Return ``~`` if its end is not on record, so that its time and its lost steps are bounds; else nothing."""
+        """Return ``~`` if the attempt's end is not on record, so that its times are only bounds; empty if it is."""
         return "" if self.is_end_known or not self.reason else "~"
 
     @property
     def end(self) -> str:
-        """Return how it ended, for a person, with its `mark`; ``trains`` if it does."""
+        """Return how the attempt ended, for a person, with its `mark`; ``trains`` if it has not ended."""
         return f"{self.mark}{self.reason.replace('_', ' ') or 'trains'}"
 
 

@@ -41,7 +41,7 @@ def find_inner(function: Any) -> Any:
 
 
 def resolve(annotation: Any, function: Any) -> Any:
-    """Return what an annotation stands for; the annotation itself if only a type checker can resolve it."""
+    """Return the object that an annotation names; the annotation itself if only a type checker can resolve it."""
     found = annotation
     try:
         for _ in range(2):  # twice, for quotes in a module with postponed annotations

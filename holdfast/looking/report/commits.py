@@ -1,4 +1,4 @@
-"""The chain of commits: what each is, and what became of its checkpoint."""
+"""The report's table of commits, with the fate of each checkpoint: kept, deleted, rolled back or quarantined."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def _describe_loss(commit: Commit) -> float | str | None:
 
 
 def find_state(history: History, commit: Commit) -> tuple[str, str]:
-    """Return what became of a commit, as one word, and a note on it."""
+    """Return a commit's fate, kept, deleted, rolled back or quarantined, and a note on it."""
     if commit.number in history.quarantined:
         return "quarantined", history.quarantined[commit.number]
     if commit.number not in history.line:

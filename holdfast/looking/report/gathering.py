@@ -33,7 +33,7 @@ from holdfast.looking.report.trails import read_commit_trail
 
 # The number of requests under way at once: a store may be far away.
 READERS = 32
-# So many trails are in memory at once.
+# The number of trails that are in memory at once.
 TRAILS_AT_ONCE = 256
 # The checkpoints whose metadata is read, for the probe's values.
 METADATA_READ = 24
@@ -260,7 +260,7 @@ class Gatherer:
         return None
 
     def _find_gaps(self, record: RunRecord | None) -> Iterable[str]:
-        """Yield a line for each commit and attempt whose record is gone."""
+        """Yield a line for each commit and attempt whose record is missing."""
         for folder, first in (("commits", record.first_commit if record else 1), ("attempts", 1)):
             there = self._journal.numbers(folder)
             if there and first <= there[0]:

@@ -41,7 +41,7 @@ class ReportedLife:
 
 
 def make_report_ledger(history: History, now: float) -> tuple[Ledger | None, list[str]]:
-    """Return the goodput ledger of a run, None if no attempt has begun; and lines on what its records lack.
+    """Return a run's goodput ledger, None if no attempt has begun, and a line for each missing record.
 
     Args:
         now: seconds since 1970.

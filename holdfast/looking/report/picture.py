@@ -11,9 +11,9 @@ from holdfast.looking.report.timeline import MEANINGS
 
 WIDTH, HEIGHT = 640, 200
 LEFT, RIGHT, TOP, BOTTOM = 64, 620, 40, 168
-# With more endings than this, nothing else could be seen.
+# The most endings that the picture draws: more of them would hide everything else.
 MOST_ENDINGS = 40
-# The colours of page.css in its light theme: the picture has a white ground of its own, on a page of any colour.
+# The colours of page.css in its light theme, because the picture has a white background on a page of any colour.
 COLORS = {"good": "#1a7f4b", "warn": "#95620a", "bad": "#c0312b", "calm": "#5b6472", "unknown": "#6b7280"}
 LINE, TEXT = "#1f5fbf", "#59616f"
 

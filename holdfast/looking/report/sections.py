@@ -18,7 +18,7 @@ from holdfast.terminal import counted
 
 MOST_ROWS = 500
 MOST_CHANGES = 200
-# Of a rank's environment, what has a table of its own or is too long for one.
+# The keys of a rank's environment that are left out of its table: they have another table, or are too long.
 LONG = ("sources", "source_bytes", "packages", "files", "built", "holdfast")
 
 
@@ -119,7 +119,7 @@ def _make_row(life: ReportedLife) -> list[object]:
 
 
 def make_changes(history: History) -> Markup:
-    """Return what each attempt was let through with: changed settings and code, machine, ancestor."""
+    """Return the accepted changes with which each attempt began: settings, code, machine and ancestor."""
     starts = find_starts(history)
     rows: list[list[object]] = []
     for number, record in sorted(history.attempts.items()):

@@ -21,10 +21,10 @@ def deliver(sink: Sink) -> None:
 
 
 def find_undrawn(sink: Sink) -> list[Commit]:
-    """Return the commits that count and that a sink lacks, oldest first; remove what it has drawn instead of them.
+    """Return the valid commits that a sink lacks, oldest first. Remove the commits that it has drawn in their place.
 
-    Goes from the newest commit to its parents: the commits of an abandoned line are nobody's parents. A sink draws
-    them in their order, so that the first that it has is preceded by no other that it lacks.
+    The search goes from the newest commit to its parents, so it never reaches the commits of an abandoned line. It ends
+    at the first commit that the sink has: a sink draws commits in order, so it has all earlier ones, too.
     """
     journal = sink.facts.journal
     newest = commit = journal.newest()

@@ -28,7 +28,7 @@ _UNFIT = re.compile(r"[^\w\-. :/]")
 
 
 class MLflow(Sink):
-    """A run in MLflow. It can't be wound back: steps up to the last one that it has are not sent again."""
+    """A run in MLflow, which can't be rewound: steps up to the last one in MLflow are not sent again."""
 
     hint = "MLFLOW_TRACKING_URI has to name a server that answers, and MLFLOW_TRACKING_TOKEN what it asks for"
 

@@ -58,7 +58,7 @@ def find_id(journal: Journal) -> str:
 
 
 class Sink:
-    """A place that shows a run's numbers. Any method may raise any error; the sink is then opened anew later.
+    """A service or a folder that shows a run's numbers. Any method may raise any error; the sink is then opened again.
 
     Attributes:
         hint: what to do if the sink fails.
@@ -79,9 +79,9 @@ class Sink:
         return commit.step <= self.step
 
     def rewind(self, number: int) -> None:
-        """Remove what the commits after this one have drawn, if the sink can remove anything.
+        """Remove the steps of later commits than this one, if the sink can remove steps.
 
-        A sink that can't leaves those steps out when another commit has them again.
+        A sink that can't remove steps skips them when another commit has them again.
         """
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:
@@ -89,7 +89,7 @@ class Sink:
         raise NotImplementedError
 
     def close(self, is_complete: bool) -> None:
-        """Make everything that was written last.
+        """Make everything that was written durable, and close the sink.
 
         Args:
             is_complete: whether the run is complete.

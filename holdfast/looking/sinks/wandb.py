@@ -34,7 +34,7 @@ class Position(Record):
 
 
 class Wandb(Sink):
-    """A run at W&B. It can't be wound back: steps up to the last one that it has are not sent again."""
+    """A run at W&B, which can't be rewound: steps up to the last one at W&B are not sent again."""
 
     hint = "wandb login, or WANDB_MODE=offline and later wandb sync"
 
@@ -78,7 +78,7 @@ class Wandb(Sink):
             self._note()
 
     def _note(self) -> None:
-        """Note on the store what the offline folder holds, now that it is on the disk."""
+        """Record on the store the last step that the offline folder has safely on disk."""
         facts = self.facts
         facts.journal.check_fence(facts.attempt)
         position = Position(id=facts.id, step=self.step, attempt=facts.attempt, created_at=now())

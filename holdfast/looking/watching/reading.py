@@ -204,7 +204,7 @@ class RunReader:
         return None
 
     def _find_sign(self) -> float:
-        """Return the time of the newest commit or claim on the monotonic clock, by the clock of who wrote it."""
+        """Return the time of the newest commit or claim, as its record says, on this machine's monotonic clock."""
         last = self.seen.attempts[-1][1] if self.seen.attempts else None
         times = [record.created_at for record in (self.seen.head, last) if record is not None]
         ages = [time.time() - seconds_of(each) for each in times]

@@ -26,7 +26,7 @@ SHOWN_NOTES = 3
 
 
 class Poller:
-    """Polls in a thread of its own, so that keys and the screen never wait for the store."""
+    """Polls the store in a separate thread, so that keys and the screen never wait for the store."""
 
     def __init__(self, poll: Callable[[], bool], every_s: float) -> None:
         """
@@ -101,7 +101,7 @@ def show_live(reader: RunReader | StoreReader, console: Console, every_s: float)
 
 
 class _Started:
-    """A live display that `close` ends. Its own `with` leaves the terminal as it is on a Ctrl-C while it starts."""
+    """A live display that `close` ends. Unlike `with live`, it restores the terminal at a Ctrl-C during its start."""
 
     def __init__(self, live: Live) -> None:
         self.close = live.stop

@@ -87,7 +87,7 @@ def name_actions(game: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class View:
-    """What the players see whose turn it is.
+    """The observations of the players to move, one game each.
 
     Attributes:
         seen: float32 of shape (games, `count_inputs`).
@@ -110,10 +110,10 @@ def count_inputs(game: Any) -> int:
 
 
 def view(states: Sequence[Any]) -> View:
-    """Return what the players see who are to move in these states.
+    """Return the observations of the players to move in these states.
 
-    It is the information state if the game gives one, which has all that the player has seen; otherwise the present
-    observation, and the LSTM remembers those before.
+    An observation is the information state, which has everything that the player has seen, if the game offers it.
+    If not, it is the present observation, and the LSTM remembers the earlier ones.
     """
     seats = [state.current_player() for state in states]
     sees_all = bool(states) and states[0].get_game().get_type().provides_information_state_tensor
@@ -145,11 +145,11 @@ class Games:
             self._states[row] = self._deal(self._game.new_initial_state())
 
     def view(self, rows: Sequence[int]) -> View:
-        """Return what the players see whose turn it is in these rows."""
+        """Return the observations of the players to move in these rows."""
         return view([self._states[row] for row in rows])
 
     def play(self, rows: Sequence[int], actions: Sequence[int]) -> list[int]:
-        """Take an action in each of these rows. Return the rows whose game has ended."""
+        """Apply an action to the game in each of these rows. Return the rows whose game has ended."""
         for row, action in zip(rows, actions, strict=True):
             state = self._states[row]
             state.apply_action(action)
@@ -157,7 +157,7 @@ class Games:
         return [row for row in rows if self._states[row].is_terminal()]
 
     def returns(self, rows: Sequence[int]) -> Tensor:
-        """Return what each seat has won in these rows' games, which have ended; float32 of shape (rows, 2)."""
+        """Return each seat's return in the ended games of these rows; float32 of shape (rows, 2)."""
         won = [self._states[row].returns() for row in rows]
         return torch.tensor(won, dtype=torch.float32).reshape(-1, SEATS)
 
@@ -166,7 +166,7 @@ class Games:
         return sum(action.player >= 0 for action in self._states[row].full_history())
 
     def _deal(self, state: Any) -> Any:
-        """Let chance act until a player is to move."""
+        """Sample the chance nodes until a player is to move."""
         while state.is_chance_node():
             state.apply_action(_sample(state.chance_outcomes(), self._deals.random()))
         return state

@@ -51,10 +51,10 @@ def reset_rows(state: Tensor, rows: Tensor) -> Tensor:
 
 
 class Policy(nn.Module):
-    """An LSTM with two heads: the logits of all actions, and the value of the game for the player who is to move.
+    """An LSTM with two heads: the logits of all actions, and the value of the game for the player to move.
 
     Each game has a memory: the hidden and the cell state of both seats, of shape (2 seats, 2, hidden). A player's
-    memory changes only when the player acts, so that nothing of the other hand gets into it.
+    memory changes only when the player acts, so that it never contains the opponent's hand.
     """
 
     def __init__(self, inputs: int, actions: int, hidden: int) -> None:
@@ -64,7 +64,7 @@ class Policy(nn.Module):
         self.cell = nn.LSTMCell(hidden, hidden)
         self.act = nn.Linear(hidden, actions)
         self.judge = nn.Linear(hidden, 1)
-        # A policy that is almost even at first explores most.
+        # Near-zero weights make the first policy almost uniform, so that it explores most.
         nn.init.orthogonal_(self.act.weight, 0.01)
         nn.init.zeros_(self.act.bias)
 
@@ -83,7 +83,7 @@ class Policy(nn.Module):
         return self.act(hidden), self.judge(hidden).squeeze(-1), memory
 
     def _remember(self, encoded: Tensor, seat: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the hidden states (games, hidden) of the players who are to move, and the memories that have them."""
+        """Return the new hidden states (games, hidden) of the players to move, and the updated memories."""
         moves = (seat[:, None] == torch.arange(SEATS, device=seat.device))[:, :, None, None]
         own = memory[:, 0].where(moves[:, 0], memory[:, 1])
         hidden, cell = self.cell(encoded, (own[:, 0], own[:, 1]))

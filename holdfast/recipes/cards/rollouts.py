@@ -103,7 +103,7 @@ class Rollouts:
 
     @torch.no_grad()
     def collect(self, ticks: int, noops: Tensor) -> Rollout:
-        """Take an action in each game for each of the ticks. Games that end are followed by new ones.
+        """Play ``ticks`` actions in each game, and return the rollout. A new game follows each game that ends.
 
         Args:
             noops: which actions do nothing; (actions,).
@@ -122,7 +122,7 @@ class Rollouts:
         )
 
     def begin(self, rows: Tensor) -> None:
-        """Begin new games in these rows, against opponents that are drawn anew."""
+        """Begin new games in these rows, against newly drawn opponents."""
         self._games.begin(rows.tolist())
         self.memory = reset_rows(self.memory, rows.to(self.memory.device))
         self.opponent[rows] = self._league.draw(len(rows), self._draw)
@@ -156,7 +156,7 @@ class Rollouts:
         }
 
     def _think(self, view: View, is_own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and values of whoever is to move, and change the memories."""
+        """Return logits and values for the players to move, and update the memories."""
         slots = self.opponent.to(is_own.device).masked_fill(is_own, SELF)
         logits = view.seen.new_empty(view.legal.shape)
         value, memory = logits.new_empty(len(logits)), self.memory.clone()
@@ -168,7 +168,7 @@ class Rollouts:
         return logits, value
 
     def _play(self, actions: list[int]) -> tuple[Tensor, Tensor]:
-        """Return in which rows a game ended, and what each seat won in it."""
+        """Play an action in each game. Return the rows in which a game ended, and each seat's return."""
         ended, won = torch.zeros(len(self._rows), dtype=torch.bool), torch.zeros(len(self._rows), SEATS)
         rows = torch.tensor(self._games.play(self._rows, actions), dtype=torch.int64)
         ended[rows] = True

@@ -74,7 +74,7 @@ class Run:
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a model that the ranks train together: on the run's device, and as ``compute.parallel`` says.
 
-        Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, cut over the ranks by
+        Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, sharded by
         ``fully_shard`` ("fsdp"). One rank gets the model itself. So do ranks that train virtual ranks, because
         `Step.shares` sums the gradients, and all ranks if no parameter requires a gradient. A model on torch's meta
         device gets memory, and values by its modules' ``reset_parameters``. ``compute.mixed_precision`` becomes the
