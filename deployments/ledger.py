@@ -80,10 +80,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_owner(ledger: ProcessLedger) -> None:
-    """Check that all live processes were started from this checkout, or from one that is gone.
+    """Check that this checkout, or a deleted one, started all live processes.
 
     Raises:
-        ConfigError: another checkout has started one.
+        ConfigError: another checkout started one of the processes.
     """
     for name, entry in ledger.known.items():
         checkout = entry.get("checkout", "")
@@ -124,7 +124,7 @@ def began_at(pid: int) -> str:
 
 
 def is_recorded_process(pid: int, began: str) -> bool:
-    """Return whether the process with this id is the one that a record names, and lives.
+    """Return whether the process with this id lives and is the recorded one.
 
     A record that can't be read names no process, so that nothing is ended by mistake.
 
@@ -147,9 +147,9 @@ def is_recorded_process(pid: int, began: str) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Return whether a process is dead, whoever has yet to wait for it.
+    """Return whether a process has ended, even if its parent has not waited for it yet.
 
-    A killed process is a zombie as soon as its main thread has ended. While other threads end it still has its ports.
+    A killed process is a zombie as soon as its main thread has ended. Until its other threads end, it holds its ports.
 
     Raises:
         psutil.NoSuchProcess: it is gone.
@@ -184,11 +184,11 @@ def launch_process(
     umask: int = -1,
     **facts: Any,
 ) -> None:
-    """Start a process in a session of its own, so that it outlives this one. Write its output to ``<name>.log``.
+    """Start a process in a new session, so that it outlives this process. Write its output to ``<name>.log``.
 
     Args:
         environment: variables to add to this process's environment, or to replace in it.
-        umask: the rights that its files don't have; by default as in this process.
+        umask: the process's umask; by default this process's.
         user: arguments of `subprocess.Popen` that run it as another user.
         facts: further facts for its record.
     """

@@ -147,9 +147,9 @@ def _describe_worker(pool: str, name: str, kind: Kind = "process") -> list[str]:
 
 
 def allow_recipes(named: str) -> str:
-    """Return the recipes that flow runs may train: those of Holdfast and of this repository, and further ones.
+    """Return the recipes that flow runs may train: Holdfast's, this repository's, and further ones.
 
-    A variable that is set already stays in their place.
+    If the user has set HOLDFAST_ALLOWED_RECIPES, its entries replace Holdfast's and this repository's.
 
     Args:
         named: the further entries, separated by commas.
@@ -164,7 +164,7 @@ def _environment(ledger: ProcessLedger, url: str) -> dict[str, str]:
 
 
 def access(ledger: ProcessLedger, url: str) -> dict[str, str]:
-    """Return the environment of a client of the server."""
+    """Return the environment variables that a client of the server needs."""
     return {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": own_auth(ledger)}
 
 

@@ -1,6 +1,6 @@
-"""All that Prefect's server has to know of Holdfast: ``python -m deployments.setup docker --store s3://team/runs``.
+"""Set up a Prefect server for Holdfast: ``python -m deployments.setup docker --store s3://team/runs``.
 
-That is the work pools, the automations and the deployments. `make up` sets up its own server.
+This creates the work pools, the automations and the deployments. `make up` sets up its own server.
 """
 
 import os

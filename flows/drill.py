@@ -38,7 +38,7 @@ def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = Fa
         RunStopped: a person cancelled one of them.
     """
     if config.where == "here":
-        raise ConfigError('where = "here": a drill needs a work pool', hint="holdfast prove does the same right here")
+        raise ConfigError('where = "here": a drill needs a work pool', hint="holdfast prove does the same here")
     if not kills:
         raise ConfigError("a drill needs at least one kill", hint='kills = [{"what": "machine", "at_step": 5}]')
     kills = sorted(kills, key=lambda kill: kill.at_step)

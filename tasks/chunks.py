@@ -26,7 +26,7 @@ RETRIED: dict[str, Any] = {"retries": RETRIES, "retry_delay_seconds": RETRY_AFTE
 
 
 def uncover(call: Callable[P, R]) -> Callable[P, R]:
-    """Let a task raise the signal that tells the process to end, in place of an error that hides it.
+    """Wrap a task's function, so that a signal to end the process is raised instead of an error that hides the signal.
 
     If the signal comes while Prefect is starting a task, Prefect raises ``ValueError: Task run is not set`` as it
     handles the signal (3.9.1). The attempt would end as failed, and save nothing.

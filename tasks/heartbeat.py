@@ -92,7 +92,7 @@ def _renew_labels(flow_run: FlowRun, done: threading.Event) -> None:
                 deny_that_it_vanished(client, flow_run)
             except Exception as error:  # an error of the server or its client must not end the heartbeat
                 if not has_told:  # a busy server refuses many, one now and then
-                    log.info("a sign of life did not reach Prefect's server (%r); others may, and all go on", error)
+                    log.info("a heartbeat did not reach Prefect's server (%r); the run continues", error)
                 has_told = True
             done.wait(EVERY_S)
 
@@ -120,7 +120,7 @@ def deny_that_it_vanished(client: SyncPrefectClient, flow_run: FlowRun) -> None:
     """Set the current flow run back to Running if the server calls it vanished."""
     state = client.read_flow_run(flow_run.id).state
     if state is not None and is_called_vanished(state):
-        log.warning("Prefect's server calls this vanished (%s); it is alive and continues", state.message)
+        log.warning("Prefect's server calls this flow run vanished (%s); it is alive and continues", state.message)
         client.set_flow_run_state(flow_run.id, Running(message="was called vanished, but is alive"), force=True)
 
 

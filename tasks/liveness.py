@@ -75,7 +75,7 @@ class ProcessWatch:
         self._heard_at = self._marked_at = self._looked_at = -math.inf
 
     def judge(self, kind: str, state: object, mark: object, now: float) -> ProcessVerdict:
-        """Return the verdict on what was read just now.
+        """Return the verdict on a process from its present state and mark.
 
         Args:
             kind: the state's kind, as in the table above.

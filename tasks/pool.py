@@ -64,7 +64,7 @@ def tag_train(config: RunConfig) -> None:
 def start_attempt(
     config: RunConfig, number: int, again: int = 0, environment: Mapping[str, str] | None = None
 ) -> FlowRun:
-    """Start the flow run of an attempt, or find the one that was already started for it. Return it.
+    """Return the flow run of an attempt: start one, or find the one that was already started.
 
     Args:
         number: the attempt's number.
@@ -96,7 +96,7 @@ def start_attempt(
 
 
 def start_train(config: RunConfig, key: str) -> FlowRun:
-    """Start a flow run that trains a run, or find the one that was already started with this key. Return it."""
+    """Return a flow run that trains a run: start one, or find the one that was already started with this key."""
     return _start("train/train", config.run, key, config, {})
 
 
@@ -120,9 +120,10 @@ def _start(
 
 
 def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
-    """Return a flow run as it is on the server now. If it is lost, set its state to Crashed or Cancelled first.
+    """Return a flow run's present state on the server. Set the state of a lost flow run to Crashed or Cancelled first.
 
-    If the server calls it vanished, but it gave a sign of life just now, wait until it says that it lives or is silent.
+    If the server calls the flow run vanished, but its process gave a sign of life just now, wait until the process
+    either corrects the state or falls silent.
 
     Args:
         watch: the memory of earlier calls for this flow run; pass the same one each time.

@@ -24,7 +24,7 @@ def served_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
 
 
 def call_served(flow: Flow[Any, Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a flow with a server: that of the surrounding flow run, or else one from `tasks.server.server`.
+    """Call a flow with a server: the surrounding flow run's, or, without a surrounding one, `tasks.server.server`.
 
     Raises:
         RunStopped: the server forgot the flow run while it ran.
@@ -37,7 +37,7 @@ def call_served(flow: Flow[Any, Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _remembered() -> Iterator[None]:
-    """Raise RunStopped where Prefect says that it can't set the state of a flow run that the server doesn't know."""
+    """Raise RunStopped in place of Prefect's error about a flow run that the server doesn't know."""
     try:
         yield
     except ObjectNotFound as error:

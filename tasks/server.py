@@ -167,7 +167,7 @@ def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
         if is_healthy(url):
             return
         if waited_s > USUAL_START_S and not is_told:
-            log.info("still waiting for Prefect's server; the first time it makes its database")
+            log.info("still waiting for Prefect's server; at its first start it creates its database")
             is_told = True
         time.sleep(0.05)
     raise RunStopped("Prefect's temporary server did not start", hint="prefect server start shows why")

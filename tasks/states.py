@@ -1,4 +1,4 @@
-"""What the state of an attempt's flow run says: what it waits for, whether it ended, and how."""
+"""The meaning of the states of an attempt's flow run: the reason why it waits, whether it ended, and how."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from prefect.states import Cancelled, Crashed
 from holdfast.journal.endings import REASONS, Ending
 from tasks.heartbeat import is_called_vanished
 
-# The name of a Pending state whose Job is in a cluster that has not started its pod.
+# The name of a Pending state in which a Kubernetes Job exists, but its pod has not started.
 PLACED_LATER = "InfrastructurePending"
 # The name of a Scheduled state that waits for a slot of its deployment's concurrency limit.
 QUEUED = "AwaitingConcurrencySlot"
-# How the message begins if a deployment's concurrency limit has cancelled a flow run. Prefect gives no other sign.
+# The beginning of the message if a deployment's concurrency limit cancelled a flow run. Prefect gives no other sign.
 TURNED_AWAY = "Deployment concurrency "
 # Parts of the message of a worker that could not start a flow run, each with what to do. Without the second part, a
 # person would have to search the worker's traceback for the cause, such as a socket that its user may not use.
@@ -47,7 +47,7 @@ def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
 
 
 def describe_wait(flow_run: FlowRun) -> str:
-    """Return a sentence on what a flow run waits for; empty if it doesn't wait."""
+    """Return a sentence that names the cause of a flow run's wait; empty if it doesn't wait."""
     state, pool = flow_run.state, flow_run.work_pool_name
     if state is not None and state.name == QUEUED:
         return f"{flow_run.name} waits until fewer flow runs of its deployment run than its concurrency limit allows"

@@ -63,7 +63,7 @@ class Supervisor:
         """
         live = pool.find_live_attempt(self.config)
         if live is not None and gives_others(self.journal, self.config):
-            log.warning("%s trains with other settings; when it has ended, an attempt judges these", live.name)
+            log.warning("%s trains with other settings; the next attempt checks the new ones", live.name)
         while (action := choose_action(self._know(live), self.config.supervision)).ending is None:
             if self._seen.refusals:
                 log.info("%s; the next try is in %.0f s", self._refusal, action.wait_s)
@@ -73,7 +73,7 @@ class Supervisor:
         return action.ending
 
     def _know(self, live: FlowRun | None) -> Supervised:
-        """Return what decides on the next action, in as few reads of the journal as that takes."""
+        """Return the facts for the choice of the next action, in as few reads of the journal as possible."""
         if live is not None:
             return replace(self._seen, is_live=True)
         journal, config = self.journal, self.config
@@ -90,7 +90,7 @@ class Supervisor:
         return pool.start_attempt(self.config, self.journal.next_attempt(), again, self._choose_environment())
 
     def _watch(self, flow_run: FlowRun, *, was_cancelled: bool) -> None:
-        """Wait until an attempt has ended, and note how."""
+        """Wait until an attempt has ended, and record its ending for the next action."""
         number = flow_run.parameters["number"]
         log.info("attempt %d at work: %s", number, url_for(flow_run) or flow_run.name)
         flow_run = await_attempt(flow_run, self.config.resume.stop_within_s)
@@ -114,7 +114,10 @@ class Supervisor:
         self._seen = Supervised(is_dead=is_dead, last=ending, was_cancelled=was_cancelled)
 
     def _note(self, number: int, ending: Ending, flow_run: FlowRun) -> Ending:
-        """Note an ending that no person has asked for; return it, or what it is in truth."""
+        """Record an ending that no person asked for, and return it.
+
+        If an attempt completed and the journal contradicts it, record and return a *stopped* in its place.
+        """
         if ending.step > self._furthest:
             self._others.clear()
         self._furthest = max(self._furthest, ending.step)
@@ -148,7 +151,7 @@ def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
         if is_cancelled:
             pool.cancel(flow_run, stop_within_s)
         elif is_cancelled is None:
-            log.warning("Prefect's server does not say whether this is being cancelled; %s continues", flow_run.name)
+            log.warning("Prefect's server does not say whether it cancels this flow run; %s continues", flow_run.name)
         raise
     except KeyboardInterrupt:
         log.info("attempt %d continues; the same command watches it again", flow_run.parameters["number"])
@@ -156,7 +159,7 @@ def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
 
 
 def settle_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
-    """Return how an attempt ended: as it recorded itself, or else by its flow run's state, which goes on record.
+    """Return an attempt's ending: its own record, or, if there is none, one that this call makes from the state.
 
     If the server says that a person cancelled the attempt, this overrules a recorded *preempted*: perhaps the attempt
     could not reach the server. Any state overrules a recorded *paused*: a person resumed the flow run, and it ended

@@ -1,7 +1,7 @@
 """Lightning's fit loop with the boundaries of a run's steps in it.
 
-The first batch opens the run, after all ``on_train_start`` hooks. If the run resumes, that restores everything in
-place, as it was when Lightning asked for that batch: behind ``on_train_epoch_start``, which is not called again.
+The first batch opens the run, after all ``on_train_start`` hooks. If the run resumes, opening it restores everything in
+place, to the state at the request for the next batch. Lightning doesn't call ``on_train_epoch_start`` again.
 
 This module and `lightning_state` name private attributes of Lightning 2.6; tests/holdfast/adapters names them all.
 """
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 
 class Outputs(pl.Callback):
-    """The last callback: it notes what each step has logged."""
+    """The last callback, which collects the numbers that each step has logged."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, Tensor] = {}
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Note the loss and the numbers that the step has logged."""
+        """Store the loss and the numbers that the step has logged."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else None
         numbers = ({} if loss is None else {"loss": loss}) | trainer._results.metrics(on_step=True)["callback"]
         self.numbers = {name: each for name, each in numbers.items() if each.numel() == 1}
@@ -95,7 +95,7 @@ class Boundary:
         return HeldLoader(loader, self)
 
     def open(self) -> bool:
-        """Keep what the next step depends on, and take the first step. Return whether the run resumes in this call.
+        """Register the state with the run, and take the first step. Return whether the run resumes in this call.
 
         Raises:
             StopIteration: the run has no further step.
@@ -186,7 +186,7 @@ class Boundary:
         )
 
     def _log(self) -> None:
-        """Log the numbers of the step that has ended, and those that were logged after it, as of a validation."""
+        """Log the numbers of the ended step, and numbers that were logged after the step, such as a validation's."""
         logged, numbers = self._trainer._logger_connector._callback_metrics, self._outputs.numbers
         later = {
             name: each
@@ -262,7 +262,7 @@ class HeldFitLoop(_FitLoop):
         super().on_run_start()
 
     def on_advance_start(self) -> None:
-        """Begin an epoch; a resumed run is in one, whose beginning is over."""
+        """Begin an epoch. A run that resumes inside an epoch skips the code at the epoch's beginning."""
         if self._boundary.open():
             self._restart_stage = RestartStage.RESTARTED_MID_EPOCH
         super().on_advance_start()

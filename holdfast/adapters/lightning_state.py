@@ -62,7 +62,7 @@ class Counters:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counters, without what Lightning does when it restarts a loop."""
+        """Restore the counters, and switch off Lightning's own handling of a restarted loop."""
         loop = self._trainer.fit_loop
         training, validation = loop.epoch_loop, loop.epoch_loop.val_loop
         loop.load_state_dict(state["progress"])
@@ -258,10 +258,10 @@ class Checkpointed:
         return [f"the callback {key}" for key in self._callbacks if key not in states]
 
     def _read_added(self) -> dict[str, Any]:
-        """Return what ``on_save_checkpoint`` adds to a checkpoint, or replaces in it.
+        """Return the entries that ``on_save_checkpoint`` adds to a checkpoint, or replaces in it.
 
-        Of the module's own tensors there are the names alone. The run keeps them, and a rank's copies of buffers may
-        differ from the main rank's, which count.
+        The module's own tensors appear only by name, because the run keeps them itself. A rank's copies of buffers may
+        also differ from the main rank's, which are the valid ones.
         """
         if not self._hooks and not is_overridden("on_save_checkpoint", self._module):
             return {}
@@ -279,19 +279,23 @@ class Checkpointed:
         return {"state_dict": self._module.state_dict(), "global_step": step, "epoch": epoch}
 
 
-# How a state spells a tensor of the module: with its name after this.
+# A state spells a tensor of the module as this prefix and the tensor's name.
 OWN = "holdfast, of the module: "
 
 
 def _place(value: Any) -> Any:
-    """Return what two tensors have in common that are one in memory; None for others."""
+    """Return a key that is equal for tensors with the same elements in memory; None if a value has no such elements."""
     if not isinstance(value, Tensor) or not value.numel():
         return None
     return value.data_ptr(), value.dtype, value.shape, value.stride()
 
 
 def _name_own(value: Any, names: dict[Any, str]) -> Any:
-    """Return a value with names in place of the module's tensors. ``names`` has these by their place."""
+    """Return a value in which names replace the module's tensors.
+
+    Args:
+        names: the tensors' names by `_place`.
+    """
     if isinstance(value, dict):
         return {key: _name_own(each, names) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -301,7 +305,7 @@ def _name_own(value: Any, names: dict[Any, str]) -> Any:
 
 
 def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a value with the module's tensors in place of their names."""
+    """Return a value in which the module's tensors replace their names."""
     if isinstance(value, dict):
         return {key: _put_back(each, tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -316,12 +320,12 @@ class UnsavedAttributes:
         self._run, self._trainer = run, trainer
 
     def list_variables(self) -> list[tuple[str, Any]]:
-        """Return what can be reached from callbacks and data module, and the plain attributes."""
+        """Return, by name, the attributes of callbacks and data module, and the plain attributes of the modules."""
         found = [pair for owner, each in self._list_plain() for pair in _list_public(owner, each)]
         return [*self._list_reached(), *((name, each) for name, each in found if has_digest(each))]
 
     def _list_open(self) -> Iterator[tuple[str, Any]]:
-        """Yield the objects of the user's that save no state of their own, after their names."""
+        """Yield the user's callbacks that save no state, each with its name."""
         for each in self._trainer.callbacks:
             has_state = is_overridden("state_dict", each) or is_overridden("on_save_checkpoint", each)
             if not has_state and not type(each).__module__.startswith(("lightning.", "holdfast.")):
@@ -343,7 +347,7 @@ class UnsavedAttributes:
 
 
 def _list_public(owner: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the public attributes of an object, apart from those that `TrainerState` and torch keep."""
+    """Yield the public attributes of an object, without the ones that `TrainerState` and torch save."""
     kept = {"training", *(value._defaults if isinstance(value, Metric) else ())}
     for name, each in vars(value).items():
         if not name.startswith("_") and name not in kept:

@@ -40,7 +40,7 @@ def check_arguments(run: Run, trainer: Any, options: dict[str, Any]) -> None:
             raise RecipeError(f"TrainingArguments({name}=...) can't be resumed exactly", hint=hint)
     if any(isinstance(each, transformers.EarlyStoppingCallback) for each in trainer.callback_handler.callbacks):
         raise RecipeError(
-            "EarlyStoppingCallback ends a run at a step that nobody knows before", hint="train to the run's last step"
+            "EarlyStoppingCallback ends a run at a step that is unknown before", hint="train to the run's last step"
         )
     _check_machine(run, trainer)
 

@@ -1,7 +1,7 @@
 """Hugging Face's `Trainer`, and TRL's trainers that inherit its loop: train under a `Run` with their own loop.
 
-The Trainer keeps its loop. ``get_batch_samples`` is the boundary between two steps: what the last step has logged and
-evaluated is complete then, and nothing of the next one is fetched.
+The Trainer keeps its loop. The boundary between two steps is ``get_batch_samples``: when the Trainer calls it, the last
+step has finished its logs and evaluation, and no batch of the next step is loaded yet.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from holdfast.training.devices import required_of_ddp
 from holdfast.training.own_loop.loop import Step, Stopped
 from holdfast.training.own_loop.run import Run, loop_of
 
-# The Trainer's own times and speeds, by the ends of their names.
+# The suffixes of the names of the Trainer's own times and speeds.
 MEASURED = ("_runtime", "_per_second")
 # Numbers of the Trainer's logs that a run records by itself, or that follow from the step.
 RECORDED = {"loss", "grad_norm", "learning_rate", "epoch", "step", "total_flos"}
@@ -135,7 +135,7 @@ class _Held:
         return self._undo is not None
 
     def await_step(self) -> None:
-        """Record the step before, and wait for the run to give the next one; before the first, undo what ran again."""
+        """Record the last step, and wait for the next one. The first call undoes the effects of code that ran again."""
         if not self._has_begun:
             self._has_begun = True
             undo, self._undo = self._undo, None
@@ -172,7 +172,7 @@ class _Held:
         self._loss = loss.float() if self._loss is None else self._loss + loss.float()
 
     def batches(self) -> Iterator[Any]:
-        """Give the run's next batches, without end."""
+        """Yield the run's next batches, without end."""
         while True:
             yield loop_of(self.run).next_batch()
 
@@ -220,7 +220,7 @@ class _TrainerState(Attributes):
 
 
 class _Loader:
-    """The Trainer's loader as it sees it. Its batches come from the run.
+    """The loader that the Trainer iterates over. Its batches come from the run.
 
     Attributes:
         shard: the loader that the Trainer has made, and accelerate has prepared.
@@ -249,7 +249,7 @@ class _Loader:
 
 @contextlib.contextmanager
 def _skipping() -> Iterator[None]:
-    """Let the Trainer skip no batch for the block: the run's batches begin where it stands."""
+    """Keep the Trainer from skipping batches in the block: the run's batches begin at its present step already."""
     usual = transformers.trainer.skip_first_batches
     transformers.trainer.skip_first_batches = lambda loader, *others, **options: loader
     try:

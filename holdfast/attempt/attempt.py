@@ -244,7 +244,7 @@ class Attempt:
         self._history = CostHistory(self.journal, self.number) if self.config.chunk.is_auto else None
         self.upkeep.is_owed = known.newest is not None  # the attempt before may have left it, or died in it
         if is_end:
-            log.info("attempt %d (%s): trains nothing, and does what was left to do", self.number, reason)
+            log.info("attempt %d (%s): nothing is left to train; finishing the run's upkeep", self.number, reason)
         return not is_end
 
     def _is_being_finished(self, known: Known) -> bool:
@@ -343,7 +343,7 @@ class Attempt:
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
                 if error.data.get("is_silent"):  # otherwise the ranks ended in time, and had no new step to save
-                    log.warning("no checkpoint was durable in time for the notice; what was committed before stays")
+                    log.warning("no checkpoint was durable before the notice's deadline; earlier commits stay")
                 return None
             raise self._note_failure(error) from error.__cause__
         self.ranks.hangs = 0
@@ -572,4 +572,4 @@ class Attempt:
             self.journal.end_attempt(self.number, Ending(ending.reason, ending.message, step))
             self._is_on_record = True
         except HoldfastError as error:
-            log.warning("how the attempt ended is not on record: %s", error)
+            log.warning("the attempt's ending can't be recorded: %s", error)

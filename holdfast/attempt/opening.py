@@ -119,7 +119,7 @@ def await_completed(journal: Journal, number: int) -> bool:
         if not _runs_here(journal, number) or time.monotonic() > deadline:
             return False
         if not has_told:
-            log.info("attempt %d has trained the run to its end and does its upkeep; waits for it", number)
+            log.info("waiting for attempt %d, which has trained the run to its end and still does its upkeep", number)
         has_told = True
         time.sleep(LOOKS_EVERY_S)
     return record.reason == "completed"

@@ -162,7 +162,7 @@ class AttemptRanks:
             judge_environment(past, self.present, self.config.resume)
         event = self._look(commit, past)
         if is_unexplained(event):
-            log.warning("the gate refuses %s: %s; new ranks look again", commit.path, event.message)
+            log.warning("the gate refuses %s: %s; new ranks check it again", commit.path, event.message)
             self.end_running()
             self.build_again(commit)
             event = self._look(commit, past)
@@ -178,7 +178,7 @@ class AttemptRanks:
         self.verified = commit.number
         if event.note:
             asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"
-            log.warning("%s; it only goes on record: %s", event.note, asked)
+            log.warning("%s; recorded, not refused: %s", event.note, asked)
         return None
 
     def _look(self, commit: Commit, past: Past) -> Restored | Problem:

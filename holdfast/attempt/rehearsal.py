@@ -282,7 +282,7 @@ class Rehearsals:
             self._differ(line, lived, f"does not continue exactly: {_describe_difference(difference)}", [])
             return
         if lines:
-            log.info("steps %d-%d are those that the ranks before had trained", head.step + 1, lines[-1]["step"])
+            log.info("new ranks trained steps %d-%d exactly as the ranks before had", head.step + 1, lines[-1]["step"])
 
     @property
     def _folder(self) -> Path:
@@ -326,7 +326,7 @@ def _tell_elsewhere(start: int, step: int) -> None:
     if step < start:
         log.warning("not rehearsed: the checkpoint of step %d is damaged", start)
     else:
-        log.info("not rehearsed: the ranks before had saved step %d, where new ones go on", step)
+        log.info("not rehearsed: the ranks before had saved step %d, and new ranks continue from there", step)
 
 
 def _list_suspects(known: Examined, found: Examined) -> list[str]:

@@ -59,7 +59,7 @@ class IterableBatches:
                 self._check_share(name)
                 return name, batch
             self._batches = None
-        raise RecipeError("a pass over the batches gives none")
+        raise RecipeError("a pass over the batches gives no batch")
 
     def end_pass(self) -> None:
         """End the pass over the data early: the next batch is the first of a new pass."""
@@ -72,7 +72,7 @@ class IterableBatches:
             self._is_shared = len(names) == 1 or len(set(names)) > 1
         if not self._is_shared:
             raise RecipeError(
-                "all ranks get the same batches from a stream that nobody shares out",
+                "all ranks get the same batches from a stream that is not divided over the ranks",
                 hint="give each rank a part of its own, by run.rank and run.world_size or torch.distributed.get_rank()",
             )
 

@@ -205,7 +205,7 @@ class LoaderBatches:
         return make_loader(samples, self._requests, self._workers, self._seed, like=self._loader)
 
     def _capture(self) -> dict[str, Any]:
-        """Return what the order depends on: the states of global generators, and `_capture_own`."""
+        """Return the states on which the order of batches depends: of the global generators, and `_capture_own`."""
         return {"global": {name: each for name, each in capture_rng().items() if name != "cuda"}, **self._capture_own()}
 
     def _capture_own(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class LoaderBatches:
 
     @property
     def unused_workers(self) -> int:
-        """Return the number of the loader's own workers if there are none in their place."""
+        """Return the number of the loader's own workers if this process loads the data instead."""
         return 0 if self._workers else self._loader.num_workers
 
     def describe(self) -> dict[str, int]:
@@ -254,8 +254,8 @@ def list_saved(source: Any) -> list[Any]:
     """Return the objects inside a source of batches whose state a checkpoint has.
 
     Args:
-        source: what `take_apart` has returned: everything inside an iterable is saved, and of a torch loader its
-            generators alone. None if a loop makes its own batches.
+        source: the result of `take_apart`. An iterable is saved with everything inside it; of a torch loader only the
+            generators are saved. None if a loop makes its own batches.
     """
     if source is None:
         return []

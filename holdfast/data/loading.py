@@ -135,8 +135,8 @@ class Batches:
         """Return the first share of the first micro-batch of map-style data.
 
         Args:
-            ranks: the number of shares that it is cut into; by default, and if it can't be cut into so many after a
-                change of the batch size, as in training.
+            ranks: the number of shares of the micro-batch. By default it is the number in training; so it is, too, if
+                the batch size has changed and this number doesn't divide it.
         """
         assert self._order is not None
         share = replace(self._shares[0], rank=0)
@@ -159,9 +159,10 @@ class Batches:
         return [samples.__getitems__(asked)[0] for asked in _StepSampler(self._order, parts, step, step + 1)]
 
     def state_dict(self) -> Any:
-        """Return the position of a stream that keeps its own, or a digest of what was read of another stream.
+        """Return the data's position in the form of a state.
 
-        None for other data, whose position is the step.
+        A stream with ``state_dict`` returns its own position, and another stream a digest of the samples that were
+        read. Map-style data returns None, because its position is the step.
         """
         if self._order is not None or self._loader is None:
             return None

@@ -11,15 +11,15 @@ from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.state import Attributes
 
-# The order of a pass over more samples is drawn as the batches are: a list of it would take gigabytes.
+# The order of a pass over more samples is drawn batch by batch: a list of all indices would take gigabytes.
 MOST_LISTED = 2**22
 
 
 class LongPass:
-    """The indices of the batches of a long pass, in the order of the loader's sampler. They can be gone through once.
+    """The indices of the batches of a long pass, in the order of the loader's sampler. They can be iterated over once.
 
-    The sampler draws from a generator that it makes and seeds when it begins, so that it draws the same order whenever
-    it continues.
+    The sampler draws from a generator that it creates and seeds at the beginning of the pass. So it draws the same
+    order after a resume.
     """
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
@@ -36,7 +36,7 @@ class LongPass:
 
 
 def is_long(loader: "DataLoader[Any]") -> bool:
-    """Return whether a pass over a loader is too long to list, and can be drawn bit by bit."""
+    """Return whether a pass over a loader is too long to list, and can be drawn batch by batch."""
     sampler = loader.sampler
     is_known = type(sampler) in (RandomSampler, SequentialSampler) and getattr(sampler, "generator", None) is None
     is_batched = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
@@ -51,7 +51,7 @@ class Requests:
         self._length = 0
 
     def set(self, rest: Iterable[Any], length: int) -> None:
-        """Take the requests for the rest of the next pass."""
+        """Replace the requests by those for the rest of the next pass."""
         self._rest, self._length = rest, length
 
     def __iter__(self) -> Iterator[Any]:
@@ -84,7 +84,7 @@ def list_samplers(loader: Any) -> list[Any]:
 
 
 def keep_attributes(sampler: Any) -> Attributes:
-    """Return the state of a sampler's plain attributes, apart from what `LoaderBatches` keeps beside them."""
+    """Return the state of a sampler's plain attributes, without the ones that `LoaderBatches` saves itself."""
     from accelerate.data_loader import SeedableRandomSampler  # not above: see `shares_out`
 
     is_seeded = isinstance(sampler, SeedableRandomSampler)
@@ -99,7 +99,7 @@ def shares_out(loader: "DataLoader[Any]") -> bool:
 
 
 def pack_indices(indices: list[list[Any]]) -> dict[str, Any]:
-    """Return the indices of batches in the form of a state: two arrays if they are numbers, as they mostly are."""
+    """Return the indices of batches in the form of a state: two arrays if all indices are numbers, the usual case."""
     flat = [each for batch in indices for each in batch]
     is_numbers = all(type(each) is int for each in flat)
     return {"flat": np.array(flat, np.int64) if is_numbers else flat, "sizes": np.array([*map(len, indices)], np.int64)}

@@ -16,12 +16,12 @@ SHA256 = r"^[0-9a-f]{64}$"
 FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 # The name of a checkpoint's folder. It matches no path out of the run's folder, and no folder of records.
 FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
-# Holdfast writes no record that is longer, so a longer one is not read into memory.
+# Holdfast writes no longer record, so a longer one is not read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
-# Nor one of more values. In memory an empty list takes thirty times its two bytes in the file.
+# Holdfast writes no record of more values, so one is refused. An empty list, two bytes in a file, takes 60 in memory.
 MOST_VALUES = 500_000
 SEAL = "record_sha256"
-# The page for a browser that is made from the records.
+# The HTML page that is made from the records.
 REPORT = "report.html"
 # Readers compute with what a record says: JavaScript's integers are exact up to here, no run lasts 300 years, and
 # times stay within what every platform's clock can hold, whatever is added to them.

@@ -122,7 +122,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
             )
         with contextlib.suppress(Outdated, Superseded):
             return prune_by_policy(journal, policy, metadata.steps_per_epoch, attempt=attempt, dry_run=dry_run)
-        log.info("run %r went on while it was pruned; its records are read again", journal.run)
+        log.info("run %r made progress while it was pruned; reading its records again", journal.run)
 
 
 def prune_by_policy(
@@ -248,7 +248,7 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
 
 
 def _check_view(journal: Journal, found: _Found, attempt: int) -> None:
-    """Check that what a prune has decided is still right: that no other process changed what it relies on.
+    """Check that no other process has changed the records on which a prune's decision relies.
 
     Raises:
         Outdated: a commit was quarantined meanwhile, perhaps the one that the others were to be pruned for.
@@ -281,8 +281,8 @@ def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Call
             with contextlib.suppress(NameTaken):  # another prune was faster, and checks pins and view itself
                 journal.store.create(record_name("pruned", commit.number), record.to_bytes())
                 created.append(commit)
-        # Of a prune and what contradicts it (a pin, a fallback, a later attempt), each writes its own records first and
-        # then looks for the other's. So if both happen at the same time, at least one of them gives way.
+        # A prune may compete with a pin, a fallback or a later attempt. Each side first writes its own records and then
+        # looks for the other's. So if both happen at the same time, at least one side sees the other and gives way.
         check_view()
     except HoldfastError:
         for commit in created:
@@ -350,7 +350,7 @@ def _sweep(journal: Journal, committed: set[str], before: datetime) -> None:
     try:
         journal.store.sweep(before, is_spared)
     except StoreError as error:  # S3 requires a separate permission for it
-        log.warning("%s; the remains of writes that never ended stay", error)
+        log.warning("%s; the remains of unfinished writes stay", error)
 
 
 def _delete(journal: Journal, path: str, *, was_committed: bool) -> None:

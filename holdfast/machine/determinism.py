@@ -33,7 +33,7 @@ COLLECTIVES = {
 
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
-# The place of NumPy's and Python's generators, a Mersenne Twister, when it was seeded and nothing was drawn.
+# The position in the state of NumPy's and Python's generator, a Mersenne Twister, after a seed and before any draw.
 FRESH = 624
 
 # The flags of `read_flags` that `apply` sets in strict mode, with their values.
@@ -164,15 +164,15 @@ def reseed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
-    # torch.manual_seed also notes who has called it, for each kind of device that isn't there: a hundred times as long.
+    # torch.manual_seed takes a hundred times as long: it records its caller for each kind of device that isn't there.
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
 
 
 def read_seeds() -> dict[str, Any]:
-    """Return what shows that a global generator was seeded, by the name of the function that seeds it.
+    """Return a mark of each global generator's seed, by the name of the function that seeds it.
 
-    Of torch's generator it is the seed, of NumPy's and Python's the state if nothing was drawn since; else None.
+    For torch's generator the mark is the seed. For NumPy's and Python's it is the state, or None if a number was drawn.
     """
     import numpy as np
     import torch

@@ -1,4 +1,4 @@
-"""The libraries whose inside Holdfast relies on: the versions that it is tested with, and those that are installed.
+"""The libraries whose private parts Holdfast relies on: the tested versions and the installed ones.
 
 Of most of them a newer version isn't forbidden, because a bound in a package would keep every user from it. `holdfast
 doctor` says when one is installed that no test has seen. `make test-versions` tests the oldest and the newest.
@@ -31,7 +31,7 @@ def find_installed() -> dict[str, str]:
 
 
 def describe_versions(installed: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
-    """Return for each installed library of `TESTED` what to say of its version, and whether it is a tested one."""
+    """Return a text on the version of each installed library of `TESTED`, and whether the version is a tested one."""
     described = {}
     for name, here in installed.items():
         oldest, newest = TESTED[name]
@@ -42,7 +42,7 @@ def describe_versions(installed: Mapping[str, str]) -> dict[str, tuple[str, bool
 
 
 def _order(number: str) -> tuple[int, ...]:
-    """Return what orders versions: 2.13.0+cpu as 2.13.0, which is 2.13, and 2.15.0rc1 as 2.15."""
+    """Return a sort key for versions: 2.13.0+cpu counts as 2.13.0, which is 2.13, and 2.15.0rc1 as 2.15."""
     release = re.match(r"\d+(?:\.\d+)*", number)
     parts = [int(part) for part in release[0].split(".")] if release else []
     while parts and not parts[-1]:

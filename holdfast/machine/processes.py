@@ -16,7 +16,7 @@ CGROUP_MEMORY = (
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 STOPPED = "T"  # the state of a process after SIGSTOP
-# Places in /proc/PID/stat, counted from the state on.
+# Indices of fields in /proc/PID/stat, counted from the state.
 UTIME, STIME, NUM_THREADS = 11, 12, 17
 
 
@@ -76,7 +76,7 @@ def read_process(pid: int) -> tuple[str, float]:
 
 
 def _read_stat(pid: int) -> list[str]:
-    """Return what the kernel says of a process, from its state on; zeros after an empty state if it can't be read.
+    """Return the fields of a process's stat, from its state on; an empty state and zeros if the file can't be read.
 
     Source: proc(5), /proc/PID/stat, whose third field is the state.
     """

@@ -4,7 +4,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-# The steps of a proof whose steps take long, and the most of one whose steps take no time.
+# The number of steps of a proof with slow steps, and the most steps of a proof with fast ones.
 FEWEST_STEPS = 20
 MOST_STEPS = 1000
 
@@ -14,11 +14,11 @@ class Speed:
     """The measured speed of a run, in seconds, from which the steps of a proof follow.
 
     Attributes:
-        spent_s: what the measurement took.
-        start_s: a start of ranks until they can train.
-        step_s: a step.
-        epoch_s: what the end of an epoch takes beside its steps: an evaluation.
-        own_epoch, own_steps: the steps of an epoch of the run, and of all its epochs.
+        spent_s: the time of the measurement.
+        start_s: the time of a start of ranks, until they can train.
+        step_s: the time of a step.
+        epoch_s: the time of an epoch's end, such as its evaluation.
+        own_epoch, own_steps: the number of steps of one epoch of the run, and of all its epochs.
     """
 
     spent_s: float

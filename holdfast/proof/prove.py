@@ -161,12 +161,12 @@ class _Run:
 
     @property
     def built(self) -> list[Found]:
-        """Return what was found before the first step."""
+        """Return the values outside the checkpoint that were found before the first step."""
         return self._find(0)
 
     @property
     def found(self) -> list[Found]:
-        """Return what was found after the last step."""
+        """Return the values outside the checkpoint that were found after the last step."""
         return self._find(-1)
 
     def _find(self, index: int) -> list[Found]:
@@ -224,7 +224,7 @@ class _Run:
             self.is_complete = True
 
     def measure(self, ranks: int, within_s: float) -> Speed:
-        """Start ranks and train until the last step, or for some time; return how long what took."""
+        """Start ranks, train until the last step or for at most ``within_s`` seconds, and return the measured speed."""
         began = time.monotonic()
         self._config = self._config.with_ranks(ranks)
         with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as started:

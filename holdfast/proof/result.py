@@ -129,7 +129,7 @@ def _cut(lines: Sequence[str]) -> list[str]:
 def list_not_reached(
     steps: int, epoch: int, own_epoch: int, events: dict[str, float], ranks: int, workers: int, device: str
 ) -> list[str]:
-    """Return what a proof didn't try, a line each.
+    """Return a line for each thing that a proof did not test.
 
     Args:
         steps: the steps that the proof trained.

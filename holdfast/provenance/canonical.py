@@ -32,7 +32,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 _TEXT, _CONSTANTS = frozenset({str}), frozenset({bool, type(None)})
 # In this range Python and RFC 8785 write a float that isn't whole with the same digits and without an exponent.
 _PLAIN_FLOATS = 1e-4, 1e16
-# The floats outside of that range, and the whole ones, as Python writes them: between what surrounds a number in JSON.
+# Python's spelling of floats outside of that range, and of whole floats, between the characters around a JSON number.
 _OTHER_FLOAT = re.compile(r"([\[:,])(-?\d+(?:\.0|(?:\.\d+)?e[-+]\d+))(?=[],}])")
 _BEYOND_UTF16_UNIT = re.compile("[\U00010000-\U0010ffff]")
 
@@ -48,7 +48,7 @@ def dump_json(value: Any) -> bytes:
 
 
 def _write_fast(value: Any) -> bytes | None:
-    """Return what `rfc8785.dumps` returns for a dict or a list; None where only that library knows it, or the error."""
+    """Return the same bytes as `rfc8785.dumps`, faster; None if only `rfc8785` can write the value or refuse it."""
     try:
         text = _ENCODER.encode(value)  # refuses a value that contains itself, which the next line would walk for ever
         others = _count_other_floats(value)

@@ -65,7 +65,7 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
         shown[SHOWN_CHANGES:] = [f"and {more} more"] if more > 0 else []
         raise ConfigDrift(
             f"{second.name} would train something else than {first.name}: {'; '.join(shown)}",
-            hint="the same settings, code and packages have to be on all nodes",
+            hint="put the same settings, code and packages on all nodes",
             fields={change.name: [change.saved, change.current] for change in causes},
         )
 

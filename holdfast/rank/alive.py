@@ -13,7 +13,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from holdfast.errors import RankDied
 from holdfast.terminal import spell_s
 
-# A sign is lost with a busy node or network now and then; these many in a row are not.
+# A node is lost after this many missing signs in a row: a busy node or network may lose a few.
 SIGNS = 6
 LEFT = "left"
 
@@ -30,7 +30,7 @@ class NodeWatch:
         lost_after_s: float,
         report: Callable[[RankDied], None],
     ) -> None:
-        """Give signs of this node, and watch for those of the others.
+        """Begin to send this node's signs of life, and to watch the other nodes' signs.
 
         Args:
             connect: returns a connection to the store that all nodes share.
@@ -48,7 +48,7 @@ class NodeWatch:
         threading.Thread(target=self._judge, daemon=True).start()
 
     def leave(self) -> None:
-        """Tell the other nodes that this one ends in order, so that they don't miss it."""
+        """Tell the other nodes that this node ends regularly, so that they don't report it as lost."""
         self._has_left.set()
         self._signer.join(self._lost_after_s / SIGNS)
 
@@ -64,7 +64,7 @@ class NodeWatch:
                 has_left = self._has_left.wait(self._lost_after_s / SIGNS)
             store.set(self._own, LEFT)
         except (DistError, RuntimeError):
-            pass  # node 0 has ended or is lost: the signs that stay away tell
+            pass  # node 0 has ended or is lost: its missing signs show the other nodes which
 
     def _note(self, key: str, sign: str) -> None:
         if key not in self._seen or sign != self._seen[key][0]:

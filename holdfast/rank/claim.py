@@ -27,4 +27,4 @@ def find_problem(config: RunConfig, attempt: int, node: str) -> str:
 
 def not_shared(problem: str) -> StoreError:
     """Return the error for a store that a node doesn't share."""
-    return StoreError(problem, hint="all nodes have to reach one store: a shared file system, or a bucket")
+    return StoreError(problem, hint="give all nodes one store: a shared file system, or a bucket")

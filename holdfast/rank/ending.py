@@ -61,7 +61,7 @@ class RankLog:
         return RankDied(f"the ranks ended: {ending}{last}")
 
     def read(self) -> str:
-        """Return what these ranks have written; empty if the file can't be read."""
+        """Return the output of these ranks; empty if the file can't be read."""
         with contextlib.suppress(OSError), self.path.open("rb") as log:
             log.seek(self._begins)
             return log.read().decode(errors="replace")

@@ -132,7 +132,7 @@ class Watch:
         return max(chosen_s, LEAST_TIMES * longest_s) * self.patience
 
     def diagnose(self, hung: Mapping[int, Beat], log: Path) -> RankHung:
-        """Let each rank write its stack into the log, and return the error for those that hang."""
+        """Make each rank write its stack into the log, and return the error for the ranks that hang."""
         lines = self._write_stacks(log)
         rank, beat = min(hung.items())
         seen = self._seen[rank]

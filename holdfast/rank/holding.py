@@ -11,7 +11,7 @@ HELD_VARIABLE = "HOLDFAST_HELD"
 
 
 def wait_to_proceed() -> None:
-    """Return once an order can be read, or once there is nobody left to send one; at once if this rank isn't held."""
+    """Wait until an order arrives or the sender has closed the pipe. Return at once if this rank isn't held."""
     if os.environ.get(HELD_VARIABLE):
         waiting = select.poll()
         waiting.register(0, select.POLLIN | select.POLLHUP)

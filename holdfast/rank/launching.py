@@ -187,15 +187,15 @@ class Ranks:
                 raise self._kill_hung(hung)
 
     def _kill_hung(self, hung: dict[int, Beat]) -> RankHung:
-        """Let the ranks write their stacks into the log, and kill them. Return the error for those that hang."""
+        """Make the ranks write their stacks into the log, and kill them. Return the error for the ranks that hang."""
         error = self.watch.diagnose(hung, self._log.path)
         self.signal(signal.SIGKILL)
         return error
 
     def _check_first(self) -> None:
-        """Note that the ranks are ready; refuse ranks that torchrun has started in place of these, as a node joined.
+        """Record that the ranks are ready; raise RankDied if torchrun has restarted them because a node joined.
 
-        They hold no checkpoint's state, so the attempt has to start ranks itself.
+        Restarted ranks hold no checkpoint's state, so the attempt has to start the ranks itself.
         """
         if self._is_built:
             raise RankDied("another node has joined, so the ranks start again")
@@ -249,7 +249,7 @@ class Ranks:
             self._process.stdin.flush()
 
     def close_input(self) -> None:
-        """End the ranks' input. Unless an `End` came before, they save what is trained, and end."""
+        """Close the ranks' input. The ranks then save the trained steps, unless an `End` came before, and end."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
@@ -300,7 +300,7 @@ class Ranks:
         self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed))
 
     def proceed(self) -> None:
-        """Let ranks that were held build the recipe; from now on their start is measured."""
+        """Order held ranks to build the recipe. The measurement of their start begins now."""
         self.began = time.monotonic()
         self.send(Proceed())
 
@@ -309,7 +309,7 @@ class Ranks:
         self.send(Rehearse(stop=stop, fingerprint=fingerprint, is_kept=is_kept, is_detailed=is_detailed))
 
     def await_rehearsed(self) -> Rehearsed:
-        """Return what came of the steps that `rehearse` has ordered.
+        """Return the result of the steps that `rehearse` has ordered.
 
         Raises:
             HoldfastError: see `next_event`.

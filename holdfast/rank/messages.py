@@ -157,9 +157,9 @@ class Ready(Message):
         unit: the name of the unit, such as tokens.
         device: torch's name of the model's device.
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
-        warnings: what else a person should know of the training: a schedule that ends with a learning rate of 0 before
-            the run does, or a loader whose workers are not used.
-        notes: what a person should know once, when the run begins: which seed counts.
+        warnings: problems to show a person, such as a schedule that reaches a learning rate of 0 before the run's end,
+            or a loader whose workers are not used.
+        notes: facts to show a person once, at the run's beginning, such as which seed is used.
     """
 
     settings: dict[str, Any]

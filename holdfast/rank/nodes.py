@@ -32,7 +32,7 @@ class Nodes:
     """One rank's part in a run of several nodes. The first rank of each node also gives signs of life."""
 
     def __init__(self, compute: Compute, events: Events) -> None:
-        """Put this rank in its place, and begin to watch the other nodes.
+        """Set this rank's number, and begin to watch the other nodes.
 
         Args:
             events: reports a lost node. The loss ends this process: a collective with the lost node would not.
@@ -61,9 +61,9 @@ class Nodes:
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_WITHIN_S))
 
     def _take_place(self, is_first: bool) -> None:
-        """Count the ranks from the first one of node 0, which is the one that talks to the attempt.
+        """Renumber the ranks, so that the first rank of node 0, which talks to the attempt, is rank 0.
 
-        torchrun numbers nodes in the order of their addresses. Only where the count begins changes.
+        torchrun numbers nodes in the order of their addresses. This keeps the cyclic order.
         """
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if is_first and self._is_zero:
@@ -71,7 +71,7 @@ class Nodes:
         os.environ["RANK"] = str((rank - int(self._store.get(FIRST))) % size)
 
     def share(self, error: HoldfastError) -> HoldfastError:
-        """Tell the other nodes the error that ends this rank. If it is the effect of another error, return that one."""
+        """Send the other nodes the error that ends this rank. Return its cause if another rank's error caused it."""
         try:
             if not error.data.get("is_effect"):
                 self._store.set(CAUSE, encode_message(Failed.of(error)))
@@ -84,6 +84,6 @@ class Nodes:
         return error
 
     def leave(self) -> None:
-        """Tell the other nodes that this rank ends, so that they don't take its node for lost."""
+        """Tell the other nodes that this rank ends, so that they don't report its node as lost."""
         if self._watch is not None:
             self._watch.leave()

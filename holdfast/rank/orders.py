@@ -110,7 +110,7 @@ class Orders:
         return self._agreed > Wish.NOTHING
 
     def note_wait(self) -> None:
-        """Note that this rank waits before its next step, so that the wait doesn't count as a step."""
+        """Exclude the wait before the next step from the measured steps."""
         self._last_pause = math.inf
 
     def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
@@ -131,16 +131,17 @@ class Orders:
             self._report(saved)
 
         save(is_urgent=is_urgent, then=note, slow_s=self._slowing.take_s())
-        # The last chunk of a run has no next one whose steps would notice the failure: it ends the wait for an order.
+        # After a run's last chunk no step follows that would notice a failed save, so the failure ends the wait for an
+        # order.
         self._training.saver.on_failure(lambda: self._queue.put(SaveFailed.MARK))
         self._last_pause = math.inf  # the time until the next call includes more than a step
 
     def _is_last_moment(self) -> bool:
         if math.isinf(self._stop_at):
             return False
-        # An urgent save takes no longer than others, which have a lower priority, so all of them bound it, too.
+        # Other saves have a lower priority and take at least as long as an urgent save, so their bound holds, too.
         save_s = min(self._urgent.bound_s, self._saves.bound_s)
-        # A save that is under way has to end first, so count two.
+        # A save that is under way has to end first, so two saves need time.
         saves_s = save_s * (2 if self._training.saver.is_busy else 1)
         steps = 1 + (self._agreement.steps_late if self._agreement else 0)
         return time.monotonic() >= self._stop_at - saves_s - steps * self._steps.bound_s

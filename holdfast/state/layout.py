@@ -166,7 +166,8 @@ def _share_memory(memory: int, group: list[Extent]) -> None:
     for each in group:
         if (each.start - start) % each.item_bytes:
             raise StateError(
-                f"{each.name} shares memory with {group[0].name}, at a place where no {each.item_bytes}-byte number is",
+                f"{each.name} shares memory with {group[0].name}, at an offset that is no multiple of "
+                f"{each.item_bytes} bytes",
                 hint="keep a copy of one of them: .clone() of a tensor, .copy() of an array",
             )
         place = {"strides": [*each.strides], "memory": memory, "size": stop - start, "offset": each.first - start}

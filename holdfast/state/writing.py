@@ -114,7 +114,7 @@ class ContainerWriter:
             return own
         if not isinstance(saved.get("value"), dict | list):
             raise StateError(
-                "an object of a kept container is not there when the run resumes, so that its state has no place"
+                "an object of a kept container is not there when the run resumes, so its state can't be restored"
             )
         if own is None and make is not None and is_container(made := make()):
             own = made

@@ -32,8 +32,8 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: b
     """
     if make and make_root:
         _make_root(root)
-    # A signal's exception may come between any two lines. So a descriptor is off the list before it is closed: to close
-    # it twice would close another thread's file, or raise an OSError in place of that exception.
+    # A signal may raise an exception between any two lines. So a descriptor leaves the list before it is closed:
+    # closing it twice would close another thread's file, or raise an OSError that hides the signal's exception.
     unclosed = [_open_folder(str(root), None, root, make=make)]
     try:
         path = root

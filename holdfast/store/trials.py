@@ -52,7 +52,7 @@ class Trial:
 
 
 class Misbehaved(Exception):
-    """A verb did something else than its contract says."""
+    """A verb broke its contract."""
 
 
 class NotOffered(Exception):
@@ -121,7 +121,7 @@ class Trials:
             yield trial
 
     def clean(self, *, interrupted: bool = False) -> str:
-        """Delete everything that the trials wrote. Return the URL of the folder if it is still there; else nothing.
+        """Delete everything that the trials wrote. Return the folder's URL if something is left; otherwise "".
 
         Args:
             interrupted: wait first, because an interrupted request to a cloud still runs.
@@ -169,7 +169,7 @@ class Trials:
         return trial("ok", time.monotonic() - began)
 
     def _name_missing(self, verb: str) -> tuple[str, ...]:
-        """Return the rights that a denied verb lacks, or may lack: those that no other verb has shown to be there."""
+        """Return the rights that a denied verb lacks, or may lack: the rights that no other verb has proved."""
         rights = self._rights.get(verb, ())
         known = tuple(right for right in rights if right in self._missing)
         return known or tuple(right for right in rights if right not in self._proven) or rights

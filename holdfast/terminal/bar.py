@@ -30,7 +30,7 @@ def open_console(*, soft_wrap: bool = False) -> Console:
 
 
 class Bar(Progress):
-    """A transient progress bar on a terminal, and nothing elsewhere. Above it goes what others print, `printable`."""
+    """A transient progress bar on a terminal; elsewhere nothing. Other output is printed above it, made `printable`."""
 
     def __init__(self, *columns: ProgressColumn, console: Console) -> None:
         super().__init__(

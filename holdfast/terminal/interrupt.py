@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 # Slurm's --signal, Grid Engine and LSF send the first two some time before they end a job; a terminal that closes sends
-# the third. By default each ends a process without a word.
+# the third. By default each signal ends a process silently.
 LIKE_SIGTERM = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 COMMANDS = ("flows.", "deployments.", "holdfast.cli.")
 _came: list[int] = []  # the signals that `end` has had
@@ -34,13 +34,13 @@ def end_at_once(number: int, frame: object) -> None:
 
 
 def catch(handle: Callable[[int, Any], object] = signal.default_int_handler) -> None:
-    """Let Ctrl-C raise KeyboardInterrupt from now on."""
+    """Make Ctrl-C raise KeyboardInterrupt from now on."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, handle)
 
 
 def end(number: int, frame: object) -> NoReturn:
-    """End this command by an exception, so that it saves: a handler of SIGINT and SIGTERM.
+    """Raise an exception that ends this command after a save. This is the handler of SIGINT and SIGTERM.
 
     Raises:
         KeyboardInterrupt: for SIGINT.
@@ -63,19 +63,19 @@ def raise_if_lost() -> None:
 
 
 def take_like_sigterm(handle: Callable[[int, Any], object]) -> None:
-    """Handle the other signals, too, from now on. One that is ignored, or that the user's code handles, stays so."""
+    """Handle the signals of `LIKE_SIGTERM`, too, unless they are ignored or the user's code handles them."""
     for each in LIKE_SIGTERM:
         if signal.getsignal(each) is signal.SIG_DFL:
             signal.signal(each, handle)
 
 
 def pass_on(number: int, frame: object) -> None:
-    """Say which signal came, and do what SIGTERM does: a handler."""
+    """Print the signal's name, and send this process SIGTERM. This is the handler of the signals of `LIKE_SIGTERM`."""
     with contextlib.suppress(OSError):  # the terminal is gone
         os.write(2, f"told to end by {signal.Signals(number).name}\n".encode())
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# A shell's background process ignores SIGINT. Leave it so.
+# A shell's background process ignores SIGINT and must go on ignoring it, so set the handler only in other processes.
 if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, end_at_once)

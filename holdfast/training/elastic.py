@@ -66,7 +66,7 @@ def take_extras(training: Training, saved: Mapping[str, Any], names: Collection[
                 training,
                 saved,
                 f"the extra {name!r} differs between the ranks",
-                "an extra that all ranks have alike, as one that after_step changes, continues with any number",
+                "an extra that is equal in all ranks, as one that after_step changes, continues with any number",
             )
     return parts[0]
 

@@ -121,7 +121,7 @@ class Grouping:
                 _regroup(part, members, [{}] * len(members))
             return
         if mark["built"] != self._digest() or len(mark["groups"]) != len(parts):
-            raise ValueError("its steps had changed its groups of parameters, and now it is built with other groups")
+            raise ValueError("a step had changed its parameter groups, and now it is built with other groups")
         numbered = enumerate(saved["param_groups"])
         for part, count in zip(parts, mark["groups"], strict=True):
             own = list(itertools.islice(numbered, count))

@@ -102,7 +102,7 @@ def _refuse_different_ranks(training: Training) -> None:
         found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
         if any(each != found[0] for each in found):
             raise RecipeError(
-                f"after step {training.progress.step} the ranks have other values of the {name}{means}",
+                f"after step {training.progress.step} the ranks have different values of the {name}{means}",
                 hint=hint,
             )
 

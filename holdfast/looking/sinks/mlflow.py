@@ -30,7 +30,7 @@ _UNFIT = re.compile(r"[^\w\-. :/]")
 class MLflow(Sink):
     """A run in MLflow, which can't be rewound: steps up to the last one in MLflow are not sent again."""
 
-    hint = "MLFLOW_TRACKING_URI has to name a server that answers, and MLFLOW_TRACKING_TOKEN what it asks for"
+    hint = "set MLFLOW_TRACKING_URI to a server that answers, and MLFLOW_TRACKING_TOKEN to the token that it asks for"
 
     def open(self) -> None:
         experiment = self._find_experiment()

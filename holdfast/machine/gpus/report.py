@@ -18,10 +18,11 @@ WITHIN_S = 60.0
 XML = re.compile(r"<\?xml.*</nvidia_smi_log>", re.S)
 # nvidia-smi prints these instead of a value if it can't reach a GPU.
 UNREACHABLE = re.compile("GPU is lost|GPU requires reset|fallen off the bus", re.I)
-# ... and these, but also for a sensor that a healthy GPU lacks. So they count only in the fields that tell its health.
+# nvidia-smi prints these for an unreachable GPU, too, but also for a sensor that a healthy GPU lacks. So they count
+# only in the fields about a GPU's health.
 UNREADABLE = re.compile("Unknown Error|ERR!", re.I)
 HEALTH_FIELDS = ("uuid", "ecc_errors", "retired_pages", "remapped_rows", "gpu_recovery_action")
-# Every driver has other fields: one total until Volta, and then one for each kind of memory.
+# The fields depend on the driver and the GPU: one total up to Volta, later one field for each kind of memory.
 UNCORRECTED = (
     "double_bit/total", "sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded",
     "dram_uncorrectable",

@@ -1,8 +1,8 @@
 """The recorded differences between two trainings, ordered by how well each explains the first step that differs.
 
 The first field that differs in a step's line of the trail is the evidence. Each kind of difference explains some
-evidence: the table `KINDS` says which, and why. Differences of settings, code and data come before those of the
-machine, because they change the mathematics by design, and another machine only may change the bits.
+evidence: the table `KINDS` says which, and why. Differences of settings, code and data come before differences of the
+machine: the former change the mathematics by design, the latter may only change bits.
 """
 
 import math
@@ -17,8 +17,8 @@ from holdfast.provenance.changes import CLASSES, Change, classify, compare_ident
 from holdfast.provenance.fingerprint import ABSENT
 from holdfast.provenance.recorded import compare_records
 
-# The evidence: what of a step differs first. `start` is the loss of the run's first step; `rounding` is a loss or a
-# gradient that differs by no more than `ROUNDING`.
+# The evidence is the first field of a step that differs. `start` is the loss of the run's first step; `rounding` is a
+# loss or a gradient that differs by no more than `ROUNDING`.
 Evidence = Literal[
     "samples", "content", "rates", "start", "loss", "rounding", "gradient", "update", "random", "metrics", "state"
 ]
@@ -26,7 +26,7 @@ Evidence = Literal[
 Tier = Literal["likely", "possible", "unlikely"]
 TIERS: tuple[Tier, ...] = ("likely", "possible", "unlikely")
 
-# float32 rounds to 6e-8. A sum over a batch in another order, or another kernel, differs by some hundred times that.
+# float32 rounds to 6e-8. A sum in another order, or by another kernel, differs by some hundred times as much.
 ROUNDING = 1e-5
 COMPUTED: tuple[Evidence, ...] = ("start", "loss", "rounding", "gradient", "update", "state")
 EVERYTHING: tuple[Evidence, ...] = ("samples", "content", "rates", *COMPUTED, "random", "metrics")

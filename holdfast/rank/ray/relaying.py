@@ -120,7 +120,7 @@ class Relay:
             if "ModuleNotFoundError" in str(error) or "ImportError" in str(error):
                 raise ConfigError(
                     f"holdfast can't be imported on the nodes of the Ray cluster: {last_line(error)}",
-                    hint="the same packages have to be on all machines, as in one image",
+                    hint="install the same packages on all machines, as in one image",
                 ) from None
             raise RankDied(f"a node of the Ray cluster is lost: {last_line(error)}") from None
 
@@ -223,7 +223,7 @@ class Relay:
         return choose_cause(self._failures) if self._failures else None
 
     def _look_for_nodes(self) -> None:
-        """Let the ranks stop and save if a node has joined the cluster and the run may have more of them."""
+        """Order the ranks to save and stop if a node has joined the cluster and the run may have more nodes."""
         placement, now = self._placement, time.monotonic()
         is_whole = placement.count == self._config.compute.node_range[1]
         if is_whole or not self._is_training or self._has_joined or self._failures:
@@ -237,7 +237,7 @@ class Relay:
     # ---- end
 
     def end(self) -> None:
-        """End the ranks of all nodes, and give their place back."""
+        """End the ranks of all nodes, and remove their placement group."""
         asked = [carrier.end.remote() for carrier in self._carriers]
         ray.wait(asked, num_returns=len(asked), timeout=ENDS_WITHIN_S)
         remove_placement_group(self._placement.group)
@@ -253,12 +253,12 @@ def check_versions(hosts: Sequence[Host]) -> None:
         if host.version != holdfast.__version__:
             raise ConfigError(
                 f"node {node} ({host.name}) has holdfast {host.version}, and this machine {holdfast.__version__}",
-                hint="the same version has to be on all machines",
+                hint="install the same version on all machines",
             )
 
 
 def choose_cause(failures: Sequence[Failure]) -> HoldfastError:
-    """Return the failure that explains the others: of those that explain most, the first in time."""
+    """Return the error of the failure that explains the others best; of several, the first in time."""
 
     def weigh(failure: Failure) -> tuple[bool, ...]:
         error = failure.error
@@ -294,5 +294,5 @@ def explain_loss(error: RayError, host: Host) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error of Ray's, which says what happened."""
+    """Return the last line of one of Ray's errors, which names the cause."""
     return str(error).strip().rpartition("\n")[2].strip().rstrip(".")

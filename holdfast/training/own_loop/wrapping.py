@@ -68,7 +68,7 @@ class Wrapping:
         for name, module in trained.items() if shares and is_cut(self._config, self._accelerator) else ():
             if not any(module is each for each in self._placed):
                 raise RecipeError(
-                    f"compute.virtual_ranks = {shares}: {name!r} is trained, and not cut by run.wrap",
+                    f"compute.virtual_ranks = {shares}: {name!r} is trained, and run.wrap has not sharded it",
                     hint=f"{name} = run.wrap({name}) before its optimizer is built",
                 )
 

@@ -217,7 +217,7 @@ class _HeldShards:
         ]
         if len({*self._exchange.each(lambda: hashlib.sha256(repr(layout).encode()).hexdigest())}) > 1:
             raise StateError(
-                "the ranks have different states, of which one checkpoint can't have a shard of each",
+                "the tensors of the ranks have different names or shapes, so one checkpoint can't hold them all",
                 hint="give each module, optimizer and extra the same names and shapes in all ranks",
             )
 

@@ -191,7 +191,7 @@ def line_of(text: str) -> str:
         ("", {"bf16": True}, r"the Trainer trains in 'bf16', and compute\.mixed_precision = \"no\""),
         ("", {"num_train_epochs": 5}, r"the Trainer trains 20 steps, 4 in an epoch, and the run has epochs = 3"),
         ("", {"max_steps": 7}, r"the Trainer trains 7 steps, 4 in an epoch, and the run has epochs = 3"),
-        ("stops early", {}, "EarlyStoppingCallback ends a run at a step that nobody knows before"),
+        ("stops early", {}, "EarlyStoppingCallback ends a run at a step that is unknown before"),
         ("stops", {}, "the Trainer ended after step 5, before the run's last one"),
         ("streams", {"max_steps": 12}, "a DataLoader over a stream can't be put back to a position"),
         ("is none", {}, r"expected a transformers\.Trainer, found a Net"),

@@ -117,7 +117,7 @@ def test_a_machine_that_computes_wrongly_once_costs_only_new_ranks(
     with caplog.at_level(logging.WARNING, "holdfast"):
         live(config)
     assert not once.exists()
-    assert "new ranks look again" in caplog.text
+    assert "new ranks check it again" in caplog.text
     assert "fails now and then" in caplog.text
     assert content_id(config) == content_id(straight)
     assert journal_of(config).numbers("quarantine") == []

@@ -169,7 +169,7 @@ def test_ranks_that_all_get_the_same_batches_are_refused(tmp_path: Path, nursery
     log, compute = Log(every=1, folder=str(tmp_path / "logs")), Compute(ranks=2, device="cpu")
     config = make_config(tmp_path, "loop", stream, log=log, compute=compute)
     done = nursery.call("tests.support.forked:train_chunks", config.model_dump(mode="json"), 1)
-    assert "all ranks get the same batches from a stream that nobody shares out" in done.stdout
+    assert "all ranks get the same batches from a stream that is not divided over the ranks" in done.stdout
 
 
 def test_a_loader_over_an_array_has_a_known_position() -> None:

@@ -69,7 +69,7 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("unwrapped", "'model' is trained, and not cut by run.wrap"),
+        ("unwrapped", "'model' is trained, and run.wrap has not sharded it"),
         ("logs", "the shares of a batch have logged numbers of different names"),
         ("counts", "a share of a batch has changed the extras"),
         ("steps", "a share of a batch has changed the parameters"),

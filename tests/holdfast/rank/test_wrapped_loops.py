@@ -46,8 +46,8 @@ def test_a_models_own_wrapper_is_proved(nursery: Lives, tmp_path: Path, ranks: i
     ("own", "said"),
     [
         ("default", "'model' is a DistributedDataParallel without find_unused_parameters=True"),
-        ("frozen", "the ranks have other values of the model: each trains its own"),
-        ("closure", "the ranks have other values of the optimizer\n"),
+        ("frozen", "the ranks have different values of the model: each trains its own"),
+        ("closure", "the ranks have different values of the optimizer\n"),
     ],
 )
 def test_ranks_that_a_resume_would_change_are_refused(nursery: Lives, tmp_path: Path, own: str, said: str) -> None:
