@@ -94,7 +94,7 @@ def write_report(config: RunConfig, configs: list[RunConfig]) -> None:
     try:
         page = make_comparison([Gatherer(journal).gather() for journal in journals])
         store.replace(f"{config.run}-sweep.html", page.encode())
-    except HoldfastError as error:  # the runs are what they are, with or without it
+    except HoldfastError as error:  # a missing report doesn't harm the runs
         log.warning("the report of the sweep can't be written: %s", error)
     else:
         log.info("report  %s/%s-sweep.html", store.url, config.run)

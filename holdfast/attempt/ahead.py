@@ -69,8 +69,8 @@ class RanksAhead:
             self._ranks = None
 
 
-# Those of `started_ahead`, for the attempt that is opened inside its block. A caller can't pass them through a flow,
-# whose parameters are JSON.
+# The ranks of `started_ahead`, for the attempt that is opened inside its block. A caller can't pass them through a
+# flow, because a flow's parameters are JSON.
 STARTED_AHEAD: ContextVar[RanksAhead | None] = ContextVar("STARTED_AHEAD", default=None)
 
 

@@ -95,7 +95,7 @@ class _NodeCarrier:
             if not error.data.get("is_ordered"):
                 log.warning("node %d: %s", self._node, error)
         finally:
-            # Ranks that train save first; this is also how a signal to this command reaches all ranks.
+            # This makes training ranks save before they end. A signal to this command reaches all ranks this way, too.
             ranks.end(self._config.resume.stop_within_s if self._is_training else 0.0)
             if self._is_training:
                 self._has_carried = True

@@ -22,11 +22,11 @@ from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
 
-# How often new ranks take the place of ranks that fail while they open a run, or in a chunk.
+# The number of retries, each with new ranks, after ranks fail while they open a run or train a chunk.
 RETRIES = 2
 RETRY_AFTER_S = 1.0
 
-# What ended an attempt: a notice, an error, the exception of a signal handler, or None for a complete run.
+# The cause of an attempt's end: a notice, an error, a signal handler's exception, or None for a complete run.
 Cause = Notice | BaseException | None
 
 T = TypeVar("T")

@@ -38,13 +38,14 @@ from holdfast.provenance.drift import is_of_ranks
 
 # Quarantine is permanent, so a damaged checkpoint is read a second time first: the read itself may have failed.
 READS = 2
-# One checkpoint may be unhealthy. If the one before it is so too, the cause is elsewhere.
+# The number of unhealthy checkpoints in a row after which the attempt ends. One checkpoint may be unhealthy; if the
+# checkpoint before it is unhealthy too, the cause is elsewhere.
 TRIPS = 2
-# How many commits back the chain is checked if latest.json is lost or names none of them.
+# The number of newest commits whose chain is checked if latest.json is lost or names none of them.
 ANCESTORS = 8
-# How many commits back a rehearsal that differs looks for the attempts since the last one that was equal.
+# If a rehearsal differs, the number of commits that are searched back for the last equal rehearsal.
 ANCESTORS_SEARCHED = 1000
-# The rehearsals that a commit names.
+# The largest number of rehearsals that a commit names.
 REHEARSALS = 8
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class Line:
         self.head: Commit | None = None
         self.next_number = 1
         self._begun: Commit | None = None
-        self._metadata: dict[str, checkpoint.Metadata] = {}  # of checkpoints, which never change
+        self._metadata: dict[str, checkpoint.Metadata] = {}  # by folder; a checkpoint's metadata never changes
         self._latest: Latest | None = None
         self._has_read_latest = False
         self._has_resumed = False

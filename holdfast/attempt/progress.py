@@ -26,7 +26,7 @@ class ConsoleLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else None
         mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        with contextlib.suppress(OSError):  # the terminal was closed: that must not end what is logged about
+        with contextlib.suppress(OSError):  # a closed terminal must not end the run
             console.print(mark + printable(record.getMessage()), style=style, markup=False)
 
 

@@ -20,9 +20,9 @@ CAUSES = (
     "samples", "generators", "buffers", "lrs", "anneals", "loss", "gradient", "partial_sum", "sum", "grad_norm",
     "logged", "state", "rng", "metrics",
 )  # fmt: skip
-# The fields of a line that no step depends on.
+# The fields of a line on which no later step depends.
 LOGGED = ("logged", "grad_norm")
-# How the facts of a part are named that a line doesn't have.
+# Readable names for facts that only ranks and shares have.
 FACTS = {"partial_sum": "sum of gradients", "sum": "sum of all gradients"}
 # The first parts of the components' names, in the order in which a difference spreads within a step.
 COMPONENTS = ("buffers", "optimizer", "model", "schedulers", "scaler", "extras")

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-# The roots of Python's own iterators around the run's, such as ``enumerate(run.batches())``, inside an epoch and at its
-# end. A process that resumes begins them anew, after its search.
+# The roots of built-in iterators around the run's iterators, such as ``enumerate(run.batches())``, inside an epoch and
+# at its end. A resumed process creates them again, but only after its search.
 ITERATOR, ENDED = "iterator", "ended iterator"
 
 

@@ -23,11 +23,11 @@ from holdfast.config import PART_BYTES
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Bytes, Store
 
-# Parts that are written at once: a disk has a queue, and an object store has connections to spare.
+# The number of parts written at the same time: a disk has a queue, and an object store takes several connections.
 WRITERS = 4
 # Memory bandwidth is the limit: more threads copy no faster.
 COPIERS = 4
-# The number of the windows' memory among the buffers, beside those of the parts.
+# The number of the windows' memory among the buffers; the parts' buffers are numbered from 0.
 WINDOWS_NUMBER = -1
 # One thread copies pieces of this mean size or less faster than several threads, which wait for the GIL.
 ONE_THREAD_BYTES = 2**20

@@ -12,7 +12,7 @@ from holdfast.journal import FileRecord
 
 # Parts of each rank that are in progress at once: one is hashed while another is written.
 ABREAST = 2
-# Windows of each part in progress. More of those that are read, because an object store takes its time to answer.
+# The number of windows of each part in progress. Reads have more windows, because an object store answers slowly.
 DEPTH, READ_DEPTH = 2, 4
 WINDOWS, READ_WINDOWS = ABREAST * DEPTH, ABREAST * READ_DEPTH
 # All windows together are an eighth of a rank's shard. Direct I/O needs LEAST_WINDOW_BYTES at least. Each window

@@ -30,7 +30,7 @@ from holdfast.store import Store
 
 # Files that are read and hashed at once: more than a machine has processors, since some of them wait for the disk.
 READERS = 8
-# So few files are checked one after the other, without threads.
+# Up to this many files are checked one after the other, without threads.
 FEW = 3
 
 Watch = Callable[[int], None]

@@ -93,7 +93,7 @@ def write_checkpoint(
         # A folder that was assigned to a commit may be deleted at any moment by a prune that has slept since.
         if folder.exists(folder_record_name(path)):
             return False
-        # A dead attempt may have left parts of another cut in a folder.
+        # A dead attempt may have left parts of a state that was cut in another way in a folder.
         return not {*filter(is_part, folder.list(path))} - {*names}
 
     def choose() -> str:

@@ -11,7 +11,7 @@ from holdfast.recipe.permission import Trust
 from holdfast.store import Store
 from holdfast.terminal import counted
 
-# The fields of a step that are given to the model: if one differs first, its tensors follow from it.
+# The fields of a step that are inputs of the model: if one differs first, the tensors differ because of it.
 INPUTS = {"samples", "batch content", "lrs", "anneals"}
 
 

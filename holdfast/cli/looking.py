@@ -34,7 +34,7 @@ def print_runs(store: str, *, json: bool) -> int:
         json: print JSON.
     """
     found = open_store(store)
-    # With "/." only a folder has the name, and none is too long to ask for.
+    # The suffix "/." matches only a folder, and os.access raises no error for a name that is too long.
     if store != DEFAULT_STORE and isinstance(found, LocalStore) and not os.access(f"{found.root}/.", os.F_OK):
         raise RunUnknown(f"there is no store {store}", hint="a store is a folder or URL that holds runs")
     standings: list[Standing] = []

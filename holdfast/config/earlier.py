@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-# Where a setting is now.
+# The present name of each setting that was renamed.
 MOVED = {
     "chunk.auto": "chunk.steps",
     "preemption.drain_file": "resume.drain_file",
     "parity.every": "checkpoint.read_back_every",
     "report.every": "log.report_every_s",
 }
-# What does a setting's work now.
+# The replacement of each setting that was removed.
 GONE = {
     "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",
     "preemption.cloud": "the machine's firmware names its cloud",

@@ -79,7 +79,7 @@ class LoaderBatches:
         self.has_common_position = not self._is_shared
         self._pass, self._given = 0, 0  # batches of this pass
         self._number = 0  # batches of the whole run
-        self._parts = 0  # of the next batch that were given
+        self._parts = 0  # parts of the next batch that were given already
         self._before: dict[str, Any] | None = None
         self._samples = 0  # in the dataset when this pass began
         self._indices: list[list[Any]] | LongPass = []

@@ -19,7 +19,7 @@ from holdfast.errors import RecipeError
 
 __all__ = ["StatefulDataLoader", "is_begun", "restart_never", "walk_nodes"]
 
-# Where a StatefulDataLoader has its iterator, and whether only reading its state has made that.
+# The private attributes of a StatefulDataLoader: its iterator, and whether reading the state has made the iterator.
 ITERATOR, IS_OF_STATE = "_iterator", "_initial_iter_for_state_dict"
 
 

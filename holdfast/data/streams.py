@@ -13,7 +13,7 @@ from holdfast.state import has_methods
 # The part of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The shuffle
 # buffer will be refilled before starting to yield new examples."
 BUFFER = "BufferShuffledExamplesIterable"
-# Where such a stream has its parts.
+# The attribute of a Hugging Face stream that holds its outermost iterable.
 EXAMPLES = "_ex_iterable"
 # The key of its source's state in the state of a part.
 SOURCE = "examples_iterable"
@@ -65,7 +65,7 @@ def refuse_inexact(keeping: str, value: Any) -> None:
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
-        flaw = "its position is known only once it is read"  # so that a restore can't be checked
+        flaw = "its position is known only once it is read"  # so a restore can't be checked
     if is_begun(value):
         flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"
     if flaw:

@@ -39,7 +39,7 @@ SHOWN_ID_CHARS = 16
 SHOWN_FILES = 3
 
 ECDSA_SHA256 = ec.ECDSA(hashes.SHA256())
-# Matches a key that a user gave in place of its file's name. An error must not show it.
+# Matches a key that a user gave in place of its file's name. An error must not show the key.
 KEY_LIKE = re.compile(r"-----|\n|[A-Za-z0-9+=]{44,}")
 SOURCE_HINT = "give the path of a PEM file, or env:NAME for a variable that holds the PEM"
 P256_HINT = "holdfast keygen makes one"

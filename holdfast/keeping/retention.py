@@ -24,12 +24,12 @@ from holdfast.errors import (
 from holdfast.journal import Commit, Journal, Pruned, PruneEntry, PruneReport, now, read_record, record_name
 from holdfast.terminal import counted
 
-# How many commit numbers are tried for the last prune's report before all commits are listed instead.
+# The number of newest commits whose prune reports are tried, before all commits are listed instead.
 REPORTS_TRIED = 8
 
 DEBRIS_AFTER_S = 24 * 3600.0
 
-# The remains of a write are not deleted sooner: a record is written in one go, but its process may be stopped.
+# The age at which the remains of a write are deleted. A write is short, but its process may be suspended.
 SWEPT_AFTER_S = 3600.0
 
 log = logging.getLogger(__name__)

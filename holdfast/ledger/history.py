@@ -70,7 +70,7 @@ def read_costs(journal: Journal) -> list[Cost]:
     for commit in read_all(journal.find_commit, numbers):
         if commit is not None:
             steps[commit.number] = commit.step
-            if commit.why == "adopted":  # nobody was left to measure what its save cost
+            if commit.why == "adopted":  # its ranks died before they measured its save's cost
                 continue
             cost = cost_of(commit, commit.step - steps.get(commit.parent, commit.step))
             costs += [cost] if cost else []

@@ -38,7 +38,7 @@ SAVES = 1.5
 # The length of a chunk while nothing is measured yet.
 FIRST_STEPS = 10
 
-# The newest commits are those that count: a run, its data and its machine change.
+# Only this many newest commits are used, because a run, its data and its machine change.
 RECENT_COMMITS = 9
 
 Bound = Literal["least lost", "a save's length", "floor"]

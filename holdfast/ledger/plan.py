@@ -23,7 +23,7 @@ from holdfast.ledger.interval import (
 )
 from holdfast.ledger.traces import Trace
 
-# Virtual ranks for each rank of a pool whose size changes: with fewer, too many ranks wait for the one with the most.
+# Virtual ranks per rank of a pool whose size changes: with fewer, too many ranks wait for the rank with most shares.
 SHARES_A_RANK = (4, 8)
 
 

@@ -73,7 +73,7 @@ def apply(settings: Determinism, seed: int) -> None:
     torch.set_num_threads(settings.threads)
     if settings.mode == "strict":
         missing = sorted(name for name, value in PREAMBLE.items() if os.environ.get(name) != value)
-        if sys.flags.hash_randomization and "PYTHONHASHSEED" not in missing:  # it was set after Python's start
+        if sys.flags.hash_randomization and "PYTHONHASHSEED" not in missing:  # set after Python's start
             missing.append("PYTHONHASHSEED")
         if missing:
             raise DeterminismError(

@@ -151,7 +151,7 @@ class _Run:
         self.steps_per_epoch = 0
         self.resumed_from: list[int] = []
         self.is_complete = False
-        self.lost: dict[tuple[str, str], Found] = {}  # what the resumes are known to have lost, by key
+        self.lost: dict[tuple[str, str], Found] = {}  # values that the resumes have lost, by key
         self._examined: list[Examined] = []
         self._at_commit: list[Found] = []  # found when the newest commit was made
 

@@ -24,7 +24,8 @@ SAMPLES = 16
 # If a folder has more files than this, they become one entry.
 LISTED_FILES = 16
 
-# A package's own records are read by whoever asks what is installed; `holdfast.provenance.packages` has what they say.
+# A package's own records are read by every query of the installed packages. `holdfast.provenance.packages` records
+# their content.
 RECORDS = (".dist-info", ".egg-info")
 COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".pth")
 SYSTEM = (

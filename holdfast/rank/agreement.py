@@ -8,7 +8,7 @@ from torch import distributed
 
 # After a step of at least this length the ranks wait for the answers, because a later answer costs one more long step.
 SLOW_STEP_S = 0.25
-# A rank may evaluate alone for hours while the others wait. The attempt finds the ranks that hang.
+# The timeout is long, because a rank may evaluate alone for hours while the others wait. The attempt finds hung ranks.
 WITHIN = datetime.timedelta(days=1)
 
 

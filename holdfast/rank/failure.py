@@ -17,7 +17,7 @@ from holdfast.training import Training
 CPU_OUT_OF_MEMORY = "can't allocate memory"
 # gloo and NCCL raise a RuntimeError with one of these texts if another rank has died.
 LOST_CONNECTION = ("gloo/transport", "by peer", "ncclRemoteError", "ncclSystemError")
-# Errors of a program: new ranks, which train the same steps, raise them again.
+# Errors of a program. New ranks train the same steps and would raise them again.
 OF_PROGRAMS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
     ValueError,

@@ -233,7 +233,7 @@ class Ranks:
 
     def _describe_end(self) -> HoldfastError:
         """Return the error for ranks that ended without reporting one."""
-        self._events.put(None)  # so that the next call of `next_event` raises it, too
+        self._events.put(None)  # so that the next call of `next_event` raises the error, too
         code = self._process.wait()
         if code == 0 and self._is_built and self._compute.has_nodes:
             return RankDied("the ranks have ended as they were told to", is_ordered=True)

@@ -20,7 +20,7 @@ from holdfast.provenance.canonical import spell_floats
 # The path of the file that the main rank writes; unset for none.
 LIVED_VARIABLE = "HOLDFAST_LIVED"
 SUFFIX = ".steps.jsonl"
-# A file that has grown to this size takes no further step.
+# The size at which the file takes no further steps.
 MOST_BYTES = 2**24
 
 Line = dict[str, Any]

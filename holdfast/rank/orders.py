@@ -43,15 +43,15 @@ class Orders:
         self._agreement = Agreement() if training.accelerator.num_processes > 1 else None
         self._agreed = Wish.NOTHING
         self._queue: queue.SimpleQueue[Order | SaveFailed | None] = queue.SimpleQueue()
-        self._failure: Exception | None = None  # of the thread that reads
-        self.is_ended = False  # by the attempt; not by a signal, or by another node
-        self._stop_at = math.inf  # of time.monotonic()
+        self._failure: Exception | None = None  # the error of the thread that reads orders
+        self.is_ended = False  # whether the attempt ended the ranks, rather than a signal or another node
+        self._stop_at = math.inf  # on the clock of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
-        self._step_s = 0.0  # of the last measured step
+        self._step_s = 0.0  # the duration of the last measured step
         self._steps, self._urgent, self._saves = Durations(unknown_s=0.0), Durations(), Durations()
         self._slowing = Slowing()
-        self._is_saving = False  # when the step in progress began
+        self._is_saving = False  # whether a save was under way when the step in progress began
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         take_like_sigterm(lambda *_: self._stop())  # a scheduler may send one to every process of a job
         # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
@@ -150,7 +150,7 @@ class Orders:
         wish = Wish.STOP if self._is_last_moment() else Wish.SAVE if self._saving.is_set() else Wish.NOTHING
         if self._agreement is None:
             return wish
-        self._saving.clear()  # it is passed on once
+        self._saving.clear()  # the wish is sent once
         heartbeats.mark(Place.SYNCING)
         return self._agreement.exchange(wish, max(self._step_s, time.monotonic() - self._last_pause))
 

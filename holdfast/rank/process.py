@@ -21,8 +21,8 @@ CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 # The process that carries ranks on a Ray cluster; see its docstring.
 RAY_MODULE = "holdfast.rank.ray"
-# By these variables torchrun, accelerate, MPI and Slurm tell a process its place among others. A rank that inherited
-# them, as in a pod of a training operator, would wait for processes that never come, or train in another precision.
+# In these variables torchrun, accelerate, MPI and Slurm tell a process its rank. A rank must not inherit them, as in a
+# pod of a training operator: it would wait for processes that never come, or train in another precision.
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",

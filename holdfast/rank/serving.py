@@ -143,7 +143,7 @@ def obey(
             is_checked = True
         match order:
             case Proceed():
-                pass  # it has ended the wait before the recipe was built
+                pass  # this order only ends the wait before the recipe is built
             case Restore():
                 restore_commit(training, folder, order, events)
                 survivor.lived.restart(training.progress.step)
@@ -412,7 +412,7 @@ def main() -> int:
 
     try:
         if config.compute.has_nodes:
-            nodes = Nodes(config.compute, events)  # it settles this rank's number
+            nodes = Nodes(config.compute, events)  # sets this rank's number, which later calls read
         heartbeats.join()
         run_program(config, begin)
         if built and built[0].progress.step >= built[0].total_steps:

@@ -28,7 +28,7 @@ from holdfast.terminal.distribution import spell_install
 log = logging.getLogger(__name__)
 
 LIBRARIES = ("jinja2", "peft", "tokenizers", "transformers")
-# One conversation of this many is held out.
+# One of this many conversations is held out.
 HELD_OUT_EVERY = 20
 # The target of a token that isn't learned. Source: torch, `cross_entropy`, ignore_index.
 NOT_LEARNED = -100

@@ -13,7 +13,7 @@ from torch import Tensor
 # offset in the file, its device and number, its path.
 MAPS = Path("/proc/self/maps")
 LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) .(.).(.) [0-9a-f]+ \S+ (\d+)\s*(.*)")
-# Files that are no data of the user's: memory that processes share, and that of devices.
+# Mapped files that are not the user's data: shared memory, and the memory of devices.
 NO_FILES = ("/dev/", "/memfd:", "/SYSV", "anon_inode:")
 
 

@@ -36,7 +36,7 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
         _check_memory(name, value)
         return _Tensor(name, value, ties) if isinstance(value, Tensor) else _Array(name, value, ties)
     if isinstance(value, dict) and name:
-        from holdfast.state.objects import Objects, has_objects  # it needs this module
+        from holdfast.state.objects import Objects, has_objects  # here, because that module imports this one
 
         if has_objects(value):
             return Objects(name, value)

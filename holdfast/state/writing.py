@@ -47,7 +47,7 @@ class ContainerWriter:
     def __init__(self, name: str, originals: Originals, ties: Ties) -> None:
         self._name, self._originals, self._ties = name, originals, ties
         self._made: dict[Path, Any] = {}  # the containers and generators that were restored
-        self._written: dict[Any, Any] = {}  # by place of an original: the place of the saved value that it has now
+        self._written: dict[Any, Any] = {}  # by an original's place: the place of the saved value now in it
         self._owned = ties.list_owned()
         self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
 

@@ -37,7 +37,7 @@ def open_store(url: str) -> Store:
         raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
     check_store(url)
     if not (path if separator else url).strip() and scheme != "memory":
-        # Such as a script's unset variable: it must not mean the current folder.
+        # An empty name, such as a script's unset variable, must not mean the current folder.
         raise ConfigError(f"store = {url!r}: it names no folder", hint="give a folder or a URL; . is this folder")
     if not separator or scheme in ("file", "local"):
         try:

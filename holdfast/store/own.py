@@ -30,7 +30,7 @@ def find_module(setting: str, name: str) -> None:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     found = None
-    with contextlib.suppress(ImportError):  # of a package around it
+    with contextlib.suppress(ImportError):  # a parent package can't be imported
         found = importlib.util.find_spec(module)
     if found is None:
         hint = "run from the folder that holds it, or put that folder on PYTHONPATH"

@@ -142,5 +142,5 @@ class S3Upload:
     def _call(self, method: str, **request: Any) -> dict[str, Any]:
         try:
             return dict(self._fs.call_s3(method, **self._which, **request))
-        except FileNotFoundError:  # of the upload: the bucket existed when it began
+        except FileNotFoundError:  # the upload is gone; the bucket existed at its beginning
             raise StoreError(f"the upload of {self._which['Key']} was ended by another process") from None

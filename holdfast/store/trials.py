@@ -85,7 +85,7 @@ class Trials:
         self._inner = self.store.inside(self.name)
         for store in (self.store, self._inner):
             for name, value in (("part_bytes", PART_BYTES), ("retry_within_s", RETRY_WITHIN_S)):
-                if hasattr(store, name):  # of an object store
+                if hasattr(store, name):  # the store is an object store
                     setattr(store, name, value)
 
     def run(self) -> Iterator[Trial]:

@@ -168,7 +168,7 @@ def end_epoch(training: Training) -> None:
     training.record.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.record.measured}
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.record.measured)) if value}
-    if not training.recipe.has_own_loop:  # which steps its schedulers itself
+    if not training.recipe.has_own_loop:  # a user's own loop steps its schedulers itself
         training.schedulers.end_epoch(progress.avg_loss)
     entry = {"avg_loss": progress.avg_loss, "lrs": last["lrs"], "metrics": metrics, "anneals": anneals}
     progress.history = [*progress.history[1 - EPOCHS_KEPT :], entry]

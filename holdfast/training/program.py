@@ -177,7 +177,7 @@ class LoopProgram(Program):
         return self.recipe.batch_size
 
     def take_data(self) -> Any:
-        return self.recipe.data  # which `Run.steps` has taken apart
+        return self.recipe.data  # `Run.steps` has taken a loader apart already
 
     def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
         ranks.check_optimizer(self.recipe.optimizer)

@@ -74,7 +74,7 @@ def _try(training: Training, others: dict[str, Any]) -> None:
         own = capture_own(training)
     except (RecipeError, StateError):
         raise
-    except Exception:  # of a state_dict of the user's, which may be able to say its state only later
+    except Exception:  # a user's state_dict may work only after the first step
         if training.progress.step:
             raise
         return

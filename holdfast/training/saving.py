@@ -68,7 +68,7 @@ def begin_save(
         payload = state.localize(payload)  # one rank holds all rows
     peers = training.ranks.exchange if state.has_shards(payload) else None
     if training.ranks.is_main or peers is not None:
-        training.saver.wait()  # it sets training.parent
+        training.saver.wait()  # the end of the save before sets training.parent
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
         def note(saved: checkpoint.Saved) -> None:

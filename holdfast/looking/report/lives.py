@@ -10,7 +10,7 @@ from holdfast.ledger.goodput import AttemptLedger, Ledger, account
 from holdfast.ledger.timeline import Records, find_trainer, make_lives
 from holdfast.looking.report.gathering import History
 
-# How a bar of the timeline looks, by the state in which Prefect shows such an attempt.
+# The look of an attempt's bar in the timeline, by the attempt's state in Prefect.
 LOOKS = {"Completed": "good", "Failed": "bad", "Crashed": "bad", "Cancelled": "calm", "Paused": "calm"}
 NO_ENDING, RUNNING = "no ending on record", "running"
 

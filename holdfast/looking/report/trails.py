@@ -48,7 +48,7 @@ def read_commit_trail(folder: Store, commit: Commit) -> Columned:
 def _add(columns: Columns, line: bytes) -> bool:
     """Add a line's numbers to the columns; return False if it is no line of a trail."""
     try:
-        fields = json.loads(line.decode())  # of bytes, json would find out the encoding
+        fields = json.loads(line.decode())  # decoded here: json would first detect the encoding of bytes
         step, values = fields["step"], read_values(fields)
         if type(step) is not int or abs(step) > MOST_STEPS:
             return False

@@ -23,7 +23,7 @@ CLASSES = {
     "trackio": "holdfast.looking.sinks.trackio:Trackio",
     "mlflow": "holdfast.looking.sinks.mlflow:MLflow",
 }
-# The sinks that write through a library. MLflow's is spoken to over HTTP.
+# The sinks that need a library. MLflow's server is called over HTTP without one.
 LIBRARIES = {"tensorboard", "wandb", "trackio"}
 SETTING = "log.sinks"
 MLFLOW_URI = "MLFLOW_TRACKING_URI"

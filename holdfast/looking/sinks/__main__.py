@@ -22,7 +22,7 @@ from holdfast.looking.sinks.delivery import deliver
 from holdfast.looking.sinks.orders import CONFIG_VARIABLE, DEAD, SinkOrder
 from holdfast.store import open_store
 
-# Above the priority of training, which must not wait for a sink: a higher number yields.
+# The nice value of a sink's process. A positive one lowers its priority below training, which must not wait for a sink.
 NICENESS = 10
 MAX_LETTERS = 200
 

@@ -32,9 +32,9 @@ from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, 
 STARTS_WITHIN_S = 300.0
 ENDS_WITHIN_S = 4.0
 LOOK_FOR_NODES_EVERY_S = 5.0
-# Otherwise a worker of Ray's that ends kills the processes that it has started; but orphans save themselves.
+# By default a Ray worker kills its child processes when it ends. The ranks must live on: orphaned ranks save first.
 ORPHANS_LIVE = {"RAY_kill_child_processes_on_worker_exit": "0"}
-# `take` waits, while others are called.
+# More than one, because `take` waits for events while other methods are called.
 CALLS_AT_A_TIME = 4
 
 
@@ -81,7 +81,7 @@ class Relay:
         self._config, self._placement, self._events = config, placement, events
         self._carriers: Sequence[Any] = [make_carrier(placement, node) for node in range(placement.count)]
         self._hosts: Sequence[Host] = ()
-        self._is_checked = False  # that all nodes see the attempt's claim
+        self._is_checked = False  # whether all nodes are known to see the attempt's claim
         self._is_training = False
         self._has_closed = False  # the ranks' input
         self._is_told = False  # to let them save and end

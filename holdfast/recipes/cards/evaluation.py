@@ -103,7 +103,7 @@ class Tree:
     def chances(self, policy: Policy, sampler: Sampler) -> dict[str, list[tuple[int, float]]]:
         """Return the chance of each legal action in each information state."""
         found: dict[str, list[tuple[int, float]]] = {}
-        memories = policy.begin(1)  # the last one is that of a player who has not moved yet
+        memories = policy.begin(1)  # the last memory belongs to a player who has not moved yet
         for level in self._levels:
             seen = view(level.states).to(memories.device)
             logits, _, memory = policy.step(seen.seen, seen.seat, memories[level.before])

@@ -80,7 +80,7 @@ def estimate(rollout: Rollout, scale: float, gamma: float, gae_lambda: float) ->
     """
     rows = torch.arange(rollout.seat.shape[1], device=rollout.seat.device)
     value, won = rollout.value, rollout.won / scale
-    # For each row and seat: the value of its next action, and the advantage of it; whether they are known; the reward.
+    # For each row and seat: the value and the advantage of its next action, whether they are known, and the reward.
     after, above, reward = (value.new_zeros(len(rows), SEATS) for _ in range(3))
     is_known = torch.zeros_like(after, dtype=torch.bool)
     after[rows, rollout.next_seat], is_known[rows, rollout.next_seat] = rollout.next_value, True

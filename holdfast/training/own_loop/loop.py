@@ -146,7 +146,7 @@ class OwnLoop:
         self._loader: Any = None  # as the loop passed it
         self._source: Any = None  # the loader inside, once it is known
         self._per_epoch: int | None = None
-        self._given: dict[str, Iterator[Any]] = {}  # what the loop iterates over, by the name of the method of `Run`
+        self._given: dict[str, Iterator[Any]] = {}  # the loop's iterators, by the `Run` method that made them
         self._training: Training | None = None
         self._taking: Taking | None = None
         self._served: Generator[None, None, None] | None = None

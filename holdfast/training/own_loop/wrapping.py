@@ -19,7 +19,7 @@ class Wrapping:
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
         self._config, self._accelerator = config, accelerator
         self._placed: list[nn.Module] = []
-        self._replaced: list[nn.Parameter] = []  # others are in their place
+        self._replaced: list[nn.Parameter] = []  # the parameters before `wrap`, which shards have replaced
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Put a model in its place; see `Run.wrap`.
