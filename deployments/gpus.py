@@ -122,7 +122,7 @@ def find_leftover(gpu: str, within_s: float = RELEASED_WITHIN_S) -> int | None:
 
 def _find_user(gpu: str) -> int | None:
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+        with contextlib.suppress(psutil.Error, OSError):  # the process has ended, or is another user's
             if process.environ().get(GPU_VARIABLE) == gpu and process.status() != psutil.STATUS_ZOMBIE:
                 return int(process.pid)
     return None

@@ -70,7 +70,7 @@ def start_server(ledger: ProcessLedger, database_url: str, port: int = 0) -> str
 
 
 def seal_pages(folder: Path, url: str) -> None:
-    """Let the UI's pages connect to their own server alone, by a content security policy.
+    """Allow the UI's pages to connect only to their own server, by a content security policy.
 
     Prefect's UI asks amplitude.com for its settings even if usage data is off. The server copies the pages to
     this folder when it starts, unless a copy of its own version is there already.

@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import make_secret
 from tasks.server import choose_port
 
-POSTGRES_USER = "postgres"  # Debian's
+POSTGRES_USER = "postgres"  # the user of Debian's package
 
 
 def start_postgres(ledger: ProcessLedger) -> str:

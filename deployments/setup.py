@@ -55,7 +55,7 @@ def set_up(kind: Kind, values: Mapping[str, Any] = MappingProxyType({}), store: 
 
 
 def deploy(store: str = "") -> None:
-    """Put all deployments of ``prefect.yaml`` on the configured server.
+    """Create or update all deployments of ``prefect.yaml`` on the configured server.
 
     Args:
         store: the store in their parameters, instead of the one that is there.

@@ -41,7 +41,7 @@ def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> 
         raise ConfigError(f"the {what} {folder} belongs to user {found.st_uid}, not to you", hint=hint)
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)
-    for path in folder.iterdir():  # an earlier version wrote some with the usual rights
+    for path in folder.iterdir():  # an earlier version wrote some files with the default permissions
         if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o077:
             path.chmod(path.stat().st_mode & 0o700)
 

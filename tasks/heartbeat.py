@@ -42,7 +42,7 @@ log = logging.getLogger("holdfast.heartbeat")
 
 @contextlib.contextmanager
 def heartbeat() -> Iterator[None]:
-    """Give signs of life for the current flow run while the block lasts, if a worker started it.
+    """Send heartbeats for the current flow run during the block, if a worker started the flow run.
 
     They come from threads of their own, so that a process with a busy main thread gives them too. Events need no answer
     of the server, and so don't wait for the label. With a server that took 1.9 s to refuse each try of a label they
@@ -91,14 +91,14 @@ def _renew_labels(flow_run: FlowRun, done: threading.Event) -> None:
                 renew_label(client, flow_run)
                 deny_that_it_vanished(client, flow_run)
             except Exception as error:  # an error of the server or its client must not end the heartbeat
-                if not has_told:  # a busy server refuses many, one now and then
+                if not has_told:  # a busy server may refuse many heartbeats in a row; log only the first
                     log.info("a heartbeat did not reach Prefect's server (%r); the run continues", error)
                 has_told = True
             done.wait(EVERY_S)
 
 
 def renew_label(client: SyncPrefectClient, flow_run: FlowRun) -> None:
-    """Give the flow run's label a new value. Try again soon if the server is too busy.
+    """Write a new value into the flow run's label. Try again soon if the server is too busy.
 
     Raises:
         PrefectHTTPStatusError: the server has refused each try.

@@ -104,7 +104,7 @@ class Asked:
         self.sources = [lambda: request.judge(request.read(), time.monotonic())] if self.is_on_pool else []
 
     def find_ending(self, cause: Cause) -> Ending:
-        """Return how the attempt ended; ask the server whether a person's pause or cancel caused it."""
+        """Return the attempt's ending. Ask the server whether a person's pause or cancel caused it."""
         self.ending = find_ending(cause)
         if isinstance(cause, Pause):
             self.ending = Ending("paused", BY_A_PERSON)
@@ -129,7 +129,7 @@ class Asked:
 
 
 def _find_ending_after_signal() -> Ending:
-    """Return how an attempt ended that a signal has stopped: cancelled or preempted.
+    """Return the ending of an attempt that a signal has stopped: cancelled or preempted.
 
     If the server doesn't answer, the attempt counts as preempted. If the server later reports a cancel, `train` starts
     no further attempt.

@@ -216,7 +216,7 @@ def was_paused(journal: Journal, number: int) -> bool:
 
 
 def cancel(flow_run: FlowRun, within_s: float) -> None:
-    """Tell a flow run to save and to end. Wait until it has ended or is lost, at most `within_s` seconds."""
+    """Cancel a flow run, which then saves and ends. Wait until it has ended or is lost, at most `within_s` seconds."""
     with contextlib.suppress(ObjectNotFound):
         ask_server(lambda client: client.set_flow_run_state(flow_run.id, Cancelling()))
     watch, deadline = ProcessWatch(), time.monotonic() + within_s

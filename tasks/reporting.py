@@ -76,7 +76,7 @@ class ArtifactReport(Observer):
     def _send(self, name: str, show: Callable[..., None], *arguments: Any) -> None:
         self._pending[name] = functools.partial(show, *arguments)
         self._news.set()
-        if self._thread.ident is None:  # not earlier: nothing ends it if the attempt is never made
+        if self._thread.ident is None:  # not in __init__: if the attempt is never made, nothing ends the thread
             self._thread.start()
 
     def _show_bar(self, attempt: AttemptView, step: int, text: str) -> None:
@@ -197,7 +197,7 @@ def describe_report(journal: Journal) -> str:
 def _describe_newest(journal: Journal) -> list[str]:
     try:
         return [f"\n{describe_shown(shown)}" for shown in read_newest(journal)]
-    except RecordDamaged as error:  # it must not hide the rest
+    except RecordDamaged as error:  # a damaged record must not hide the rest
         return [f"\n{error}"]
 
 

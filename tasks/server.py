@@ -118,7 +118,7 @@ def check_access(url: str) -> None:
         RunStopped: it doesn't answer.
     """
     if PREFECT_API_KEY.value():
-        return  # Prefect Cloud's
+        return  # the URL is Prefect Cloud's
     auth = PREFECT_API_AUTH_STRING.value()
     user, _, password = (auth or "").partition(":")
     try:
@@ -197,7 +197,7 @@ def _end_server(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a busy machine's may still import
+        with contextlib.suppress(subprocess.TimeoutExpired):  # on a busy machine the process may still import modules
             process.wait(ENDS_WITHIN_S + 1)
     finally:
         process.kill()

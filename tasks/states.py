@@ -80,7 +80,7 @@ def is_final(flow_run: FlowRun) -> bool:
 
 
 def ending_of_state(state: State[Any] | None, step: int) -> Ending:
-    """Return how an attempt without an ending record has ended, from its flow run's state.
+    """Return the ending of an attempt that has no ending record, from its flow run's state.
 
     Args:
         step: the newest committed step.

@@ -50,7 +50,7 @@ class Supervisor:
         self._others: list[Ending] = []  # endings since the last progress that are not in the journal
         self._furthest = 0
         self._refused = 0  # attempts that the server has refused to begin, in all
-        self._refusal = ""  # the last of them, for a person
+        self._refusal = ""  # the last refusal, for a person
         self._is_judged = False  # whether an attempt has accepted this configuration
         self._seen = Supervised()
 

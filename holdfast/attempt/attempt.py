@@ -104,12 +104,12 @@ class Attempt:
         self._publish: Publish = publish or publish_commit
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
-        self._is_on_record = False  # whether its ending is
-        self._reason = ""  # why it began, as its record says; empty before it has claimed the run
+        self._is_on_record = False  # whether the attempt's ending is on record
+        self._reason = ""  # why the attempt began, as its record says; empty before it has claimed the run
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
         self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
-        self._history: CostHistory | None = None  # of an automatic chunk length
+        self._history: CostHistory | None = None  # only for an automatic chunk length
         self._chunk_s = 0.0  # seconds in the steps of the last chunk
         self._line: Line | None = None
 
@@ -156,7 +156,7 @@ class Attempt:
     def next_chunk(self) -> Chunk | None:
         """Return the steps to train next; None if nothing is left to train, or no time. Do owed upkeep before None."""
         if self.is_complete and not self.is_stopping:
-            self._do_owed_upkeep()  # which may find that the last checkpoint is damaged
+            self._do_owed_upkeep()  # the upkeep may find that the last checkpoint is damaged
         if self.is_complete or self._stopping is Stopping.STOPPED:
             return None
         number = self.line.next_number + len(self._pipeline.uncommitted)
@@ -342,7 +342,7 @@ class Attempt:
             self.close()
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
-                if error.data.get("is_silent"):  # otherwise the ranks ended in time, and had no new step to save
+                if error.data.get("is_silent"):  # without it the ranks ended in time, and had no new step to save
                     log.warning("no checkpoint was durable before the notice's deadline; earlier commits stay")
                 return None
             raise self._note_failure(error) from error.__cause__
@@ -381,7 +381,7 @@ class Attempt:
         self._order_steps(stop)
         is_rehearsed = self.rehearsals.may_follow(self.line, self._chunk_s)
         if not is_rehearsed:
-            self._order_next(stop)  # which is trained while this chunk is committed
+            self._order_next(stop)  # the ranks train it while this chunk is committed
         self._do_owed_upkeep()
         while True:
             self._pass_on_notice()
@@ -484,7 +484,7 @@ class Attempt:
         log.warning("%s", notice)
         ranks = self.ranks.running
         if notice.is_advice:
-            if ranks is not None and not self.rehearsals.is_pending:  # then the steps before it are being saved
+            if ranks is not None and not self.rehearsals.is_pending:  # before a rehearsal a save is under way
                 ranks.save()
             return
         self.notice = notice

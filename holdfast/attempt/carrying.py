@@ -124,7 +124,7 @@ class _NodeCarrier:
                 log.info("node %d: training; the ranks write to %s", self._node, self._log_path)
 
     def report(self) -> None:
-        """Say how the attempt has ended.
+        """Log how the attempt has ended.
 
         Raises:
             RunStopped: it has ended before the run is complete.

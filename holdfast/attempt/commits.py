@@ -39,13 +39,13 @@ def publish_commit(line: Line, proposal: Proposal) -> Commit:
         Superseded: a later attempt owns the run.
     """
     if line.head is not None and line.head.path == proposal.saved.path:
-        return line.head  # an interrupted call got so far
+        return line.head  # an interrupted call made this commit already
     check_fingerprint(line, proposal)
     return line.commit(proposal.saved, proposal.reason)
 
 
 def check_fingerprint(line: Line, proposal: Proposal) -> None:
-    """Return if a checkpoint was trained with the run's settings.
+    """Check that a checkpoint was trained with the run's settings.
 
     An adopted one may have been trained with others that were let through; see `Line.may_adopt`.
 

@@ -117,7 +117,7 @@ class Line:
         self._taken: set[str] = set()  # folders that can't be adopted
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
-        self._noted: tuple[int, _RehearsalVerdict] | None = None  # since the commit of this number
+        self._noted: tuple[int, _RehearsalVerdict] | None = None  # the commit's number, and the verdict since it
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
     def resume(self, restore: Restore) -> None:
@@ -332,7 +332,7 @@ class Line:
         self._publish_latest(self.head, metadata)
 
     def _read_latest(self) -> Latest | None:
-        """Return latest.json as this attempt read it first, or has written it since."""
+        """Return latest.json from memory: as this attempt last wrote it, or else first read it."""
         if not self._has_read_latest:
             self._latest, self._has_read_latest = self.journal.read_latest(), True
         return self._latest
@@ -428,7 +428,7 @@ class Line:
         )
 
     def check_trusted(self, commit: Commit) -> None:
-        """Return if a trusted key has signed the commit, or if no keys are configured.
+        """Check that a trusted key has signed the commit, if trusted keys are configured.
 
         Raises:
             NotTrusted: no trusted key has. The commit isn't quarantined: the keys may be the wrong ones.

@@ -156,10 +156,10 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
 
 
 def check_same_build(before: Present, present: Present, accept: Sequence[str]) -> None:
-    """Return if the new ranks of an attempt have built the same as its first ones.
+    """Check that the new ranks of an attempt have built the same training as its first ranks.
 
     Raises:
-        ConfigDrift: a setting has changed, or something else that is not accepted, such as an edited file.
+        ConfigDrift: a setting has changed, or there is another change that is not accepted, such as an edited file.
     """
     if before.fingerprint != present.fingerprint:
         accept = ()  # all commits of an attempt have one fingerprint
@@ -193,7 +193,7 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
     Raises:
         DeterminismError: it is not promised, and ``resume.environment`` is "refuse".
     """
-    if not past.environment:  # it was lost with the checkpoint, which can't be resumed from anyway
+    if not past.environment:  # lost with the checkpoint, from which no run can resume anyway
         return Verdict("not promised", ("not recorded",))
     verdict = promise_for(past, present)
     if verdict.promise == "identical":
@@ -211,7 +211,7 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
 
 
 def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:
-    """Return how strictly the resumed model is compared with the saved one."""
+    """Return the gate, which says how strictly the resumed model is compared with the saved one."""
     changed = [change for change in changes_since(past, present) if not is_harmless(change)]
     if changed or BUILT in resume.accept_drift:
         return Gate("record")

@@ -134,7 +134,7 @@ def _runs_here(journal: Journal, number: int) -> bool:
 
 
 def describe_ready(built: Ready, epochs: int) -> str:
-    """Return what the ranks have built, for a person."""
+    """Return a line for a person about the training that the ranks have built."""
     parts = [f"{built.model_params:,} parameters", f"{epochs} epochs of {built.steps_per_epoch} steps"]
     if "samples" in built.data:
         parts.insert(1, f"{built.data['samples']:,} samples")
@@ -144,7 +144,7 @@ def describe_ready(built: Ready, epochs: int) -> str:
 
 
 def describe_beginning(head: Commit | None, total_steps: int) -> str:
-    """Return where training begins, for a person."""
+    """Return a line for a person about the step from which training begins."""
     if head is None:
         return f"begins with step 0 of {total_steps}"
     return f"continues from {head.path}, step {head.step} of {total_steps}"

@@ -35,7 +35,7 @@ class Pipeline:
         self.uncommitted: list[Saved] = []
 
     def stop_after(self, step: int) -> int:
-        """Return where the chunk ends that begins with a step: where the ranks were ordered to stop, if they were."""
+        """Return the last step of the chunk that follows a step: the ordered stop, if the ranks have an order."""
         return next((stop for stop in self._ordered if stop > step), 0) or self._choose_stop(step)
 
     def is_new(self, stop: int) -> bool:

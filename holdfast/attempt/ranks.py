@@ -211,7 +211,7 @@ class AttemptRanks:
         return format_time(time.time() - (time.monotonic() - self.own.began))
 
     def note_training(self) -> None:
-        """Note that these ranks are about to train; the first call sets `restart_s`."""
+        """Record that these ranks are about to train. The first call sets `restart_s`."""
         self.restart_s = self.restart_s or time.monotonic() - self.own.began
 
     def end(self) -> None:

@@ -175,7 +175,7 @@ class Rehearsals:
             return
         lived = self._lived or self._ranks.own.await_rehearsed()
         if lived.is_ending:
-            return  # with a save, or without one if new ranks were to go on
+            return  # the living ranks end: after a save, or without one if new ranks were to continue
         faults.reach("rehearsal-lived")
         known = self._ranks.own.examine()
         again = self._rehearse_beside(line, rehearsal, renew) if rehearsal.is_beside else None
@@ -254,7 +254,7 @@ class Rehearsals:
         return self._ranks.own.await_rehearsed()
 
     def compare_with_dead(self, line: Line, stop: int) -> None:
-        """Let new ranks train the steps that ranks before them had trained after the same commit, and compare.
+        """Repeat in new ranks the steps that dead ranks had trained after the same commit, and compare the two trails.
 
         Args:
             stop: the end of the chunk.

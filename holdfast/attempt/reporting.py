@@ -59,7 +59,7 @@ class Reporting(Observer):
             return
         self._attempt = attempt.number
         self._news.set()
-        if self._thread.ident is None:  # not earlier: nothing ends it if the attempt is never made
+        if self._thread.ident is None:  # not in __init__: if the attempt is never made, nothing ends the thread
             self._thread.start()
 
     def _run(self) -> None:
@@ -98,7 +98,7 @@ def _is_due(attempt: AttemptView) -> bool:
     if journal.has_attempt(attempt.number):
         return True
     if attempt.head is None or not attempt.is_complete:
-        return False  # it could not open the run
+        return False  # the attempt could not open the run
     with contextlib.suppress(NameMissing):
         ended_at = journal.store.modified(record_name("endings", journal.attempts()))
         return journal.store.modified(REPORT) <= ended_at

@@ -109,7 +109,7 @@ class SinkProcess:
         """Send an order; the last one also closes the pipe."""
         if self._process is None:
             return
-        with contextlib.suppress(OSError, ValueError):  # it has died, or reads nothing
+        with contextlib.suppress(OSError, ValueError):  # the process has died, or doesn't read
             os.write(self._process.stdin.fileno(), f"{order.model_dump_json()}\n".encode())
         if order.is_end:
             self._process.stdin.close()

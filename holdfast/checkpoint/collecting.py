@@ -132,7 +132,7 @@ class Collected:
         return self._unchanged
 
     def _copy_parts(self, path: str, unchanged: Collection[str]) -> list[str]:
-        """Let the store copy unchanged parts from the last checkpoint. Return the parts that it can't copy."""
+        """Copy unchanged parts from the last checkpoint on the store. Return the parts that the store can't copy."""
         if not unchanged:
             return []
 

@@ -110,7 +110,7 @@ class PartsReader:
         return self._taken[:size_bytes]
 
     def give_back(self) -> None:
-        """Let the memory that `take` returned last be used again."""
+        """Release the memory that `take` returned last."""
         self._windows.give_back(self._taken)
 
     def check(self) -> None:

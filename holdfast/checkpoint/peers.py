@@ -53,10 +53,10 @@ class Peers(Protocol):
         """
 
     def decide(self, work: Callable[[], T]) -> T:
-        """Let the main rank work, and return its result in all ranks, or raise its error in all ranks."""
+        """Call ``work`` in the main rank. Return its result in all ranks, or raise its error in all ranks."""
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """Let each rank work, and return the results by rank, or raise the first error in all ranks."""
+        """Call ``work`` in each rank. Return the results by rank, or raise the first error in all ranks."""
 
 
 class Alone:

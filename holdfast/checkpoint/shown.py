@@ -59,7 +59,7 @@ class Shown:
 
     @classmethod
     def from_line(cls, line: bytes, file: str) -> "Shown":
-        """Return what `to_line` wrote.
+        """Return the text or picture that `to_line` wrote.
 
         Raises:
             RecordDamaged: the line is not of this form; the message begins with ``file``.
@@ -95,7 +95,7 @@ class Gallery:
         self._size_bytes += len(line)
 
     def put_back(self, lines: bytes) -> None:
-        """Put lines that were taken before the others."""
+        """Put lines that `take` returned back, before the present lines."""
         self._lines[:0] = [lines]
         self._size_bytes += len(lines)
 
@@ -147,7 +147,7 @@ def _find_type(name: str, data: bytes) -> str:
 
 
 def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
-    """Return what a commit's steps have shown, in order; nothing if they showed nothing, or if the file is lost.
+    """Return the texts and pictures that a commit's steps have shown, in order; empty for none, or for a lost file.
 
     Raises:
         RecordDamaged: the file differs from the commit.

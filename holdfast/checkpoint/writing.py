@@ -212,13 +212,13 @@ def end_writing(path: str, is_named: "Future[None]", parts: Sequence["Future[Any
     """
     if not is_named.done():
         is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))
-    for each in parts:  # if one failed, those that have not started yet
+    for each in parts:  # if one write failed, cancel those that have not started yet
         each.cancel()
     wait(parts)
 
 
 def copy_part(folder: Store, path: str, file: File) -> bool:
-    """Let the store copy a part from the last checkpoint if it is unchanged. Return whether it was copied."""
+    """Copy a part from the last checkpoint on the store if the part is unchanged. Return whether it was copied."""
     last = file.last
     if last is None or file.record.result() != last.record:
         return False

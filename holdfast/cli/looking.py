@@ -120,7 +120,7 @@ def _name_shown(journal: Journal) -> str:
         return ", ".join(
             f"{shown.name} ({SUFFIXES[shown.media_type]}, step {shown.step})" for shown in read_newest(journal)
         )
-    except Damage as error:  # it must not hide the rest
+    except Damage as error:  # damage must not hide the rest
         return str(error)
 
 

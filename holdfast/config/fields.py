@@ -301,7 +301,7 @@ class Compute(Section):
         identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
         if isinstance(identity.get("ranks"), int):
             identity["ranks"] *= self.node_range[0]
-        if self.parallel == "ddp" or self.virtual_ranks:  # which gives the same bits with shards and without
+        if self.parallel == "ddp" or self.virtual_ranks:  # virtual ranks give the same bits with shards and without
             return identity
         return identity | {"parallel": self.parallel}
 

@@ -19,7 +19,7 @@ from holdfast.store.failures import without_secrets
 log = logging.getLogger(__name__)
 
 NEAR = 0.6  # similarity from which a known name is suggested for an unknown one; see difflib
-SHOWN_CHARS = 200  # of a value in a message; the rest is cut
+SHOWN_CHARS = 200  # the most characters of a value that a message shows
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

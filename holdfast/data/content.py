@@ -52,7 +52,7 @@ def _add(value: Any, sha256: Any, depth: int = 0) -> None:
         sha256.update(repr(value).encode())
     else:  # an object's repr may have its address, or leave out what is long
         sha256.update(type(value).__qualname__.encode())
-        if depth < DEEPEST:  # it may refer to itself
+        if depth < DEEPEST:  # bounded, because an object may refer to itself
             _add(vars(value), sha256, depth + 1)
 
 

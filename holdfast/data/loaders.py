@@ -159,7 +159,7 @@ class LoaderBatches:
         return self._given == len(self._indices)
 
     def end_pass(self) -> None:
-        """Leave out the rest of the pass: the next batch begins another."""
+        """End the pass over the data early: the next batch is the first of a new pass."""
         self._given, self._batches = len(self._indices), None
 
     def _begin_pass(self) -> None:
@@ -175,7 +175,7 @@ class LoaderBatches:
             raise RecipeError("the loader gives no batch", hint="more data, a smaller batch_size, or drop_last=False")
 
     def _list_indices(self) -> None:
-        """Let the sampler draw the order of a pass, after the number that a loader's iterator draws first."""
+        """Draw the order of a pass from the sampler. Before it draw one number, as a loader's iterator does."""
         loader = self._loader
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         if is_long(loader):

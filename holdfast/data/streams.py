@@ -114,7 +114,7 @@ def _is_random(sampler: Any) -> bool:
 
 
 def begin_pass(data: Any, number: int) -> None:
-    """Tell a stream, and the dataset inside a loader, the number of the pass that begins.
+    """Pass the number of the pass that begins to a stream, or to the dataset inside a loader.
 
     Streams shuffle each pass anew by it. A Hugging Face stream also needs it to begin a pass at the beginning: it goes
     on from the state that it has loaded as long as the number is the same.

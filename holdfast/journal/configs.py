@@ -33,7 +33,7 @@ def read_given(record: ConfigRecord) -> RunConfig:
 
 
 def find_conflict(record: ConfigRecord) -> str:
-    """Return how the configuration on record differs from the identity; empty if they agree.
+    """Return a message on how the recorded configuration contradicts the identity; empty if they agree.
 
     The identity may have more: the recipe's defaults, the data, the commit that the run began with.
     """

@@ -104,7 +104,7 @@ TOLD_BY_A_SIGNAL = Ending("preempted", "told to end by a signal")
 
 
 def ending_of(error: BaseException | None) -> Ending:
-    """Return how an attempt ends that has raised an error; complete for None."""
+    """Return the ending of an attempt that raised an error; for None, of an attempt that completed the run."""
     if error is None:
         return Ending("completed")
     if isinstance(error, HoldfastError):

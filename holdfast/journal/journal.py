@@ -477,7 +477,7 @@ class Journal(RunFolder):
             )
 
     def unpin(self, number: int) -> None:
-        """Let retention delete a commit's checkpoint again."""
+        """Remove a commit's pin, so that retention may delete its checkpoint."""
         self._enter(record_name("pins", number), is_there=False)
         self.store.delete(record_name("pins", number))
 
@@ -490,7 +490,7 @@ class Journal(RunFolder):
         while True:
             number += 1
             record = IndexRecord(number=number, name=name, is_there=is_there, created_at=now())
-            with contextlib.suppress(NameTaken):  # by another process
+            with contextlib.suppress(NameTaken):  # another process was faster
                 self.store.create(record_name("index", number), record.to_bytes())
                 return
 

@@ -349,7 +349,7 @@ def _sweep(journal: Journal, committed: set[str], before: datetime) -> None:
     before = min(before, datetime.now(UTC) - timedelta(seconds=SWEPT_AFTER_S))
     try:
         journal.store.sweep(before, is_spared)
-    except StoreError as error:  # S3 requires a separate permission for it
+    except StoreError as error:  # S3 requires a separate permission for the sweep
         log.warning("%s; the remains of unfinished writes stay", error)
 
 

@@ -43,7 +43,7 @@ class Durations:
 
     @property
     def bound_s(self) -> float:
-        """Return how long the next one takes at most.
+        """Return the longest time that the next work of this kind is expected to take.
 
         The bound follows from the spread once it is known, and never exceeds that for an unknown spread.
         """
@@ -71,7 +71,7 @@ class Slowing:
         (self._beside_s if is_beside else self._alone_s).append(seconds)
 
     def take_s(self) -> float:
-        """Return how many seconds longer than alone the steps beside a save took, since the last call.
+        """Return by how many seconds saves have slowed the steps beside them, since the last call.
 
         0 if no step was alone, or if none was beside a save.
         """

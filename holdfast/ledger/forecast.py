@@ -84,7 +84,7 @@ def _replay_one(length_s: float, measured: Measured, interval_s: float, warning:
 
 
 def _trained_s(seconds: float, measured: Measured, interval_s: float) -> float:
-    """Return how much of some time is training, and not the cost of saves."""
+    """Return the seconds of training in a time that also has the cost of saves."""
     cycles, rest_s = divmod(seconds, interval_s + measured.cost_s)
     return cycles * interval_s + min(rest_s, interval_s)
 

@@ -55,7 +55,7 @@ class Standing(BaseModel):
     probe: dict[str, float | None] = {}
     learning_rate_history: list[list[float]] = []
     live: LiveAttempt | None = None
-    ending: Ending | None = None  # of the last attempt, if it is on record
+    ending: Ending | None = None  # the last attempt's ending, if it is on record
 
 
 def read_standing(journal: Journal) -> Standing:
@@ -122,7 +122,7 @@ def is_trained(journal: Journal, epochs: int) -> bool:
 
 
 def is_finished(journal: Journal, epochs: int) -> bool:
-    """Return whether a run is trained, and its last attempt lived on to finish the work after the last commit."""
+    """Return whether a run is trained to its end, and its last attempt has finished the work after the last commit."""
     ending = journal.read_ending(journal.attempts())
     return ending is not None and ending.reason == "completed" and is_trained(journal, epochs)
 

@@ -210,7 +210,7 @@ def derive_seed(*names: int | str) -> int:
 
 
 def separate_threads() -> None:
-    """Let functions of `random` draw from another generator in the threads that Python starts.
+    """Give the threads that Python starts a separate generator for the functions of `random`.
 
     This thread keeps the global generator. So do torch's own threads: on a GPU a backward pass, which may call the
     recipe, runs in one.

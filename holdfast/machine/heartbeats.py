@@ -196,7 +196,7 @@ class Heartbeat:
         self.begin(phase)
         yield
         self.begin(outer)
-        self._began = math.inf  # the rest of a step is no step to measure
+        self._began = math.inf  # the rest of an interrupted step is not measured
 
     def note_device(self, device: str) -> None:
         """Note the device that this rank trains on, as torch names it."""

@@ -47,7 +47,7 @@ class Differing(BaseModel):
 
 
 def find_difference(trails: tuple[Lines, Lines], ends: tuple[Payload, Payload] | None = None) -> dict[str, Any]:
-    """Return where two runs of the same steps differ, as fields of a `Differing`.
+    """Return the first difference between two runs of the same steps, as fields of a `Differing`.
 
     Args:
         trails: the trails of both runs, from `checkpoint.read_commit_lines`.

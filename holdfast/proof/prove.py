@@ -265,7 +265,7 @@ class _Run:
             suspects = find_suspects(self._at_commit, ranks.examine().unregistered)
             self.lost |= {found.key: found for found in suspects}
         if isinstance(event, Tripped):
-            raise explain_refusal(event, commit)  # a run falls back if it is unhealthy; a proof has failed
+            raise explain_refusal(event, commit)  # a run would fall back to an older commit; a proof fails
         if isinstance(event, Problem):
             return event.error
         log.info("%s: continues from step %d", self._journal.run, commit.step)

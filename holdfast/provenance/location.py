@@ -26,7 +26,7 @@ HINTS = {
 
 
 def find_hint(error: BaseException) -> str:
-    """Return what to do about a known error of another library; empty for all others."""
+    """Return the hint for a known error of another library; empty for all other errors."""
     return next((hint for text, hint in HINTS.items() if text in str(error)), "")
 
 

@@ -64,7 +64,7 @@ class NodeWatch:
                 has_left = self._has_left.wait(self._lost_after_s / SIGNS)
             store.set(self._own, LEFT)
         except (DistError, RuntimeError):
-            pass  # node 0 has ended or is lost: its missing signs show the other nodes which
+            pass  # node 0 has ended or is lost; `_judge` finds out which, from its missing signs
 
     def _note(self, key: str, sign: str) -> None:
         if key not in self._seen or sign != self._seen[key][0]:

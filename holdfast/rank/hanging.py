@@ -81,7 +81,7 @@ class Watch:
         self._looked_at = time.monotonic()
 
     def look(self) -> dict[int, Beat]:
-        """Look at each rank; return the heartbeats of those that hang, by rank. Call it every `LOOK_EVERY_S`."""
+        """Return the heartbeats of the ranks that hang, by rank. Call it every `LOOK_EVERY_S`."""
         now = time.monotonic()
         elapsed_s, self._looked_at = now - self._looked_at, now
         for rank, beat in self._heartbeats.read().items():

@@ -141,7 +141,7 @@ class Ranks:
         A signal to the process group isn't enough: torchrun starts each rank in a session of its own, and a rank may
         outlive torchrun.
         """
-        with contextlib.suppress(ProcessLookupError):  # torchrun first: otherwise it would react to a rank's death
+        with contextlib.suppress(ProcessLookupError):  # torchrun first, so that it doesn't react to a rank's death
             os.killpg(self.pid, number)
         for pid in self._find_others():
             with contextlib.suppress(ProcessLookupError):

@@ -50,7 +50,7 @@ class LivedSteps:
             self._append(new)
 
     def note_save(self, step: int) -> None:
-        """Note that a save of this step has begun: the save before is durable, and its steps aren't needed any more."""
+        """Record the beginning of a save of this step. The save before is durable now, so drop its steps."""
         done, self._saved = self._saved, step
         self._lines = [line for line in self._lines if line["step"] > done]
         self._after, self._is_full = max(self._after, done), False

@@ -118,5 +118,5 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
 
 
 def read_environment() -> tuple[RunConfig, int]:
-    """Return what `make_environment` has told this rank: its configuration, and the number of the commit."""
+    """Return the configuration and the number of the commit that `make_environment` has set for this rank."""
     return RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE]), int(os.environ.get(COMMIT_VARIABLE, "0"))

@@ -126,7 +126,7 @@ def obey(
     ran_on: dict[str, Any],
     survivor: Survivor,
 ) -> Generator[None, None, None]:
-    """Obey one order after the other. Yield before each step to train.
+    """Execute the orders in turn. Yield before each step to train.
 
     Args:
         record: the record of code and files of a node's first rank; None in the other ranks.
@@ -402,7 +402,7 @@ def main() -> int:
         is_first = training.accelerator.is_local_main_process
         record = CodeRecord(training, before, files, read_recorded(config, commit)) if is_first else None
         training.record.note_lines = survivor.lived.add
-        gc.freeze()  # otherwise collecting what was built so far would stall a step by 0.2 s now and then
+        gc.freeze()  # without it a collection of all built objects would stall a step by 0.2 s now and then
         gc.enable()
         return serve(training, events, record, survivor)
 

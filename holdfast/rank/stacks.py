@@ -18,7 +18,7 @@ _THREAD = re.compile(r"^(Current thread|Thread) 0x")
 
 
 def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
-    """Let processes write their stacks into the log, one after the other, each below its title.
+    """Make processes write their stacks into the log, one after the other, each below its title.
 
     Args:
         titles: what to write above each process's stack, by process id.
@@ -68,7 +68,7 @@ def _append(log: Path, text: str) -> int:
 
 
 def _read_settled(log: Path, begins: int) -> str:
-    """Return what is in the log from a byte on, once nothing has been added for `SETTLED_S`."""
+    """Wait until nothing was added to the log for `SETTLED_S`. Return the log's text from a byte on."""
     deadline, size, settled_at = time.monotonic() + ANSWERS_WITHIN_S, begins, 0.0
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

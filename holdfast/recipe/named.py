@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def check_class(setting: str, name: str) -> None:
-    """Return if a class may be imported, and its module is there. Nothing of it is imported.
+    """Check that a class may be imported and that its module exists, without importing it.
 
     Args:
         setting: the setting that names it, for the message.

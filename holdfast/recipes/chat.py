@@ -107,7 +107,7 @@ def chat(settings: Settings) -> Recipe:
 
 
 def check_installed() -> None:
-    """Return if the libraries of the extra `chat` are installed; keep them from the network.
+    """Check that the libraries of the extra `chat` are installed, and keep them from the network.
 
     Raises:
         RecipeError: one is missing.

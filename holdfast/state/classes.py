@@ -31,7 +31,7 @@ def is_enum(kind: type) -> bool:
 
 
 def is_of_plain(kind: type) -> bool:
-    """Return whether a class is derived from one of plain values."""
+    """Return whether a class derives from a class of plain values."""
     return issubclass(kind, PLAIN)
 
 

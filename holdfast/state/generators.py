@@ -135,7 +135,7 @@ def restore_rng(states: dict[str, Any]) -> None:
 
 
 def include_gpus(are_included: bool) -> None:
-    """Let `capture_rng` and `restore_rng` include GPUs, or leave them out, as training on a CPU does."""
+    """Choose whether `capture_rng` and `restore_rng` include GPUs. Training on a CPU leaves them out."""
     global _has_gpus
     _has_gpus = are_included
 

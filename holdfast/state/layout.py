@@ -66,7 +66,7 @@ def lies_by_rows(value: Any) -> bool:
 
 
 def _measure_span(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> tuple[int, int]:
-    """Return where the first byte lies and where the last one ends, from the element with only zeros as its index."""
+    """Return the start of the first byte and the end of the last byte, relative to the element with index zero."""
     ends = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
     return sum(min(0, end) for end in ends), sum(max(0, end) for end in ends) + item_bytes
 
@@ -98,7 +98,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def share_tensor(tensor: torch.Tensor) -> None:
-    """Give all ranks the main rank's elements of a tensor, however they lie in memory."""
+    """Copy the main rank's elements of a tensor to all ranks, whatever the tensor's layout in memory."""
     dense = tensor.detach().contiguous()
     torch.distributed.broadcast(dense, 0)
     if dense.data_ptr() != tensor.data_ptr():

@@ -54,7 +54,7 @@ class ContainerReader:
         self._name, self._originals, self._ties = name, originals, ties
         self._is_left_out, self._is_strict = is_left_out, is_strict
         self._known: dict[int, Path] = {}  # containers and generators that were read
-        self.objects = 0  # with a state_dict, among the items that were read
+        self.objects = 0  # the number of objects with a state_dict among the read items
         self._owned = ties.list_owned()
         self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
 

@@ -22,7 +22,7 @@ class Ties:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
         self._kept: dict[str, Any] = {}  # tensors and arrays that are kept themselves
-        self._originals: dict[str, Originals] = {}  # of each kept container
+        self._originals: dict[str, Originals] = {}  # by the name of the kept value
         # By a saved value's place in memory: the saved value, and the value into which it was restored. An entry counts
         # only while its saved value lives: afterwards another value may have that place.
         self._restored: dict[Any, tuple[Ref, Ref]] = {}

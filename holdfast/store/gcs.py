@@ -116,4 +116,4 @@ class GcsUpload:
         try:
             self._file.discard()
         finally:
-            self._file.closed = True  # otherwise the destructor publishes the incomplete file
+            self._file.closed = True  # so that the destructor doesn't publish the incomplete file

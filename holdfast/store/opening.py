@@ -74,7 +74,7 @@ def _open_own(scheme: str, url: str) -> Store:
         return found(url)  # type: ignore[call-arg]
     except ConfigError:
         raise
-    except Exception as error:  # of the user's class
+    except Exception as error:  # an error of the user's class
         raise ConfigError(f"store = {url!r}: {type(error).__name__}: {error}") from error
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def find_module(setting: str, name: str) -> None:
-    """Return if the module of a class is there. Nothing of it is imported.
+    """Check that the module of a class exists, without importing it.
 
     The current folder is searched last; a rank searches it first.
 
@@ -51,7 +51,7 @@ def load_class(setting: str, name: str, base: type[T]) -> type[T]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # of the user's module
+    except Exception as error:  # an error of the user's module
         raise ConfigError(f"{setting}: {name} can't be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         package = base.__module__.rpartition(".")[0]

@@ -65,7 +65,7 @@ class S3Store(ObjectStore):
 
     @contextlib.contextmanager
     def unfinished(self, name: str) -> Iterator[None]:
-        """Have an unfinished upload, for `sweep` to find, until the block ends."""
+        """Begin an upload that stays unfinished until the block ends, so that `sweep` can find it."""
         upload = self._ask(f"write {name}", lambda: self._upload(self._path(name)))
         try:
             yield

@@ -114,7 +114,7 @@ class ArrayModel:
         return Payload({name: Tensor("F64", (SIZE,), (each.tobytes(),)) for name, each in arrays.items()}, tree)
 
     def restore(self, payload: Payload) -> None:
-        """Take over a captured state."""
+        """Restore a captured state."""
         for name, values in (("model.values", self._values), ("optimizer.momentum", self._momentum)):
             data = b"".join(bytes(in_memory(piece)) for piece in payload.tensors[name].pieces)
             values[:] = array("d", data)
@@ -199,7 +199,7 @@ class _Rank:
         self._saved = ""  # the content id of the last checkpoint
 
     def serve(self, orders: Iterator[Order], send: Callable[[Event], object]) -> None:
-        """Obey orders until one says to end or to stop.
+        """Execute orders until an order to end or to stop.
 
         Raises:
             _Killed: a step has killed the rank.

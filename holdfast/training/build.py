@@ -115,10 +115,10 @@ class Training:
             shared_by=max(1, config.retention.keep_last - 1),
             pin=pinning(self.accelerator.device),
         )
-        self.probe: Probe | None = None  # the last checkpoint's
+        self.probe: Probe | None = None  # the probe of the last checkpoint
         self.touched: dict[str, str] = {}
         self.replayed: dict[str, float] | None = None  # micro-batches and seconds of the last reread of a stream
-        self._has_begun = False  # with the data
+        self._has_begun = False  # whether the data has begun
         self.begun = BegunSaves()
         self.stage = Stage.SETTLED
         self.generators = state.Generators()

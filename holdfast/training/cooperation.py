@@ -77,7 +77,7 @@ class Cooperation(abc.ABC):
         return gather_object([value]) if self.has_others else [value]
 
     def share_buffers(self, module: nn.Module) -> None:
-        """Give all ranks the main rank's buffers, as DDP does before each step and as a checkpoint has them.
+        """Copy the main rank's buffers to all ranks, as DDP does before each step. A checkpoint has these buffers.
 
         All ranks call it together.
         """

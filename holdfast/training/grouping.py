@@ -103,7 +103,7 @@ class Grouping:
                 )
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Give the optimizers the groups, and a recipe's parameters the ``requires_grad``, of a saved state.
+        """Restore the optimizers' groups and the ``requires_grad`` of a recipe's parameters from a saved state.
 
         Args:
             saved: the optimizer's state in a checkpoint.
@@ -176,7 +176,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _regroup(part: torch.optim.Optimizer, wanted: Sequence[Sequence[Any]], saved: Sequence[Any]) -> None:
-    """Give an optimizer these groups of parameters.
+    """Replace an optimizer's parameter groups by these.
 
     Args:
         saved: the saved group of each, for the values of one that the optimizer lacks.

@@ -100,7 +100,7 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         elif isinstance(each, LRScheduler | ReduceLROnPlateau):
             schedulers[name] = each
         else:
-            refuse_inexact(f"run.keep({name}=...)", each)  # again: an iterator may have been made since
+            refuse_inexact(f"run.keep({name}=...)", each)  # checked again: the loop may have made an iterator since
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     # An optimizer inside another kept one is saved with it.

@@ -24,7 +24,7 @@ DYNAMIC = (
 
 
 def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
-    """Put hyperparameters in force that the recipe now builds with another value. Return their names.
+    """Apply the hyperparameters that the recipe now builds with another value than the saved one. Return their names.
 
     A learning rate keeps its progress along its schedule: it is multiplied by the new base rate over the old one.
 
@@ -52,7 +52,7 @@ def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
 
 
 def _merge_scheduler(scheduler: Any, old: dict[str, Any], new: dict[str, Any], base: list[float]) -> list[str]:
-    """Give the new settings to a scheduler and to those inside it. Return the names of the changed settings."""
+    """Apply the new settings to a scheduler and its inner schedulers. Return the names of the changed settings."""
     if getattr(scheduler, "base_lrs", base) != base:
         scheduler.base_lrs = list(base)
     changed = _changed(old, new)

@@ -55,7 +55,7 @@ class Optimizers:
         return {STATE: state, GROUPS: groups}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Give each optimizer its part of a state from `state_dict`."""
+        """Load into each optimizer its part of a state from `state_dict`."""
         groups = iter(saved[GROUPS])
         for first, part in zip(self._firsts(), self.parts.values(), strict=True):
             numbers = range(first, first + len(list_stepped(part)))
@@ -103,7 +103,7 @@ def read_rates(optimizer: Any) -> list[float]:
 
 
 def lay_out_state(optimizer: Any, *, are_saved: bool) -> None:
-    """Give an optimizer's loaded state the strides of its parameters where it has their shapes.
+    """Lay out an optimizer's loaded state like its parameters: tensors of a parameter's shape get its strides.
 
     torch's fused kernels walk moments beside their parameters by address, whatever the strides of both are.
 

@@ -20,7 +20,7 @@ BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtu
 
 
 def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> Iterator[Any]:
-    """Give the micro-batches of a step's shares that this rank trains. Each leaves its gradient in the parameters.
+    """Yield the micro-batches of a step's shares that this rank trains. The caller runs backward on each.
 
     After the last one the parameters have the mean gradient of all shares. All ranks call it together.
 
@@ -74,7 +74,7 @@ class Taking:
         return f"compute.virtual_ranks = {self._training.config.compute.virtual_ranks}"
 
     def take(self, names: list[str], numbers: dict[str, Tensor], next_batch: Callable[[], Any]) -> Iterator[Any]:
-        """Give the batches of a step; see `Step.shares`.
+        """Yield the batches of a step; see `Step.shares`.
 
         Args:
             names: see `take_shares`.

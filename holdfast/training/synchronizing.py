@@ -50,7 +50,7 @@ class Synchronized:
             optimizer.register_step_pre_hook(self._average)
 
     def share_buffers(self) -> None:
-        """Give all ranks the main rank's buffers; see `Cooperation.share_buffers`."""
+        """Copy the main rank's buffers to all ranks; see `Cooperation.share_buffers`."""
         for module in self.modules:
             self._ranks.share_buffers(module)
 

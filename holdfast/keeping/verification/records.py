@@ -270,7 +270,7 @@ def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:
 
 
 def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: int) -> str | None:
-    """Return how the copy of a checkpoint's file that outlives the checkpoint differs from its commit."""
+    """Compare a file's copy that outlives its checkpoint with the commit. Return the difference, or None."""
     name = checkpoint.COPIES[expected.name](commit.number)
     folder, _, file = name.partition("/")
     try:

@@ -113,7 +113,7 @@ class Gatherer:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._known: dict[str, Record] = {}  # records that never change, by name
-        self._hashes: dict[int, str] = {}  # of the bytes of each commit's record
+        self._hashes: dict[int, str] = {}  # the hash of each commit's record
         self._drawn: set[int] = set()
         self._lost: dict[str, str] = {}
         self._sketch = Sketch()

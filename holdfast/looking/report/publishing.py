@@ -29,6 +29,6 @@ class Publisher:
             self._journal.store.replace(REPORT, page.encode())
 
     def _read_position(self) -> tuple[int, int, list[int]]:
-        """Return how far the run has come: its newest attempt and commit, and the endings on record."""
+        """Return the run's position: its newest attempt and commit, and the recorded endings."""
         journal = self._journal
         return journal.attempts(), journal.newest_number(), journal.numbers("endings")

@@ -58,7 +58,7 @@ def _list_names(history: History) -> Iterator[tuple[str, object]]:
 
 
 def describe_standing(history: History, lives: list[ReportedLife]) -> str:
-    """Return how a run stands, in a few words."""
+    """Return a run's status in a few words."""
     if history.is_complete:
         return "complete"
     if not lives:

@@ -94,7 +94,7 @@ class Sketch:
         self._width = 1
         self._count = 0
         self._columns: dict[str, tuple[array[int], array[int], array[float]]] = {}
-        self._counts: dict[str, dict[int, tuple[int, int]]] = {}  # of each commit's values, by name: all, not finite
+        self._counts: dict[str, dict[int, tuple[int, int]]] = {}  # by name and commit: all values, non-finite ones
 
     @property
     def names(self) -> list[str]:

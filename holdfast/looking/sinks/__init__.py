@@ -30,7 +30,7 @@ MLFLOW_URI = "MLFLOW_TRACKING_URI"
 
 
 def check_usable(names: Iterable[str]) -> None:
-    """Return if these sinks can be used on this machine; no library is imported to find out.
+    """Check that these sinks can be used on this machine, without importing their libraries.
 
     Raises:
         ConfigError: a sink's library isn't installed, MLflow's server isn't named, or a sink of the user's own isn't

@@ -65,7 +65,7 @@ def _in_group(group: str, name: str) -> str:
 
 
 def _describe_beginning(journal: Journal, commit: Commit) -> str:
-    """Return how the attempt began that has made a commit; empty if the commit before is its own, too."""
+    """Return a note on the beginning of a commit's attempt; empty if the commit is not the attempt's first."""
     parent = journal.find_commit(commit.parent)
     if parent is None:
         return f"attempt {commit.attempt} begins the run" if not commit.parent else ""

@@ -46,7 +46,7 @@ class TensorBoard(Sink):
             drawn = path.name.removeprefix(PREFIX).partition(".")[0]
             if drawn.isdecimal() and int(drawn) > number:
                 path.unlink(missing_ok=True)
-        self.step = 0  # files tell what is drawn
+        self.step = 0  # skips no step: the files show which commits are drawn
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:
         path = self._path(commit)

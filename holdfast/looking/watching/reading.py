@@ -80,7 +80,7 @@ class RunReader:
         return self.seen
 
     def _find_lost(self, newest: int) -> None:
-        """Note newer commits and attempts that other records name, and of which no record is left."""
+        """Record as missing the newer commits and attempts that other records name and that have no record."""
         latest = self.journal.read_latest()
         attempts, last = self.journal.attempts(), max(self.journal.numbers("endings"), default=0)
         named = {"commits": (newest, latest.commit if latest else 0), "attempts": (attempts, last)}
@@ -90,7 +90,7 @@ class RunReader:
                 self._missing[name] = f"{name} is missing"
 
     def poll(self) -> bool:
-        """Look for news with one listing; if there is any, read all of it. Return whether there was.
+        """Check for new records with one listing, and read all of them. Return whether there were any.
 
         Raises:
             RunGone: the run was moved or deleted.
@@ -258,7 +258,7 @@ class StoreReader:
         return has_news
 
     def poll(self) -> bool:
-        """Look for news of each run; see `RunReader.poll`."""
+        """Check for new records of each run; see `RunReader.poll`."""
         self._count += 1
         news = [self._poll_one(run, reader) for run, reader in [*self._readers.items()]]
         if self._count % NEW_RUNS_EVERY == 0:

@@ -9,7 +9,7 @@ from holdfast.ledger.goodput import Ledger
 
 @dataclass(frozen=True)
 class Seen:
-    """All that is known of a run.
+    """The state of a run, as far as a live view has read it.
 
     Attributes:
         commits: the newest commits and some older ones, by number; those that are quarantined, too.

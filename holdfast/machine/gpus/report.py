@@ -116,7 +116,7 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
 
 
 def read_links(within_s: float = WITHIN_S) -> str | None:
-    """Return how the GPUs of this machine are connected, a row a GPU: ``X NV18, NV18 X``; None if it isn't known.
+    """Return the links between this machine's GPUs, a row a GPU: ``X NV18, NV18 X``; None if they aren't known.
 
     NVLinks, switches and sockets have the names of ``nvidia-smi topo -m``.
 

@@ -55,7 +55,7 @@ def _replay(line: Ancestry, commit: Commit, after: int, trust: Trust) -> _Replay
 
 
 def _judge(label: str, found: _Replayed) -> list[str]:
-    """Return why a replay doesn't give the committed bytes; nothing if it does."""
+    """Return the reason why a replay doesn't give the committed bytes; empty if it gives them."""
     if found.replay.is_identical:
         return []
     if found.notes:

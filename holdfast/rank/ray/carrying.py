@@ -20,7 +20,7 @@ from holdfast.rank.rendezvous import NODE_VARIABLE
 
 # Longer than the watch's `LOOK_EVERY_S`: it looks at the ranks while no event comes.
 TAKE_WITHIN_S = 2.5
-LOG_BYTES = 1 << 16  # of the log in one answer
+LOG_BYTES = 1 << 16  # the most bytes of the log in one answer
 
 
 @dataclass(frozen=True)

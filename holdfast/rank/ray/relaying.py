@@ -83,8 +83,8 @@ class Relay:
         self._hosts: Sequence[Host] = ()
         self._is_checked = False  # whether all nodes are known to see the attempt's claim
         self._is_training = False
-        self._has_closed = False  # the ranks' input
-        self._is_told = False  # to let them save and end
+        self._has_closed = False  # whether the ranks' input is closed
+        self._is_told = False  # whether the ranks were told to save and end
         self._is_stopped = False
         self._has_joined = False
         self._failures: list[Failure] = []
@@ -160,7 +160,7 @@ class Relay:
             raise not_shared(problem)
 
     def stop(self) -> None:
-        """Let the ranks save and end, as torchrun does at SIGTERM; end them at once if they have been told already."""
+        """Order the ranks to save and end, as torchrun does at SIGTERM. A second call ends them at once."""
         self._is_told, self._is_stopped = True, self._has_closed  # `run` sees them: this is called by a signal
 
     # ---- events

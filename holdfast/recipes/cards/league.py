@@ -107,7 +107,7 @@ class League:
         return player
 
     def begin_step(self, step: int) -> None:
-        """Note the step that begins, counted from 0."""
+        """Store the number of the step that begins, from 0."""
         self._is_active = step >= self._settings.activate_after_steps
 
     def draw(self, games: int, draw: torch.Generator) -> Tensor:

@@ -72,7 +72,7 @@ def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
     try:
         for part in _spell(value, is_known, 0):
             sha256.update(part)
-    except Exception:  # of the user's own methods
+    except Exception:  # an error of the user's own methods
         return ""
     return sha256.hexdigest()
 

@@ -51,7 +51,7 @@ class Registered:
         self._own = own_ids(recipe)
         self._ids = set(self._own)
         self._memory: set[int] = set()
-        self._held: list[Any] = []  # an id holds while its object lives
+        self._held: list[Any] = []  # keeps objects alive, so that their ids stay unique
         for part in _list_registered(recipe, self._own):
             self._add(part)
         self._memory.discard(0)
@@ -82,7 +82,7 @@ class Registered:
             self._memory |= {_memory_of(each) for each in _list_tensors(list(part.state.values()))}
 
     def _add_value(self, value: Any) -> None:
-        """Note a container with all in it, or a tensor's memory."""
+        """Add a container with all its items, or a tensor's memory, to the registered values."""
         if isinstance(value, Tensor | np.ndarray):
             self._memory.add(_memory_of(value))
         self._ids.add(id(value))
@@ -92,7 +92,7 @@ class Registered:
                 self._add_value(each)
 
     def _add_inside(self, part: Any) -> None:
-        """Note the objects with state inside a registered object, which saves them with its own."""
+        """Add the objects with state inside a registered object, which saves their state with its own."""
         waiting, seen = deque([part]), {id(part): part}
         while waiting and len(seen) < MAX_OBJECTS:
             each = waiting.popleft()

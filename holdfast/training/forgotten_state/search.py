@@ -112,14 +112,14 @@ class _Search:
         self._recipe = recipe
         self._registered = Registered(recipe)
         self._waiting: deque[At] = deque()
-        self._seen: dict[int, Any] = {}  # the objects, too, since an id holds while its object lives
+        self._seen: dict[int, Any] = {}  # with the objects, because an id is unique only while its object lives
         self._codes: dict[types.CodeType, None] = {}
         self._plain: dict[tuple[str, str], tuple[At, str]] = {}  # by root and name, with the digest
         self._stateful: dict[int, At] = {}
         self.looked_at = 0
 
     def run(self) -> None:
-        """Reach all values."""
+        """Search all reachable values."""
         for at in _list_roots(self._recipe):
             is_registered = self._registered.has(at.value)
             # A module, an optimizer or an extra may have more attributes than it saves.
@@ -141,7 +141,7 @@ class _Search:
         return [at for key, at in self._stateful.items() if key not in inner]
 
     def describe(self) -> list[Found]:
-        """Return what was found: objects with a state first."""
+        """Return the values that were found, objects with a state first."""
         outer = self._list_outer()
         rows = [(at, _digest_state(at.value), False) for at in outer]
         rows += [(at, sha256, True) for at, sha256 in self._plain.values()]
@@ -161,7 +161,7 @@ class _Search:
             self._waiting.append(at)
 
     def _meet(self, at: At) -> None:
-        """Note a value, or look into it later, unless a checkpoint has it."""
+        """Add a value to the findings, or queue it to be entered later, unless a checkpoint has it."""
         value = at.value
         if is_holdfasts(value) or (not isinstance(value, SCALARS) and self._registered.has(value)):
             return
@@ -177,7 +177,7 @@ class _Search:
             self._enter(at)
 
     def _note(self, at: At, sha256: str) -> None:
-        """Note a plain value. Of two values of one name the second gets a number."""
+        """Add a plain value to the findings. A second value of the same name gets a number."""
         key, number = (at.root, at.name), 1
         while key in self._plain and self._plain[key][1] != sha256:
             number += 1
@@ -213,7 +213,7 @@ class _Search:
     def _list_parts(self, at: At) -> list[InnerValue]:
         try:
             return list(list_inner_values(at.name, at.value))
-        except Exception:  # of the user's own methods: a search may not end a run
+        except Exception:  # an error of the user's own methods must not end a run
             return []
 
     def _is_restored(self, owner: Any, part: InnerValue) -> bool:

@@ -390,7 +390,7 @@ class OwnLoop:
         if self._undo is not None:
             undo, self._undo = self._undo, None
             undo()
-            self._noted.numbers, self._noted.shown = {}, []  # which are on record already
+            self._noted.numbers, self._noted.shown = {}, []  # the repeated numbers and pictures are on record already
         step = self._step
         if step is None or self._is_at_end:
             return

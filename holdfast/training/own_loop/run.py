@@ -120,7 +120,7 @@ class Run:
         health: Mapping[str, Limits] | None = None,
         measured: tuple[str, ...] = (),
     ) -> None:
-        """Say how to look at the model; see `Recipe` for ``evaluate``, ``probe``, ``health`` and ``measured``.
+        """Set how to evaluate the model; see `Recipe` for ``evaluate``, ``probe``, ``health`` and ``measured``.
 
         The functions get the kept module, or a ``ModuleDict`` of all kept modules by name.
         """
@@ -130,7 +130,7 @@ class Run:
     # ---- the loop
 
     def steps(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[Step]:
-        """Give the loop its steps, from the one where the run stands to the last.
+        """Yield the steps to train, from the run's present step to the last.
 
         Inside `epochs`, give the steps of the epoch.
 

@@ -22,7 +22,7 @@ class Wrapping:
         self._replaced: list[nn.Parameter] = []  # the parameters before `wrap`, which shards have replaced
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Put a model in its place; see `Run.wrap`.
+        """Move a model to its device, and wrap or shard it; see `Run.wrap`.
 
         Raises:
             RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.

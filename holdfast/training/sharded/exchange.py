@@ -56,7 +56,7 @@ class Exchange:
         """All ranks call it together."""
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.window_bytes: int | None = None
-        self._is_lost = False  # whether another rank is
+        self._is_lost = False  # whether another rank is lost
         # The thread of a save agrees and exchanges beside training, whose collectives have an order of their own.
         self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._in_training, self._beside = Link(None, device), Link(self.group, torch.device("cpu"))
@@ -64,7 +64,7 @@ class Exchange:
     # ---- agreement, from the thread of a save, or while no save is in progress
 
     def decide(self, work: Callable[[], T]) -> T:
-        """Let the main rank work, and return its result in all ranks, or raise its error in all ranks."""
+        """Call ``work`` in the main rank. Return its result in all ranks, or raise its error in all ranks."""
         found: list[Any] = [self._attempt(work) if self.rank == 0 else None]
         with self._noting_loss():
             distributed.broadcast_object_list(found, 0, group=self.group)
@@ -72,7 +72,7 @@ class Exchange:
         return result
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """Let each rank work, and return the results by rank, or raise the first error in all ranks."""
+        """Call ``work`` in each rank. Return the results by rank, or raise the first error in all ranks."""
         found: list[Any] = [None] * self.ranks
         own = self._attempt(work)
         with self._noting_loss():
@@ -91,7 +91,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def _noting_loss(self) -> Iterator[None]:
-        """Note that an error in the block means the loss of another rank."""
+        """Record an error of the block as the loss of another rank."""
         try:
             yield
         except Exception:

@@ -106,7 +106,7 @@ def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parame
 
 
 def _cut_block(block: nn.Module, accelerator: Accelerator) -> None:
-    from torch.distributed.device_mesh import init_device_mesh  # which takes 1.3 s to import
+    from torch.distributed.device_mesh import init_device_mesh  # the import takes 1.3 s
     from torch.distributed.fsdp import fully_shard
 
     for tensor in (*block.parameters(), *block.buffers()):

@@ -123,7 +123,7 @@ class VirtualRanks(Cooperation):
         self.own = [turn.share for turn in self.turns if turn.counts]
         self.is_first_step, self.is_last = True, False
         self.numbers: dict[str, Tensor] = {}
-        self._logged: dict[str, list[Tensor]] = {}  # in the share that is trained
+        self._logged: dict[str, list[Tensor]] = {}  # the numbers logged in the present share
         self.facts: list[dict[str, str]] = []
         self.is_undoable = False
         self._is_detailed = False
@@ -140,7 +140,7 @@ class VirtualRanks(Cooperation):
         self.sums.attach(models)
 
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
-        determinism.reseed(seed)  # each share has numbers of its own
+        determinism.reseed(seed)  # each share has its own random numbers
 
     def list_shares(self, batch_size: int) -> list[Share]:
         return [Share(batch_size, turn.share, self.shares) for turn in self.turns]
@@ -195,7 +195,7 @@ class VirtualRanks(Cooperation):
             self._note_numbers(turn)
 
     def _note_numbers(self, turn: Turn) -> None:
-        """Note the mean over a share's micro-batches of each number that it has logged."""
+        """Store, for each number that a share has logged, the mean over its micro-batches."""
         if turn.share != self.own[0] and self._logged.keys() != self.numbers.keys():
             raise RecipeError(
                 "the shares of a batch have logged numbers of different names, of which no mean can be taken: "
@@ -217,7 +217,7 @@ class VirtualRanks(Cooperation):
         self.sums.begin_micro_batch(turn, is_last=is_last)
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
-        """In the block, the backward pass of the present micro-batch, exchange gradients that are complete.
+        """Exchange complete gradients during the block, which is the backward pass of the present micro-batch.
 
         Only for a pass after which nothing changes gradients.
         """

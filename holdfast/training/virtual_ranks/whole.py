@@ -52,7 +52,7 @@ class WholeSums:
         self._plain: list[Bucket] = []
         self._ordered: list[Bucket] | None = None  # in the order in which a backward pass completes gradients
         self._comes_at_once = False
-        self._completed: list[int] | None = None  # while the order of gradients is looked for
+        self._completed: list[int] | None = None  # ids of completed gradients, while their order is not known
         self._hooked: dict[int, nn.Parameter] = {}
         self._is_overlapped = False
 
