@@ -101,7 +101,7 @@ def test_a_run_goes_on_with_other_results_if_it_is_told_to(tmp_path: Path, caplo
     train_and_kill(config)
     with caplog.at_level(logging.WARNING, "holdfast"):
         live(config.model_copy(update={"resume": Resume(accept_drift=["built"])}))
-    assert "only goes on record" in caplog.text
+    assert "recorded, not refused" in caplog.text
     assert content_id(config)
     assert journal_of(config).numbers("quarantine") == []
 
