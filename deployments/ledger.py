@@ -216,7 +216,7 @@ def _reset_signals() -> None:
 
 
 def end_processes(ledger: ProcessLedger, names: Iterable[str]) -> list[str]:
-    """End the processes that were started under these names, all at once. Return the names of those that were alive.
+    """End the processes that were started under these names, all at the same time. Return the names of the live ones.
 
     A process that doesn't end by itself in time is killed.
     """

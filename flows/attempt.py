@@ -1,4 +1,4 @@
-"""One process life of a run, as a flow run of its own."""
+"""One attempt, a process life of a run, as a separate flow run."""
 
 from typing import Any
 

@@ -168,7 +168,7 @@ def find_live_attempt(config: RunConfig) -> FlowRun | None:
 
 
 def await_end(flow_run: FlowRun) -> FlowRun:
-    """Wait until a flow run has ended or is lost, and return it. Log once what it waits for.
+    """Wait until a flow run has ended or is lost, and return it. Log once why it waits.
 
     Raises:
         Pause: a person paused the current flow run, which waits.
@@ -225,7 +225,7 @@ def cancel(flow_run: FlowRun, within_s: float) -> None:
 
 
 def end_tasks(flow_run: FlowRun) -> None:
-    """Set the tasks of a flow run that is gone to Crashed: a chunk would stay Running for ever.
+    """Set the tasks of a dead flow run to Crashed: a chunk would stay Running for ever.
 
     Do nothing if the server refuses it: nothing depends on it.
     """

@@ -169,7 +169,7 @@ def make_summary(journal: Journal) -> None:
 
 
 def describe_run(journal: Journal) -> str:
-    """Return a run in Markdown: its state, a picture of its loss, a table of its attempts, and what it has shown last.
+    """Return a run in Markdown: its state, a picture of its loss, its attempts, and its last texts and pictures.
 
     The picture is an image in a data URI, which the UI shows; it shows no SVG that stands in the Markdown itself.
     """

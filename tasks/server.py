@@ -205,7 +205,7 @@ def _end_server(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _send_what_is_left() -> None:
-    """Send the pending logs and events. Once the server is gone, their retries would delay the exit by a minute."""
+    """Send the pending logs and events. After the server's end, their retries would delay the exit by a minute."""
     APILogWorker.drain_all(timeout=DRAIN_WITHIN_S)
     EventsWorker.drain_all(timeout=DRAIN_WITHIN_S)
 
@@ -218,7 +218,7 @@ def free_port() -> int:
 
 
 def choose_port(*wanted: int | None) -> int:
-    """Return the first of these ports that is free on the loopback interface, or else any free one.
+    """Return the first of these ports that is free on the loopback interface; if none is free, any other free port.
 
     Never use a port of another program: clients would send it the secret.
     """

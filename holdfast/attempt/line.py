@@ -181,7 +181,7 @@ class Line:
         return ""
 
     def read_metadata(self, commit: Commit) -> checkpoint.Metadata | None:
-        """Read the metadata of a commit's checkpoint, once; None where it is gone.
+        """Return the metadata of a commit's checkpoint, read once; None if it was deleted.
 
         Raises:
             RecordDamaged: it can't be read, or isn't the file that was committed.

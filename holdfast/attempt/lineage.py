@@ -103,7 +103,7 @@ class Ancestor:
 
 
 def describe_present(config: RunConfig, built: Ready, ancestor: Ancestor | None) -> Present:
-    """Describe what ranks have built, for the fingerprint and the lineage."""
+    """Return a description of the training that the ranks built, for the fingerprint and the lineage."""
     identity, defaults = identify(config, built.settings, built.defaults, ancestor)
     return Present(identity | {"data": built.data}, defaults, built.environment)
 
@@ -221,7 +221,7 @@ def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:
 
 
 def explain_unfit(error: StateError, past: Past, present: Present, resume: Resume) -> StateError | ConfigDrift:
-    """Return the error for a checkpoint that doesn't fit what the ranks built.
+    """Return the error for a checkpoint that doesn't fit the training that the ranks built.
 
     If changes were accepted, the configuration asks for something impossible: the error is one of wrong use, and names
     the changes. Otherwise it is the ranks' own error.

@@ -1,4 +1,4 @@
-"""The chunks of an attempt between order and commit: which stops were ordered, and what is saved."""
+"""The chunks of an attempt between order and commit: the ordered stops, and the saved checkpoints without a commit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

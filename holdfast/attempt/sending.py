@@ -70,7 +70,7 @@ def _await(processes: Iterable["SinkProcess"], within_s: float) -> None:
 
 
 class SinkProcess:
-    """The process of one sink, ``python -m holdfast.looking.sinks NAME``, in a session of its own.
+    """The process of one sink, ``python -m holdfast.looking.sinks NAME``, in a new session.
 
     The end of its standard input tells it that the attempt has died.
     """

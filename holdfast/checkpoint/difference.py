@@ -47,12 +47,12 @@ def _find_differences(x: Any, y: Any, name: str, a: Payload, b: Payload) -> list
 
 
 def _mark_of(value: Any) -> str:
-    """Return the mark of a value in a form of its own; empty for other values."""
+    """Return the mark of a value that is encoded with a mark, such as "$as"; empty for other values."""
     return next(iter(value)) if isinstance(value, dict) and _is_marked(value) else ""
 
 
 def _as_earlier(value: Any, other: Any) -> Any:
-    """Return a value as versions before 0.2 wrote it, if the other one may be of one of these versions.
+    """Return a value as versions before 0.2 wrote it, if the value to compare with may come from such a version.
 
     They left out the order of a mapping, NumPy's types, and the classes of enums, named tuples and derived values.
     """

@@ -42,7 +42,7 @@ class Found(BaseModel):
 
 
 def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
-    """Return what a checkpoint lost: the values that differ between two processes at the same step.
+    """Return the values that differ between two processes at the same step: a checkpoint has lost them.
 
     A value that only one of them has counts if an object with its other attributes is in both, or if it is an iterator
     inside an epoch. The others are left out: the two processes may stand in different functions of a loop.

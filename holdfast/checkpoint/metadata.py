@@ -162,7 +162,7 @@ def folder_name(step: int, steps_per_epoch: int) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a name in a run's folder is that of a checkpoint."""
+    """Return whether a name in a run's folder is the name of a checkpoint's folder."""
     return re.match(FOLDER, name) is not None
 
 
@@ -185,7 +185,7 @@ def read_metadata(folder: Store, path: str) -> Metadata | None:
 
 
 def read_committed(folder: Store, commit: Commit) -> Metadata | None:
-    """Return the metadata of a commit's checkpoint; None if it is gone.
+    """Return the metadata of a commit's checkpoint; None if it was deleted.
 
     Raises:
         RecordDamaged: it can't be read, or isn't the file that was committed, such as another run's.

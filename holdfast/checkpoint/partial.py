@@ -114,7 +114,7 @@ class PartsReader:
         self._windows.give_back(self._taken)
 
     def check(self) -> None:
-        """Verify the present part, all windows of which were taken, and go on to the next one.
+        """Verify the present part, whose windows were all taken, and advance to the next part.
 
         Raises:
             CheckpointDamaged: it is missing, or has another hash than in the commit.

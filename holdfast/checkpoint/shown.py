@@ -165,7 +165,7 @@ def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
 
 
 def list_shown(journal: Journal) -> Iterator[Shown]:
-    """Yield what the committed steps of a run have shown, oldest first, read commit by commit.
+    """Yield the texts and pictures of a run's committed steps, oldest first, read commit by commit.
 
     Raises:
         RecordDamaged: a file differs from its commit.

@@ -29,7 +29,7 @@ def report(
         what: <store>/<run>, one or several; or a store, a folder or URL that holds runs.
         out: The file to write.
     """
-    from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows  # numpy, too
+    from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows  # numpy
 
     if not what:
         raise WrongUse("expected a run, several runs or a store", hint="holdfast report runs/language")
@@ -70,7 +70,7 @@ def _find_store(what: tuple[str, ...]) -> Store | None:
 
 
 def _is_run(name: str) -> bool:
-    """Return whether a run, or what is left of one, has this name."""
+    """Return whether a run, or the remains of a damaged run, has this name."""
     try:
         journal = open_journal(name)
     except RunUnknown:

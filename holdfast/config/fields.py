@@ -52,7 +52,7 @@ FieldClass = Literal["identity", "schedule", "operational"]
 
 @dataclass(frozen=True)
 class Classed:
-    """Says in the annotation of a field, or of a table for all of its fields, what a change of it means.
+    """The class of a field, in the annotation of the field or its table: the class says how a change is treated.
 
     Attributes:
         of: ``identity`` changes the mathematics, ``schedule`` says how long to train, ``operational`` is all else.

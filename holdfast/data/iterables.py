@@ -1,4 +1,4 @@
-"""The batches of an iterable of batches with a state of its own."""
+"""The batches of an iterable that yields batches and has a ``state_dict``."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The samplers of a torch ``DataLoader``, with what the order of its batches depends on."""
+"""The samplers of a torch ``DataLoader``, and the state on which the order of its batches depends."""
 
 import itertools
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""torchdata in one place: the loader whose state is its position, and what a run has to know of loaders and nodes.
+"""The only module that uses torchdata: its loader, whose state is its position, and facts about loaders and nodes.
 
 torchdata 0.11, its newest release, was made for torch 2.6. Its maintainers want this state in torch's own `DataLoader`:
 https://github.com/pytorch/pytorch/issues/166732. Once the oldest torch in pyproject.toml has that, these change:
@@ -24,7 +24,7 @@ ITERATOR, IS_OF_STATE = "_iterator", "_initial_iter_for_state_dict"
 
 
 def is_begun(loader: Any) -> bool:
-    """Return whether somebody iterates over a StatefulDataLoader; False for anything else.
+    """Return whether an iteration over a StatefulDataLoader has begun; False for any other value.
 
     Reading a StatefulDataLoader's state makes an iterator, too, which the next ``iter`` takes.
 

@@ -1,4 +1,4 @@
-"""The loader processes of a rank: what they are given, how they begin, and how they end."""
+"""The loader processes of a rank: their start, their data, and their end."""
 
 import atexit
 import functools

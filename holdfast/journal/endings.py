@@ -92,7 +92,7 @@ class Ending:
 
     @property
     def row(self) -> Reason:
-        """The reason's row; that of ``stopped`` for a name that this version doesn't know."""
+        """The reason's row in `REASONS`; for a reason that this version doesn't know, the row of ``stopped``."""
         return REASONS.get(self.reason, REASONS["stopped"])
 
     def __str__(self) -> str:

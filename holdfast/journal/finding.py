@@ -1,4 +1,4 @@
-"""Runs and commits, found by what a user types."""
+"""The search for runs and commits by the names that a user types."""
 
 import contextlib
 

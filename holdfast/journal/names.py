@@ -34,7 +34,7 @@ class Numbered:
         return self._cut(sum(number <= last for number in self.numbers))
 
     def within(self, base: int) -> "Numbered":
-        """Return a copy in which the numbers after the first gap of more than `REACH`, from ``base`` on, are strays."""
+        """Return a copy in which all numbers after a gap above `REACH` are strays. The first gap begins at ``base``."""
         for index, number in enumerate(self.numbers):
             if number > base + REACH:
                 return self._cut(index)

@@ -278,7 +278,7 @@ class Commit(Record):
 
     @property
     def shown_loss(self) -> float | None:
-        """The mean loss of its steps; of an older commit that of its epoch so far. None if it isn't finite."""
+        """The mean loss of the commit's steps; in an older commit, of its epoch so far. None if it isn't finite."""
         return self.metrics.get("avg_loss") if self.loss is None else self.loss
 
     @property
@@ -288,7 +288,7 @@ class Commit(Record):
 
     @property
     def verdict(self) -> str:
-        """Return a line on what rehearsals have found of the line that this commit ends."""
+        """Return a sentence on the results of rehearsals, up to this commit."""
         if self.inexact:
             return self.inexact
         if not self.rehearsed:
@@ -430,7 +430,7 @@ def metrics_name(number: int) -> str:
 
 
 def shown_name(number: int) -> str:
-    """Return the name of what a commit's steps have shown: ``shown/00000007.jsonl``."""
+    """Return the name of the file with a commit's shown texts and pictures: ``shown/00000007.jsonl``."""
     return f"shown/{number:08d}.jsonl"
 
 

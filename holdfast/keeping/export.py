@@ -129,7 +129,7 @@ def _write_pieces(weights: Mapping[str, Tensor], writer: Writer) -> None:
 
 
 def _write_folder(out: Path, weights: Mapping[str, Tensor], files: Mapping[str, Any]) -> None:
-    """Write what ``from_pretrained`` reads; its configuration last, without which a folder is no model."""
+    """Write a folder for ``from_pretrained``. Write config.json last: without it the folder is no model."""
     folder = LocalStore(str(out))
     with creating(out / "model.safetensors") as writer:
         _write_pieces(weights, writer)

@@ -109,7 +109,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
     """
     journal.read_run()
     while True:
-        attempt = journal.attempts()  # before its policy is read
+        attempt = journal.attempts()  # before the policy, so that the fence finds an attempt that changes it
         newest = journal.newest()
         if newest is None:
             return None
@@ -306,7 +306,7 @@ def _withdraw(journal: Journal, commit: Commit) -> None:
 
 
 def _list_passed(journal: Journal, found: _Found, steps_per_epoch: int) -> set[str]:
-    """Return the checkpoint folders up to the run's newest step. A live attempt may be writing those of later steps."""
+    """Return the checkpoint folders up to the run's newest step. A live attempt may be writing later ones."""
     folders = [name for name in journal.store.list() if checkpoint.is_folder_name(name)]
     return {path for path in folders if found.live and checkpoint.step_of(path, steps_per_epoch) <= found.live[0].step}
 

@@ -263,7 +263,7 @@ class _Account:
         return spent_s
 
     def _lose(self, until: float, before: Trained | None) -> None:
-        """Lose the time since a save, and the steps that fit into it, unless the ranks that died had ended with it."""
+        """Count the time since a save as lost, and the steps in it, unless the ranks ended with that save."""
         lost_s = self._spend(until, "lost")
         if before is None or not before.is_last:
             self._lost_steps += lost_s / self._usual.step_s if self._usual.step_s else 0.0

@@ -67,7 +67,7 @@ class Cost:
 
     @property
     def cost_s(self) -> float:
-        """Return the training time that a save costs: the pause, and what it takes from the steps beside it."""
+        """Return the training time that a save costs: the pause, and the slowing of the steps during the save."""
         return self.stall_s + self.slow_s
 
 

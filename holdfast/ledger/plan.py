@@ -29,7 +29,7 @@ SHARES_A_RANK = (4, 8)
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks of one length in steps, and what a run is expected to lose with them."""
+    """A chunk length in steps, and the time that a run is expected to lose with it."""
 
     steps: int
     interval_s: float

@@ -113,7 +113,7 @@ def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: st
 
 
 def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
-    """Return the settings with which the next attempt compares its own: those of the newest commit, or the snapshot."""
+    """Return the settings with which the next attempt compares its own: the newest commit's, or else the snapshot."""
     if newest is None:
         return _read_snapshot(journal)
     saved = journal.read_config(newest.config_fingerprint)

@@ -29,7 +29,7 @@ class Speed:
     own_steps: int
 
     def choose_steps(self, within_s: float, kills: int) -> int:
-        """Return how many steps can be trained twice in the time that is left, beside the starts of all lives."""
+        """Return the number of steps that can be trained twice in the remaining time, after the starts of all lives."""
         left_s = within_s - self.spent_s - (kills + 2) * self.start_s
 
         def fits(steps: int) -> bool:

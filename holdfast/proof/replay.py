@@ -56,7 +56,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
 
 
 def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
-    """Return a run's configuration with another number of ranks; None leaves it as it is.
+    """Return a run's configuration with another number of ranks; None keeps the number.
 
     Raises:
         WrongUse: without virtual ranks the run's bytes depend on their number.

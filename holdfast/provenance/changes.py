@@ -98,7 +98,7 @@ def find_defaults(section: type[Section] = RunConfig, table: str = "") -> dict[s
 def compare_identities(
     saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> list[Change]:
-    """Return the changes between two identities, sorted by name: none if their fingerprints are equal, otherwise some.
+    """Return the changes between two identities, sorted by name; empty exactly if their fingerprints are equal.
 
     A removed field and an added field of the same table with an equal value count as one renamed field. If several
     pairs fit, the most similar names are paired.

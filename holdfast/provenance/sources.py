@@ -30,7 +30,7 @@ def hash_sources(names: Iterable[str], folder: Path = Path()) -> dict[str, str]:
 
 
 def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
-    """Return the bytes of a recorded source (a module or a file) and whether it is Python; None if it is gone.
+    """Return the bytes of a recorded source (a module or a file) and whether it is Python; None if it no longer exists.
 
     Args:
         folder: the folder of the recipe's module, to which paths are relative.

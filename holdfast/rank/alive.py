@@ -19,7 +19,7 @@ LEFT = "left"
 
 
 class NodeWatch:
-    """Sends one node's signs of life, and watches those of the others. A sign is a count and the name of its node."""
+    """Sends this node's signs of life, and watches the other nodes' signs. A sign is a count and a node's name."""
 
     def __init__(
         self,

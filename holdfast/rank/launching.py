@@ -73,7 +73,7 @@ Events = queue.SimpleQueue[Event | None]
 
 
 class Ranks:
-    """The ranks of one attempt, as processes in a session of their own.
+    """The ranks of one attempt, as processes in a separate session.
 
     A signal to the attempt's process group (Ctrl-C in a terminal) doesn't reach the ranks. The attempt commands them
     through a pipe, and the end of the pipe tells them that the attempt has died.

@@ -1,4 +1,4 @@
-"""The process of a rank, or of what starts several, torchrun or Ray: its command, its environment, and its start."""
+"""The process of one rank, or of the launcher of several (torchrun or Ray): its command, environment and start."""
 
 import importlib.util
 import os
@@ -45,7 +45,7 @@ class Process(Protocol):
 
 
 class Spawn(Protocol):
-    """A function that starts a process in a session of its own, with text pipes as standard input and output.
+    """A function that starts a process in a new session, with text pipes as standard input and output.
 
     Args:
         command: the program and its arguments.

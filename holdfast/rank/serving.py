@@ -98,7 +98,7 @@ PHASES: dict[type, Phase] = {
 def serve(
     training: Training, events: Events, record: CodeRecord | None, survivor: Survivor
 ) -> Generator[None, None, None]:
-    """Report what was built, then obey orders until one says to end or to stop. Yield before each step to train."""
+    """Report the built training, then execute orders until an order to end or stop. Yield before each step to train."""
     orders = Orders(training, events.send)
     ready = describe_training(training, record)
     if training.config.compute.has_nodes:
@@ -343,7 +343,7 @@ def _load_ancestor(training: Training, order: Begin, events: Events) -> None:
 
 
 def describe_training(training: Training, record: CodeRecord | None) -> Ready:
-    """Describe what was built: an attempt uses it for the fingerprint, the journal and its log."""
+    """Return a description of the built training, for the attempt's fingerprint, journal and log."""
     return Ready(
         settings=training.settings,
         defaults={name: to_plain(value) for name, value in default_settings(training.config.recipe).items()},
@@ -372,7 +372,7 @@ def find_unused_workers(training: Training) -> list[str]:
 
 
 def describe_data(training: Training) -> dict[str, Any]:
-    """Return the fingerprint's part about the data: its content, and what decides how ranks and workers share it."""
+    """Return the fingerprint's part about the data: its content, and how ranks and workers divide it."""
     if training.order is not None:
         size = {"samples": training.order.samples}
     elif training.recipe.batch_size is None:

@@ -1,4 +1,4 @@
-"""The recipes that runs may use: what an operator allows, and what a reader of a run's records trusts.
+"""The recipes that runs may use: an operator's list, and the trust of a reader of a run's records.
 
 The worker's environment variable ``HOLDFAST_ALLOWED_RECIPES`` says what an operator allows: module paths, recipes, or
 files and folders with code, for example ``my_models, holdfast.recipes.language:language, /srv/code/``. Entries are

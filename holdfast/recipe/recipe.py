@@ -1,4 +1,4 @@
-"""The `Recipe`, which says what to train."""
+"""The `Recipe`: the model, data, optimizer and loss to train."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

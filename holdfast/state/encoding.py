@@ -170,10 +170,10 @@ def _is_of_a_module(value: dict[Any, Any]) -> bool:
 
 
 def _attributes_of(value: dict[Any, Any]) -> dict[str, Any]:
-    """Return the attributes of an ``OrderedDict``, where states have what their items lack.
+    """Return the attributes of an ``OrderedDict``, such as the ``_metadata`` of a module's ``state_dict``.
 
-    A torch module's have the versions of its parts' states, and those of tensordict the shapes. Versions are left out
-    if all are 1, as they mostly are, and devices are None: where a tensor lay is no state.
+    The metadata of a torch module has the versions of its parts' states, and that of tensordict the shapes. Versions
+    are left out if all are 1, the usual case. Devices become None, because a tensor's device is no state.
     """
     attributes = dict(vars(value)) if isinstance(value, OrderedDict) else {}
     parts = attributes.get("_metadata")

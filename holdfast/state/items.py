@@ -17,8 +17,9 @@ PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
 SAME, DETACHED = "same", "detached"
 # The keys of a saved item that differs from the original at the same place: the item, and how it differs.
 ITEM, HOW = "item", "how"
-# How an item differs: it has taken the original's place; it is another original; it is a container or a generator that
-# was read before; it is a view of another value; a tensor requires a gradient, is a parameter, is on another device.
+# How an item differs. NEW: it replaces the original. MOVED: it is another original. AGAIN: it is a container or a
+# generator that was read before. VIEW: it is a view of another value. LEARNS, CLASS, DEVICE: a tensor requires a
+# gradient, is a parameter, is on another device.
 NEW, MOVED, AGAIN, VIEW, LEARNS, CLASS, DEVICE = "new", "moved", "again", "view", "learns", "class", "device"
 
 

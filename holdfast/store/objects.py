@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ObjectStore(Store):
-    """A prefix of a bucket. A subclass for each cloud adds what differs.
+    """A prefix of a bucket. A subclass for each cloud adds the cloud's own calls.
 
     Attributes:
         part_bytes: files larger than this are uploaded in parts of this size.

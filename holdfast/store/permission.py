@@ -1,4 +1,4 @@
-"""The stores that runs may use: what an operator allows.
+"""The stores that an operator allows runs to use.
 
 The worker's environment variable ``HOLDFAST_ALLOWED_STORES`` has folders or URLs, for example ``/data/runs,
 s3://team/runs``, separated by commas. Each is a prefix that ends at a ``/`` or the end. An unset variable restricts

@@ -1,4 +1,4 @@
-"""Try each verb of a store once, in a new folder of its own: does it work, and if not, which right is missing?"""
+"""Try each verb of a store once, in a new folder: whether it works, and which right is missing if it doesn't."""
 
 import contextlib
 import functools

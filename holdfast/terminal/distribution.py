@@ -10,7 +10,7 @@ OWN_NAMES = frozenset({DISTRIBUTION, "holdfast"})
 
 
 def spell_install(extra: str) -> str:
-    """Return the command that installs what an extra of Holdfast needs."""
+    """Return the command that installs Holdfast with one of its extras."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 

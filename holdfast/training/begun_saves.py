@@ -42,7 +42,7 @@ class BegunSaves:
         self._saves = [BegunSave(0, "")]
 
     def restart(self, step: int, content_id: str) -> None:
-        """Begin anew with a restored checkpoint."""
+        """Forget all saves, and begin with a restored checkpoint."""
         self._saves = [BegunSave(step, content_id)]
 
     def add(self, save: BegunSave) -> None:

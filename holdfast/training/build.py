@@ -109,7 +109,7 @@ class Training:
         self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""
-        # Fewer checkpoints share a file than are kept, so that a fallback has a file of its own.
+        # Fewer checkpoints share a file than are kept, so that damage to the file spares a checkpoint to fall back to.
         self.saver = Saver(
             config.checkpoint.part_bytes,
             shared_by=max(1, config.retention.keep_last - 1),
@@ -189,7 +189,7 @@ class Training:
 
     @property
     def can_survive(self) -> bool:
-        """Return whether one rank can save alone when another is lost; `surviving` says what it needs for that."""
+        """Return whether one rank can save alone when another rank is lost; see `surviving` for the conditions."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
         is_whole = self.ranks.has_common_state and compute.parallel == "ddp"

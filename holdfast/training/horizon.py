@@ -1,4 +1,4 @@
-"""The steps of events, such as the end of an anneal: a proof may not reach them, and a run may go on after them."""
+"""The steps of events, such as an anneal's end. A proof may not reach them, and a run may continue after them."""
 
 import math
 from collections.abc import Iterable

@@ -176,7 +176,7 @@ def end_epoch(training: Training) -> None:
 
 
 def evaluate_recipe(training: Training) -> tuple[dict[str, float], dict[str, str | bytes]]:
-    """Return the metrics of the recipe's evaluation, and what it shows. Anneals have their values for the next step.
+    """Return the metrics of the recipe's evaluation, and the texts and pictures. Anneals have the next step's values.
 
     The model and the generators are put back afterwards. Changes of an extra stay, so that a recipe can keep its best
     score there.

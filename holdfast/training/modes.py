@@ -19,7 +19,7 @@ OF_TORCH = {*vars(nn.Module())} | {*vars(torch.optim.SGD([torch.zeros(1)]))}
 
 
 class Modes:
-    """The changes of modules and optimizers since the function built them, beside their tensors.
+    """The changes of modules and optimizers since the build that their ``state_dict`` doesn't have.
 
     The state has which modules are in evaluation mode, as a step may end in the middle of a user's evaluation, which
     parameters have been frozen or unfrozen, and the public attributes with a plain value that have another one. A

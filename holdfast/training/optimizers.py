@@ -15,7 +15,7 @@ STATE, GROUPS = "state", "param_groups"
 
 
 class Optimizers:
-    """Several optimizers in the form of one, so that whoever saves or names an optimizer's state sees only one.
+    """Several optimizers with the interface of one, so that code that saves or names an optimizer's state handles one.
 
     Its parameter groups are those of all optimizers, in the order of the optimizers' names.
 

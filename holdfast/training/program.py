@@ -111,7 +111,7 @@ class RecipeProgram(Program):
         return take_apart(self.recipe.data, "Recipe(data=dataset, batch_size=...)")
 
     def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
-        """Move the modules to the device, and let accelerate wrap what the engine's step takes."""
+        """Move the modules to the device, and let accelerate wrap the model and optimizer of the engine's step."""
         recipe, accelerator = self.recipe, self.accelerator
         if isinstance(recipe.optimizer, Mapping):
             recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
@@ -147,7 +147,7 @@ class RecipeProgram(Program):
         return model, accelerator.prepare(optimizer)
 
     def _add_own(self, name: str, extra: Stateful) -> None:
-        """Add an extra of Holdfast's own to those of the recipe."""
+        """Add one of Holdfast's own extras to the recipe's extras."""
         if name in self.recipe.extras:
             raise RecipeError(f"extras: the name {name!r} is taken", hint="give the extra another name")
         self.recipe.extras = {**self.recipe.extras, name: extra}

@@ -10,7 +10,7 @@ ENDED = "has_ended_epoch"
 
 
 class Stage(enum.Enum):
-    """The stage of a training, for a rank that loses another one: whether it has the state of a completed step."""
+    """The stage of a step. It tells a rank that loses another rank whether its state is a completed step's."""
 
     SETTLED = enum.auto()
     """It has the state after the last completed step."""

@@ -1,4 +1,4 @@
-"""The recording of finished steps: the facts of each at once, and the numbers on the device once they are needed."""
+"""The recording of finished steps: facts immediately, and numbers on the device only when they are needed."""
 
 from collections.abc import Iterator
 from typing import Any

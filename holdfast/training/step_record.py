@@ -1,4 +1,4 @@
-"""The record of the steps since the last save: the trail, a line per step, and what was shown."""
+"""The record of the steps since the last save: the trail, a line per step, and the shown texts and pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -11,7 +11,7 @@ from holdfast.provenance.changes import find_defaults
 
 
 def make_commands(history: History) -> Markup:
-    """Return the commands that reproduce, prove and audit a run, each with what it shows."""
+    """Return the commands that reproduce, prove and audit a run, each with its purpose."""
     run, name = shlex.quote(history.url), f"{_to_name(history.run)}.toml"
     blocks = []
     if history.snapshot is not None:

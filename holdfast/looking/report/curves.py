@@ -1,4 +1,4 @@
-"""The curves of a page: what a run has learned on its line of commits, and on lines that were rolled back."""
+"""The curves of a report's page: metrics of a run's line of commits, and of lines that were rolled back."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -119,7 +119,7 @@ class Gatherer:
         self._sketch = Sketch()
 
     def gather(self) -> History:
-        """Read what the run has by now.
+        """Read the run's new records, and return its history.
 
         Raises:
             RunUnknown: there is no such run, nor anything left of one.
@@ -274,7 +274,7 @@ class Gatherer:
 
 
 def find_line(commits: dict[int, Commit], newest: int) -> frozenset[int]:
-    """Return a commit's number and those of the commits that it was trained from, as far as they can be read.
+    """Return the numbers of a commit and of its ancestors, as far as their records can be read.
 
     A lost record ends nothing: the line continues with the newest commit before it whose step is lower.
     """

@@ -37,7 +37,7 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def table(heads: Sequence[object], rows: Iterable[Sequence[object]], caption: str, class_: str = "") -> Markup:
-    """Return a table that scrolls in a box of its own where it is wider than the page.
+    """Return a table in a box that scrolls if the table is wider than the page.
 
     Args:
         rows: the cells of each row; the first one is the row's heading.

@@ -64,7 +64,7 @@ def _draw_curve(points: Sequence[Point]) -> Markup:
 
 
 def _draw_ends(ends: Sequence[tuple[float, str]]) -> Iterator[Markup]:
-    """Yield a dotted line for each ending, and a line of text that says what its colour means."""
+    """Yield a dotted line for each ending, and a legend of the colours."""
     for x, look in ends:
         yield element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=BOTTOM, **_dotted(look))
     left = LEFT

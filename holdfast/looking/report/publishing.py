@@ -6,7 +6,7 @@ from holdfast.looking.report.page import make_page
 
 
 class Publisher:
-    """Writes a run's report into its folder. Each time it reads what is new since the time before."""
+    """Writes a run's report into its folder. Each call reads only the records that are new since the last call."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -1,4 +1,4 @@
-"""The sections of a run's page that are plain HTML: what it is, its attempts, changes, probe, machine and settings."""
+"""The plain HTML sections of a run's page: overview, attempts, changes, probe, machine and settings."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -237,7 +237,7 @@ def make_settings(history: History) -> Markup:
 
 
 def _to_breakable(name: str) -> Markup:
-    """Return a dotted name that may go on in a new line behind each dot."""
+    """Return a dotted name that may break into a new line behind each dot."""
     first, *parts = name.split(".")
     return join_html(first, *(join_html(".", element("wbr"), part) for part in parts))
 

@@ -11,7 +11,7 @@ MOST, MOST_BYTES = 24, 1_500_000
 
 
 def make_shown(shown: Sequence[Shown]) -> Markup:
-    """Return the section with what a run has shown; nothing if it has shown nothing.
+    """Return the section with a run's shown texts and pictures; empty if there are none.
 
     An SVG is an image like a PNG: a script in it doesn't run.
     """

@@ -121,7 +121,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _take_output() -> Say:
-    """Send what libraries print to standard error, and return a function that writes a line to standard output."""
+    """Redirect the libraries' prints to standard error. Return a function that writes a line to standard output."""
     sys.stdout.flush()
     own = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -7,7 +7,7 @@ CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 
 
 class SinkOrder(BaseModel):
-    """Send what is committed.
+    """An order to send the committed numbers.
 
     Attributes:
         is_end: whether this order is the last.

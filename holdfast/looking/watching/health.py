@@ -1,4 +1,4 @@
-"""The verdict on a watched run: does it train, has it stalled, and what does it wait for. Pure.
+"""The verdict on a watched run: whether it trains, stalls or waits, and for what. Pure functions.
 
 Between two commits a store shows no sign of life. So a run has stalled if its next commit takes much longer than those
 before: its attempt has died without a record, hangs, or trains slower. A reader can't tell which.

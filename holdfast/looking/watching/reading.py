@@ -176,7 +176,7 @@ class RunReader:
         return has_news
 
     def _describe(self) -> None:
-        """Read what follows from the newest commit and the settings: the length of the run and of its next chunk."""
+        """Compute the length of the run and of its next chunk from the newest commit and the settings."""
         head, config = self.seen.head, read_config(self.journal)
         metadata = None
         if head is not None:

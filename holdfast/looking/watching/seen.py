@@ -72,7 +72,7 @@ class Seen:
         return self.attempts[-1][0] if self.attempts else 0
 
     def find_parent(self, commit: Commit) -> Commit | None:
-        """Return the commit that another one was trained from, if it was read."""
+        """Return a commit's parent, if the view has read it."""
         return next((each for each in self.commits if each.number == commit.parent), None)
 
     def find_ending(self, number: int) -> EndingRecord | None:

@@ -36,7 +36,7 @@ class Ancestry:
         return {commit.step: commit for commit in self.commits}
 
     def find_parent(self, commit: Commit) -> Commit | None:
-        """Return the commit before another one in this line; None for the first."""
+        """Return a commit's parent in this line; None for the first commit."""
         index = self.commits.index(commit)
         return self.commits[index - 1] if index else None
 

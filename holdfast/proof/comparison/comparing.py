@@ -120,7 +120,7 @@ def _describe_side(line: Ancestry, commit: Commit | None, *, differs: bool) -> S
 
 
 def _note_changed_settings(line: Ancestry, commit: Commit) -> list[str]:
-    """Return a note if the settings of a commit are others than those of the commit before."""
+    """Return a note if the settings changed between a commit and its parent."""
     parent = line.find_parent(commit)
     if parent is None or parent.config_fingerprint == commit.config_fingerprint:
         return []

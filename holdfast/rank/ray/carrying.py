@@ -127,7 +127,7 @@ class Carrier:
             self._ranks.close_input()
 
     def take(self) -> Taken:
-        """Wait up to `TAKE_WITHIN_S` for events of the ranks; return them and what is new in the log."""
+        """Wait up to `TAKE_WITHIN_S` for events of the ranks. Return the events and the log's new lines."""
         events: list[str] = []
         try:
             if self._failed is not None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class OrderLines:
-    """The lines of standard input. They are kept until `follow` says what to do with them.
+    """The lines of standard input, which are kept until `follow` sets the function that takes them.
 
     Attributes:
         has_ended: whether the input has ended: the attempt wants its ranks no more, or has died.

@@ -1,4 +1,4 @@
-"""Rollouts: games of the policy against itself and its league, which go on from one step to the next."""
+"""Rollouts: games of the policy against itself and its league. A game continues in the next step."""
 
 import math
 from dataclasses import dataclass

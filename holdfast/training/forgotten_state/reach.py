@@ -44,7 +44,7 @@ OF_TORCH = {
 
 @dataclass
 class InnerValue:
-    """A value inside another one.
+    """A value that is reachable from another value in one step.
 
     Attributes:
         label: its own name.

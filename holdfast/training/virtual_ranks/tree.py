@@ -1,4 +1,4 @@
-"""A sum in the order of a fixed binary tree, so that its bits don't depend on who adds which part.
+"""A sum in the order of a fixed binary tree, so that its bits don't depend on which rank adds which part.
 
 Floating-point addition is commutative but not associative: the shape of the tree fixes the result. Leaf i is node
 (0, i); node (level, index) is the sum of the nodes (level - 1, 2 * index) and (level - 1, 2 * index + 1), or a copy of
