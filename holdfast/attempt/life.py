@@ -142,7 +142,7 @@ def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
                 interrupt.raise_if_lost()
     except Exception:
         raise
-    except BaseException:  # a signal's
+    except BaseException:  # the exception of a signal's handler
         attempt.stop()
         raise
 

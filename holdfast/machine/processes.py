@@ -10,7 +10,7 @@ MARK_VARIABLE = "HOLDFAST_RANKS"
 # The largest number of steps of an epoch, to which a proof cuts it; 0 for no cut.
 LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
 RANK_MODULE = "holdfast.rank"
-# The limit of this container's memory and what it has in use, in bytes (cgroup 2, then 1).
+# The files with this container's memory limit and its memory in use, in bytes (cgroup 2, then 1).
 CGROUP_MEMORY = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),

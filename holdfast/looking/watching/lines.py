@@ -24,7 +24,7 @@ class Lines:
     def list_new(self, seen: Seen, now: float) -> Iterator[str]:
         """Yield the new lines about a run in chronological order."""
         recent = [commit for commit in seen.commits if commit.number not in self._commits]
-        if not self._commits and not self._attempts:  # older ones were read for the curve of the loss alone
+        if not self._commits and not self._attempts:  # older commits were read only for the loss curve
             recent = [commit for commit in recent if seen.find_parent(commit) or not commit.parent]
         self._commits |= {commit.number for commit in seen.commits}
         for number, record in seen.attempts:

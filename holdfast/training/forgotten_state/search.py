@@ -224,7 +224,7 @@ class _Search:
     # ---- what is said
 
     def _find_place(self, name: str) -> str:
-        """Return the first line of the user's code that changes a variable or an attribute, or else the first to read it."""
+        """Return the user's first line that changes a variable or an attribute, or, if there is none, that reads it."""
         key = last_part(name)
         codes = [each for each in self._codes if each.co_name != "__init__" and key not in each.co_cellvars]
         for kind in ("STORE", "LOAD"):

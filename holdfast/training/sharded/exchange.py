@@ -101,7 +101,7 @@ class Exchange:
     # ---- rows
 
     def choose_window(self, size_bytes: int, windows: int) -> int:
-        """Return the size of each of some windows for a state, both in bytes."""
+        """Return the size of one window, in bytes, for a number of windows and a size of the state."""
         return self.window_bytes or count_window_bytes(size_bytes // self.ranks, windows)
 
     def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> "tuple[list[Part], _HeldShards]":
