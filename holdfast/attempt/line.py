@@ -332,7 +332,7 @@ class Line:
         self._publish_latest(self.head, metadata)
 
     def _read_latest(self) -> Latest | None:
-        """Return latest.json from memory: as this attempt last wrote it, or else first read it."""
+        """Return latest.json as this attempt last wrote it; before its first write, as it first read it."""
         if not self._has_read_latest:
             self._latest, self._has_read_latest = self.journal.read_latest(), True
         return self._latest

@@ -282,7 +282,7 @@ class Rehearsals:
             self._differ(line, lived, f"does not continue exactly: {_describe_difference(difference)}", [])
             return
         if lines:
-            log.info("new ranks trained steps %d-%d exactly as the ranks before had", head.step + 1, lines[-1]["step"])
+            log.info("new ranks trained steps %d-%d as the ranks before had", head.step + 1, lines[-1]["step"])
 
     @property
     def _folder(self) -> Path:

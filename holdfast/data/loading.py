@@ -135,8 +135,8 @@ class Batches:
         """Return the first share of the first micro-batch of map-style data.
 
         Args:
-            ranks: the number of shares of the micro-batch. By default it is the number in training; so it is, too, if
-                the batch size has changed and this number doesn't divide it.
+            ranks: the number of shares into which to cut the micro-batch. If it is None, or doesn't divide the batch
+                size after a change of that size, the number in training is used.
         """
         assert self._order is not None
         share = replace(self._shares[0], rank=0)
