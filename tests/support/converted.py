@@ -36,6 +36,21 @@ The count of steps and the best accuracy are in a dict, `progress`, so the run c
 such as `best = 0.0`, would begin anew in each process: [your-own-loop.md](your-own-loop.md#what-to-write) shows every
 form.
 
+## What else an epoch loop has
+
+- **A number of epochs.** `epochs` in the configuration says how long the loop runs. A scheduler's own length, such as
+  `T_max`, stays in the script.
+- **A validation that chooses the best weights.** Make it a function from the model to numbers by name, such as
+  `{{"accuracy": 0.97}}`, and call `run.observe(evaluate=validate)` before the loop. The run calls it after each epoch,
+  in `eval()` mode and without gradients. `holdfast show`, the report and each commit have its numbers.
+- **`torch.save` of the best weights.** Write `keep_best = {{ metric = "accuracy", mode = "max" }}` under `[retention]`.
+  The metric has to be a number of `evaluate`; one that the loop logs isn't enough. `holdfast watch first` lists each
+  commit's numbers, and `holdfast export first epoch-0004 best.pt --form torch` writes the weights of one.
+- **Other files that the script writes.** A resume may write them again, and so may a
+  [rehearsal](../holdfast/RESUME.md#a-rehearsal). `prove` writes them, too: it runs the script in this folder.
+- **Seeds at the top of the module.** Set `seed` in the configuration, or move the calls into the function.
+- **`print`.** It goes to `logs/<run>/attempt-<number>.log`.
+
 ## nanoGPT
 
 A script without a function, which draws its batches at random and reads the next one ahead. So there is no loader:
