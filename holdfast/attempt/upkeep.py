@@ -39,11 +39,12 @@ class Upkeep:
     def do(self) -> None:
         """Read back the newest commit if it is due, and prune; a failure is logged as a warning."""
         self.is_owed = False
-        for act in (self.read_back, self.prune_epochs):
+        for name, act in (("reading a commit back", self.read_back), ("pruning", self.prune_epochs)):
             try:
                 act()
             except Exception as error:  # the commit counts, whether or not its upkeep succeeds
-                log.warning("%s failed: %s; the run continues", act.__name__, error or repr(error))
+                hint = f" ({error.hint})" if isinstance(error, HoldfastError) and error.hint else ""
+                log.warning("%s failed: %s; the run continues%s", name, error or repr(error), hint)
 
     def read_back(self) -> bool:
         """Compare the newest commit's stored bytes with their hashes if it is due; return whether it was.

@@ -161,7 +161,7 @@ class KeepBest(Section):
     """Keep the checkpoints that score best by one metric."""
 
     metric: str = Field(min_length=1)
-    """The metric: avg_loss, or a name that the recipe's evaluate returns."""
+    """The metric: avg_loss, or a name that evaluate returns: a recipe's, or a loop's run.observe(evaluate=...)."""
     count: Count = Field(1, ge=1)
     """How many of the best checkpoints to keep."""
     mode: Literal["min", "max"] = "min"

@@ -160,7 +160,8 @@ def test_a_command_that_comes_before_the_first_has_ended_completes_too(
     assert live(config, [Overtaken()]).complete
     assert [each.complete for each in others] == [True]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "prune_epochs failed: attempt 1 of run 'run' is superseded by attempt 2; the run continues"
+        "pruning failed: attempt 1 of run 'run' is superseded by attempt 2; the run continues "
+        "(another process trains this run; nothing that it committed was touched)"
     ]
     journal = journal_of(config)
     assert [ending.reason for ending in journal.endings()] == ["vanished", "completed"]

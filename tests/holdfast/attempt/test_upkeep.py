@@ -1,5 +1,7 @@
 """The work after a commit: how often a checkpoint's bytes are read, which may be far away and large."""
 
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from holdfast import checkpoint
 from holdfast.attempt import Attempt
 from holdfast.checkpoint import FileDamage
-from holdfast.config import Checkpoint, ChunkLength, Log, Retention, RunConfig
+from holdfast.config import Checkpoint, ChunkLength, KeepBest, Log, Retention, RunConfig
 from holdfast.journal import Commit
 from holdfast.journal.endings import Ending
 from holdfast.keeping.verification import verify_run
@@ -58,6 +60,26 @@ def test_a_prune_does_not_read_again_what_was_just_read_back(tmp_path: Path, rea
         assert read == [*range(1, number + 1)]  # 1, 2 and 4 were read back, 3 was read by the prune alone
     attempt.end(Ending("stopped"))
     assert verify_run(attempt.journal).ok
+
+
+def test_a_prune_that_fails_says_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    best = KeepBest(metric="accuracy")
+    config = make_config(tmp_path, chunk=ChunkLength(epochs=1), retention=Retention(keep_last=1, keep_best=best))
+    attempt = Attempt(config)
+    attempt.open()
+    train_chunk(attempt)
+    train_chunk(attempt)
+    attempt.end(Ending("stopped"))
+    assert kept(config) == ["epoch-0001", "epoch-0002"]
+    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warned
+    for message in warned:
+        assert re.fullmatch(
+            r"pruning failed: retention.keep_best.metric = 'accuracy': no checkpoint has it, because evaluate "
+            r"\(of a loop: run.observe\(evaluate=...\)\) hasn't returned it, so nothing is pruned; "
+            r"the run continues \(known: avg_loss.*\)",
+            message,
+        )
 
 
 def test_a_prune_does_not_read_again_what_was_just_restored(tmp_path: Path, read: list[int]) -> None:
