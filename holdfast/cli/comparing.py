@@ -15,9 +15,9 @@ from holdfast.terminal import counted
 INPUTS = {"samples", "batch content", "lrs", "anneals"}
 
 
-@app.command(name="compare", usage="Usage: holdfast compare RUN OTHER [--replay]")
+@app.command(name="compare", usage="Usage: holdfast compare RUN OTHER [OPTIONS]")
 def compare_command(
-    one: str,
+    run: str,
     other: str,
     /,
     *,
@@ -34,7 +34,7 @@ def compare_command(
     The exit code is 0 if they are equal as far as both go, and 2 if they differ.
 
     Args:
-        one: <store>/<run>, or <store>/<run>@<commit> for the training that led to that commit; or a store of runs.
+        run: <store>/<run>, or <store>/<run>@<commit> for the training that led to that commit; or a store of runs.
         other: Likewise. A store beside a run means the run of the same name in it.
         replay: Train the steps of the first difference again, to name the first tensor that differs.
         recipe: The recipe of both, as in a configuration, in place of those on record. Without it, those on record
@@ -42,10 +42,10 @@ def compare_command(
         trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
-    places, trust = (_open(one), _open(other)), Trust(recipe, trust_records)
+    places, trust = (_open(run), _open(other)), Trust(recipe, trust_records)
     if isinstance(places[0], Store) and isinstance(places[1], Store):
         return _compare_stores(places[0], places[1], is_replayed=replay, trust=trust, json=json)
-    found = compare_trainings(*_read_both(places, (one, other)), is_replayed=replay, trust=trust)
+    found = compare_trainings(*_read_both(places, (run, other)), is_replayed=replay, trust=trust)
     if json:
         print_json(found.model_dump(mode="json"))
     else:
