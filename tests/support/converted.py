@@ -48,6 +48,9 @@ form.
   commit's numbers, and `holdfast export first epoch-0004 best.pt --form torch` writes the weights of one.
 - **Other files that the script writes.** A resume may write them again, and so may a
   [rehearsal](../holdfast/RESUME.md#a-rehearsal). `prove` writes them, too: it runs the script in this folder.
+- **A sum over an epoch that it prints,** such as `total += loss.item()`. After a resume inside an epoch such a variable
+  begins at 0, and the script prints too small a number for this epoch. Keep it in a dict that `run.keep` has, and set
+  it to 0 at the epoch's end; or leave the mean to `run.log(loss=loss)`, which the run's own lines have right.
 - **Seeds at the top of the module.** Set `seed` in the configuration, or move the calls into the function.
 - **`print`.** It goes to `logs/<run>/attempt-<number>.log`.
 
