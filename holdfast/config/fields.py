@@ -106,7 +106,7 @@ class ChunkLength(Section):
     """Steps of a chunk. It ends with its epoch at the latest. auto: choose the length while training, from what saves
     cost and how often machines are lost. ``chunk = "auto"`` is short for this.
     """
-    epochs: Count | None = Field(None, ge=1)
+    epochs: Count | None = Field(default=None, ge=1)
     """Epochs of a chunk; 1 if steps and epochs are unset. With automatic steps, every chunk also ends with each
     multiple of this many epochs.
     """
@@ -151,9 +151,9 @@ class ChunkLength(Section):
 class Checkpoint(Section):
     """The files of checkpoints. The content id of a state depends on their cut, its values don't."""
 
-    part_bytes: Count = Field(PART_BYTES, ge=4096)
+    part_bytes: Count = Field(default=PART_BYTES, ge=4096)
     """Largest number of bytes of tensors in one file of a checkpoint."""
-    read_back_every: Count = Field(10, ge=0)
+    read_back_every: Count = Field(default=10, ge=0)
     """Read back the first commit and every n-th after it, and verify it; 0 reads none."""
 
 
@@ -162,7 +162,7 @@ class KeepBest(Section):
 
     metric: str = Field(min_length=1)
     """The metric: avg_loss, or a name that evaluate returns: a recipe's, or a loop's run.observe(evaluate=...)."""
-    count: Count = Field(1, ge=1)
+    count: Count = Field(default=1, ge=1)
     """How many of the best checkpoints to keep."""
     mode: Literal["min", "max"] = "min"
     """Whether the lowest or the highest value is the best."""
@@ -171,11 +171,11 @@ class KeepBest(Section):
 class Retention(Section):
     """Which checkpoints to keep. The newest, the newest that verifies and the pinned ones always stay."""
 
-    keep_last: Count = Field(3, ge=1)
+    keep_last: Count = Field(default=3, ge=1)
     """Keep this many of the newest checkpoints."""
-    keep_every: Count = Field(0, ge=0)
+    keep_every: Count = Field(default=0, ge=0)
     """Also keep the end of every n-th epoch; 0 keeps none."""
-    keep_every_steps: Count = Field(0, ge=0)
+    keep_every_steps: Count = Field(default=0, ge=0)
     """Also keep the checkpoint after every n-th step; 0 keeps none."""
     keep_best: KeepBest | None = None
     """Also keep the best checkpoints by a metric."""
@@ -186,7 +186,7 @@ class Determinism(Section):
 
     mode: Literal["strict", "fast"] = "strict"
     """strict makes equal steps give equal bits; fast keeps torch's defaults."""
-    threads: Processes = Field(1, ge=1)
+    threads: Processes = Field(default=1, ge=1)
     """Intra-op threads of a rank. Another number sums in another order."""
 
 
@@ -209,7 +209,7 @@ class Compute(Section):
     """Number of training processes. "all" is one for each visible GPU, or one without a GPU. torchrun starts them if
     there are several.
     """
-    virtual_ranks: Annotated[Processes, IDENTITY] = Field(0, ge=0)
+    virtual_ranks: Annotated[Processes, IDENTITY] = Field(default=0, ge=0)
     """Shares of each batch, with random numbers of their own, whose gradients are summed in a fixed order: any number
     of ranks up to it trains the same bytes. 0 is off: then another number gives other bytes.
     """
@@ -223,9 +223,9 @@ class Compute(Section):
     """
     rendezvous: Annotated[str | None, OPERATIONAL] = None
     """host:port at which several nodes meet: an address of node 0, and a free port there."""
-    wait_s: Annotated[Seconds, OPERATIONAL] = Field(600.0, ge=1)
+    wait_s: Annotated[Seconds, OPERATIONAL] = Field(default=600.0, ge=1)
     """Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later."""
-    lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(60.0, ge=5)
+    lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(default=60.0, ge=5)
     """Seconds without a sign of life after which another node is lost."""
     parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = "ddp"
     """What several ranks hold of a recipe's model, or of one that a loop passes to run.wrap, and of its optimizer. ddp:
@@ -234,7 +234,7 @@ class Compute(Section):
     """
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], IDENTITY] = "no"
     """Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."""
-    loader_workers: Annotated[Processes, OPERATIONAL] = Field(0, ge=0)
+    loader_workers: Annotated[Processes, OPERATIONAL] = Field(default=0, ge=0)
     """Processes that load data, for each rank; 0 loads in the rank. The number never changes the trained bytes."""
     gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = "refuse"
     """What to do if nvidia-smi reports a fault of a GPU that the run takes: refuse to train on it, or warn of it."""
@@ -317,9 +317,9 @@ class Resume(Section):
 
     trusted_keys: tuple[str, ...] = ()
     """Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."""
-    stop_within_s: Seconds = Field(25.0, gt=0)
+    stop_within_s: Seconds = Field(default=25.0, gt=0)
     """Seconds in which a run saves and commits after SIGTERM or Ctrl-C."""
-    drain_file: str | None = Field(None, min_length=1)
+    drain_file: str | None = Field(default=None, min_length=1)
     """While this file exists, this machine is being drained. It may hold the seconds that are left. Notices of AWS,
     Google Cloud and Azure are asked for without a setting.
     """
@@ -335,7 +335,7 @@ class Resume(Section):
     """
     environment: Literal["record", "refuse"] = "record"
     """What to do on a machine where equal bits are not promised: record that and continue, or refuse."""
-    tolerance: float = Field(1e-3, ge=0)
+    tolerance: float = Field(default=1e-3, ge=0)
     """How far the probe may differ on such a machine, relative to its largest number."""
     training_probe: bool = True
     """Also compare the gradient of one micro-batch in training mode, taken at each save and before the first resumed
@@ -351,7 +351,7 @@ class ProofSettings(Section):
     never; "record", as "on", but a run that would not continue exactly trains on, and each later commit says so. Unset:
     "on", but not if the run will be over within a minute.
     """
-    share: float = Field(0.005, ge=0, le=1)
+    share: float = Field(default=0.005, ge=0, le=1)
     """Largest share of the training time that rehearsals after the first may take; 1 rehearses after every commit."""
     beside: bool = True
     """On CPUs whose memory holds both, keep the ranks that went on while new ones rehearse, and go on in them.
@@ -362,9 +362,9 @@ class ProofSettings(Section):
 class Supervision(Section):
     """The reaction to an attempt on a work pool that ends early."""
 
-    max_preemptions: Count | None = Field(None, ge=0)
+    max_preemptions: Count | None = Field(default=None, ge=0)
     """Lost machines after which the run gives up, counted over the whole run; unset: no limit."""
-    max_failures: Count = Field(3, ge=1)
+    max_failures: Count = Field(default=3, ge=1)
     """Failed attempts in a row, without a committed step between them, after which the run gives up."""
 
 
@@ -375,7 +375,7 @@ class InitFrom(Section):
     """The other run: its name on the same store, or STORE/RUN; or a folder with a model's weights, such as a Hugging
     Face model's: model.safetensors, or an index and its files.
     """
-    commit: Count | None = Field(None, ge=1)
+    commit: Count | None = Field(default=None, ge=1)
     """Number of the commit to load; unset: the newest."""
     load_optimizer: bool = False
     """Also load the optimizer's moments."""
@@ -383,14 +383,14 @@ class InitFrom(Section):
     """Modules or weights that keep the values that the recipe builds."""
     extras: tuple[str, ...] = ()
     """Names of the recipe's extras to load from there too."""
-    anneal_offset: Count | None = Field(None, ge=0)
+    anneal_offset: Count | None = Field(default=None, ge=0)
     """Steps that anneals count as done; unset: the steps of the checkpoint."""
 
 
 class Log(Section):
     """The logs of a run that trains."""
 
-    every: Count = Field(10, ge=1)
+    every: Count = Field(default=10, ge=1)
     """Steps between two progress lines."""
     folder: str = "logs"
     """Folder for the ranks' own output, one file an attempt."""
@@ -400,9 +400,9 @@ class Log(Section):
     """
     observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = ()
     """Observers of your own as module:Class, which are told of each commit."""
-    project: str = Field("holdfast", pattern=NAME)
+    project: str = Field(default="holdfast", pattern=NAME)
     """Name of the project, or of MLflow's experiment, that the sinks show the run in."""
-    report_every_s: Seconds = Field(60.0, ge=0)
+    report_every_s: Seconds = Field(default=60.0, ge=0)
     """Least seconds between two updates of report.html in the run's folder, each after a commit. The end of every
     attempt updates it too. 0 writes no report.
     """
@@ -422,13 +422,13 @@ class RunConfig(Section):
     """Function that builds or trains the model, as module:function or file.py:function."""
     run: Annotated[str, OPERATIONAL] = Field(pattern=NAME)
     """Name of the run, and of its folder on the store."""
-    store: Annotated[str, OPERATIONAL] = Field(DEFAULT_STORE, min_length=1)
+    store: Annotated[str, OPERATIONAL] = Field(default=DEFAULT_STORE, min_length=1)
     """Folder that holds the runs: a path, s3://, gs:// or az:// URL."""
-    epochs: Annotated[Count, SCHEDULE] = Field(1, ge=1)
+    epochs: Annotated[Count, SCHEDULE] = Field(default=1, ge=1)
     """Epochs to train in all. Raise it later to train further."""
-    seed: Annotated[int, IDENTITY] = Field(DEFAULT_SEED, ge=0, lt=2**63)
+    seed: Annotated[int, IDENTITY] = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
     """Seed of Python's, NumPy's and torch's generators; 0 means 1234."""
-    where: Annotated[str, OPERATIONAL] = Field("here", pattern=POOL)
+    where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
     """Where to train: here, in the command's own process, or the name of a Prefect work pool."""
     chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()
     retention: Annotated[Retention, OPERATIONAL] = Retention()

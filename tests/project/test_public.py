@@ -124,3 +124,16 @@ def test_help_speaks_to_a_user() -> None:
 def test_the_example_of_run_is_python() -> None:
     (example,) = re.findall(r"^(    def train.*?)^``recipe", str(inspect.getdoc(holdfast.Run)), re.M | re.S)
     assert "run.keep(" in ast.unparse(ast.parse(re.sub(r"^    ", "", example, flags=re.M)))
+
+
+def test_type_checkers_see_the_default_of_every_setting() -> None:
+    """Without pydantic's plugin, `mypy --strict` takes ``Field(1)`` for a field that every call has to give."""
+    tree = ast.parse((ROOT / "holdfast" / "config" / "fields.py").read_text("utf-8"))
+    fields = [each for each in ast.walk(tree) if isinstance(each, ast.AnnAssign) and isinstance(each.value, ast.Call)]
+    unnamed = [
+        ast.unparse(each)
+        for each in fields
+        if isinstance(each.value, ast.Call) and ast.unparse(each.value.func) == "Field" and each.value.args
+    ]
+    assert len(fields) > 30
+    assert unnamed == []
