@@ -1,5 +1,6 @@
 """The command ``import``: a new run that goes on from another program's checkpoint."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -50,8 +51,8 @@ def import_command(
         return
     print(f"run {settings.run}: commit {commit.number}, step {commit.step} of {made.total_steps}")
     print(f"  {commit.checkpoint_sha256}  {settings.store.rstrip('/')}/{settings.run}/{commit.path}")
-    changes = " ".join(f"--set {each}" for each in [*(set_ or []), *place])
-    print(f"it goes on with: holdfast train {config} {changes}")
+    changes = [word for each in [*(set_ or []), *place] for word in ("--set", each)]
+    print(f"it goes on with: {shlex.join(['holdfast', 'train', str(config), *changes])}")
 
 
 def _split(text: str) -> tuple[str, str]:
