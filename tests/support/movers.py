@@ -91,6 +91,20 @@ def compiled(run: holdfast.Run) -> None:
         step.log(loss=take_step(model, optimizer, scheduler, step.batch))
 
 
+def scaled(run: holdfast.Run) -> None:
+    """The same loop with a gradient scaler of its own, and without the schedule."""
+    model, optimizer, _ = make()
+    scaler = torch.amp.GradScaler("cpu")
+    run.keep(model=model, optimizer=optimizer, scaler=scaler)
+    for step in run.steps(DataLoader(points(), BATCH, shuffle=True)):
+        assert scaler.get_scale() == 4.0
+        loss = nn.functional.cross_entropy(model(step.batch[0]), step.batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step.log(loss=loss)
+
+
 def recipe() -> Recipe:
     """The same model, optimizer and schedule as a recipe."""
     model, optimizer, scheduler = make()

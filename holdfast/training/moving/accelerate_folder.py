@@ -35,13 +35,12 @@ def read_accelerate(path: Path, rank: int) -> ForeignCheckpoint:
     for kind, pattern in FILES.items():
         getattr(imported, kind).update({file.stem: load_torch(file) for file in _list(path, pattern)})
     if (path / "scaler.pt").is_file():
-        imported.scaler = load_torch(path / "scaler.pt")
+        imported.others["scaler"] = load_torch(path / "scaler.pt")
     for file in _list(path, r"custom_checkpoint_\d+\.pkl"):
         imported.others[file.stem.replace("custom_checkpoint", "registered")] = load_torch(file)
     own = path / RANDOM.format(rank)
     states: dict[str, Any] = load_torch(own) if own.is_file() else {}
-    for name, value in states.items():
-        imported.generators |= generators.find(name, value)
+    imported.generators = {name: each for name, each in states.items() if generators.find(name, each)}
     if isinstance(states.get("step"), int):
         imported.others["accumulation"] = {"step": states["step"]}
     return imported

@@ -6,7 +6,6 @@ that the format has, and with `files.load_torch`'s: no code that is in them runs
 
 import io
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from holdfast.errors import ConfigError
 from holdfast.training.moving.files import CONVERT, load_torch
-from holdfast.training.moving.foreign import ForeignCheckpoint, is_optimizer, is_weights, sort_values
+from holdfast.training.moving.foreign import ForeignCheckpoint, sort_values
 
 MARK = ".metadata"
 # The classes and functions that a .metadata names, by module. Its dtypes are checked apart.
@@ -56,8 +55,6 @@ def read_dcp(path: Path, rank: int) -> ForeignCheckpoint:
         _load_state_dict(values, storage_reader=reader, planner=_Planner(path), no_dist=True)
     except (CheckpointException, Exception) as error:
         raise _find_cause(error, path) from None
-    while len(values) == 1 and _is_around(inner := next(iter(values.values()))):
-        values = inner
     return sort_values(ForeignCheckpoint("dcp", are_ordered=False), values)
 
 
@@ -67,11 +64,6 @@ def _find_cause(error: BaseException, path: Path) -> ConfigError:
     own = next((each for each in inner if isinstance(each, ConfigError)), None)
     message = f"{path} can't be read: a file of it is missing, or is cut short"
     return own or ConfigError(message, hint="copy the whole folder")
-
-
-def _is_around(value: Any) -> bool:
-    """Return whether a value has states in it and is none: programs put all of them into one ``app``."""
-    return isinstance(value, Mapping) and not is_weights(value) and not is_optimizer(value)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast.errors import ConfigError
 from holdfast.provenance.model_files import list_indexed
+from holdfast.training.moving.foreign import is_weights
 
 CONVERT = (
     "in the program that wrote it: torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
@@ -101,12 +102,24 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """
     if "safetensors" in path.name:
         return load_safetensors(path)
-    if not path.name.endswith(".index.json"):
-        return load_torch(path)  # type: ignore[no-any-return]
     found: dict[str, Tensor] = {}
     for file in _list_files(path):
-        found |= load_torch(file)
+        found |= as_weights(load_torch(file), file)
     return found
+
+
+def as_weights(value: Any, path: Path) -> dict[str, Tensor]:
+    """Return a value that is a module's ``state_dict``.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    if not is_weights(value):
+        raise ConfigError(
+            f"{path} has a {type(value).__name__} where a module's weights are expected",
+            hint="expected a state_dict, tensors by name",
+        )
+    return dict(value)
 
 
 def _list_files(path: Path) -> list[Path]:

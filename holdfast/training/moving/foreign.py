@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.errors import ConfigError
+from holdfast.training.moving import generators
 
 # The names of values that count optimizer steps.
 STEPS = (
@@ -24,12 +25,10 @@ class ForeignCheckpoint:
         modules: the weights of each module by its name in the source; "" if the source has one and names it nowhere.
         optimizers: the state of each optimizer as its ``state_dict`` gives it, by its name in the source.
         schedulers: the state of each scheduler, by its name in the source.
-        scaler: the state of the gradient scaler; None if there is none.
         step: the optimizer steps that it has trained; None if it doesn't say so.
         batches: the batches that it has trained; None if it doesn't say so.
-        generators: the states of this rank's random generators; see `generators.find`.
-        named_generators: the values in which they were found, by name: a loop may keep a generator by that name.
-        others: all other values, by name.
+        generators: the values with states of this rank's random generators, by name; see `generators.find`.
+        others: all other values, by name: a gradient scaler's state, too.
         framework: what the adapter of a framework takes over by itself, by name.
         are_ordered: whether the weights have the order of the module's parameters.
     """
@@ -38,23 +37,21 @@ class ForeignCheckpoint:
     modules: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    scaler: dict[str, Any] | None = None
     step: int | None = None
     batches: int | None = None
     generators: dict[str, Any] = field(default_factory=dict)
-    named_generators: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
     framework: dict[str, Any] = field(default_factory=dict)
     are_ordered: bool = True
 
 
 def sort_values(imported: ForeignCheckpoint, values: Mapping[str, Any]) -> ForeignCheckpoint:
-    """Sort the values of a dictionary into an `ForeignCheckpoint` by what they are, and return it.
+    """Sort the values of a dictionary into a `ForeignCheckpoint` by what they are, and return it.
 
-    Several programs write one dictionary with everything in it, under names of their own.
+    Several programs write one dictionary with everything in it, under names of their own, and some put it into another.
     """
-    from holdfast.training.moving import generators
-
+    while len(values) == 1 and _is_around(inner := next(iter(values.values()))):
+        values = inner
     if is_weights(values):
         imported.modules[""] = dict(values)
         return imported
@@ -66,11 +63,8 @@ def sort_values(imported: ForeignCheckpoint, values: Mapping[str, Any]) -> Forei
             imported.optimizers[name] = dict(value)
         elif isinstance(value, Mapping) and "last_epoch" in value:
             imported.schedulers[name] = dict(value)
-        elif isinstance(value, Mapping) and {"scale", "growth_factor"} <= value.keys():
-            imported.scaler = dict(value)
-        elif found := generators.find(key, value):
-            imported.generators |= found
-            imported.named_generators[name] = value
+        elif generators.find(key, value):
+            imported.generators[name] = value
         else:
             imported.others[name] = value
     found_step = next((as_count(imported.others[name]) for name in STEPS if name in imported.others), None)
@@ -81,17 +75,62 @@ def sort_values(imported: ForeignCheckpoint, values: Mapping[str, Any]) -> Forei
 
 
 def is_weights(value: Any) -> bool:
-    """Return whether a value is a module's ``state_dict``: tensors by name, and no other container."""
+    """Return whether a value is a module's ``state_dict``: tensors by name, and what ``get_extra_state`` returns."""
     return (
         isinstance(value, Mapping)
         and any(isinstance(each, Tensor) for each in value.values())
-        and all(isinstance(key, str) and isinstance(each, Tensor) for key, each in value.items())
+        and all(
+            isinstance(key, str) and (isinstance(each, Tensor) or key.endswith("_extra_state"))
+            for key, each in value.items()
+        )
     )
 
 
 def is_optimizer(value: Any) -> bool:
     """Return whether a value is an optimizer's ``state_dict``."""
     return isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys()
+
+
+def is_scaler(value: Any) -> bool:
+    """Return whether a value is a gradient scaler's ``state_dict``."""
+    return isinstance(value, Mapping) and {"scale", "growth_factor"} <= value.keys()
+
+
+def _is_around(value: Any) -> bool:
+    """Return whether a value has states in it and is none: programs put all of them into one ``app``."""
+    return isinstance(value, Mapping) and any(is_weights(each) for each in value.values())
+
+
+def check_states(imported: ForeignCheckpoint) -> None:
+    """Raise ConfigError if an optimizer's or a scheduler's state isn't one."""
+    for kind, parts, is_whole in (
+        ("an optimizer", imported.optimizers, _is_whole_optimizer),
+        ("a scheduler", imported.schedulers, _is_whole_scheduler),
+    ):
+        for name in (name for name, part in parts.items() if not is_whole(part)):
+            raise ConfigError(
+                f"the source's {name} isn't the state_dict of {kind}", hint=f"leave it out: --map {name}="
+            )
+
+
+def _is_whole_optimizer(value: Any) -> bool:
+    if not is_optimizer(value) or not isinstance(value["state"], Mapping):
+        return False
+    groups = value["param_groups"]
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        return False
+    if not all(isinstance(group.get("params"), list | tuple) for group in groups):
+        return False
+    keys = [key for group in groups for key in group["params"]]
+    return (
+        len({*map(str, keys)}) == len(keys)
+        and all(isinstance(value["state"].get(key, {}), Mapping) for key in keys)
+        and all(isinstance(group.get("lr", 0.0), int | float | Tensor) for group in groups)
+    )
+
+
+def _is_whole_scheduler(value: Any) -> bool:
+    return isinstance(value, Mapping) and as_count(value.get("last_epoch", 0)) is not None
 
 
 def as_count(value: Any) -> int | None:
@@ -124,9 +163,14 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
     def renamed(own: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
         for name, value in own.items():
-            old = next((each for each in names if name == each or name.startswith(f"{each}.")), None)
+            old = max((each for each in names if name == each or name.startswith(f"{each}.")), key=len, default=None)
             unused.discard(old or "")
             new = name if old is None else f"{names[old]}{name[len(old) :]}" if names[old] else ""
+            if new in found:
+                raise ConfigError(
+                    f"two of the source's names become {new}",
+                    hint=f"--map {new}= leaves out the one that has it already",
+                )
             if old is None or names[old]:
                 found[new] = value
         return found
@@ -134,7 +178,7 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
     modules = {name: renamed(weights) for name, weights in imported.modules.items()}
     imported.modules = {name: weights for name, weights in renamed(modules).items() if weights}
     imported.optimizers, imported.schedulers = renamed(imported.optimizers), renamed(imported.schedulers)
-    imported.others = renamed(imported.others)
+    imported.generators, imported.others = renamed(imported.generators), renamed(imported.others)
     if unused:
         raise ConfigError(
             f"--map {sorted(unused)[0]}=...: the source has no such name",
@@ -145,4 +189,4 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
 
 def list_names(imported: ForeignCheckpoint) -> list[str]:
     """Return the names of the source's objects."""
-    return [*imported.modules, *imported.optimizers, *imported.schedulers, *imported.others]
+    return [*imported.modules, *imported.optimizers, *imported.schedulers, *imported.generators, *imported.others]

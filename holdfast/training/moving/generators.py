@@ -1,5 +1,6 @@
 """The states of random generators in another program's checkpoint, known by their form, not by their names."""
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 # The lengths in bytes of the states of torch's generators: of a CPU, and of a GPU (seed and offset).
 CPU_BYTES, GPU_BYTES = 5056, 16
 GPU_WORDS = ("cuda", "gpu", "rng")
-PYTHON_VERSION, PYTHON_WORDS = 3, 625
+PYTHON_VERSION = 3
 
 
 def find(name: Any, value: Any) -> dict[str, Any]:
@@ -19,9 +20,19 @@ def find(name: Any, value: Any) -> dict[str, Any]:
     Args:
         name: the value's name, by which a GPU's state is told from other tensors of so few bytes.
     """
+    try:
+        return _find(name, value)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError):  # it only looks like one
+        return {}
+
+
+def _find(name: Any, value: Any) -> dict[str, Any]:
     if isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1:
         is_gpus = value.numel() == GPU_BYTES and any(word in str(name) for word in GPU_WORDS)
-        return {"torch": value} if value.numel() == CPU_BYTES else {"cuda": [value]} if is_gpus else {}
+        if value.numel() == CPU_BYTES:
+            torch.Generator().set_state(value)
+            return {"torch": value}
+        return {"cuda": [value]} if is_gpus else {}
     if isinstance(value, Mapping) and value.get("bit_generator") == "MT19937":
         return {"numpy": _as_numpy(value["state"]["key"], value["state"]["pos"], value["has_gauss"], value["gauss"])}
     if isinstance(value, tuple | list):
@@ -34,8 +45,9 @@ def find(name: Any, value: Any) -> dict[str, Any]:
 
 def _find_in_list(name: Any, value: Any) -> dict[str, Any]:
     if len(value) == 3 and value[0] == PYTHON_VERSION and isinstance(value[1], tuple | list | Tensor):
-        words = tuple(int(each) for each in value[1])
-        return {"python": (PYTHON_VERSION, words, value[2])} if len(words) == PYTHON_WORDS else {}
+        state = (PYTHON_VERSION, tuple(int(each) for each in value[1]), value[2])
+        random.Random().setstate(state)
+        return {"python": state}
     if len(value) == 5 and isinstance(value[0], str) and value[0] == "MT19937":
         return {"numpy": _as_numpy(value[1], value[2], value[3], value[4])}
     inner = [find(name, each) for each in value]
@@ -45,6 +57,7 @@ def _find_in_list(name: Any, value: Any) -> dict[str, Any]:
 
 def _as_numpy(key: Any, position: Any, has_gauss: Any, gauss: Any) -> dict[str, Any]:
     words = np.asarray(key.numpy() if isinstance(key, Tensor) else key, dtype=np.uint32)
+    np.random.RandomState().set_state(("MT19937", words, int(position), int(has_gauss), float(gauss)))
     return {
         "bit_generator": "MT19937",
         "state": {"key": words, "pos": int(position)},

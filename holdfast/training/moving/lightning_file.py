@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from holdfast.training.moving.files import load_torch
-from holdfast.training.moving.foreign import ForeignCheckpoint
+from holdfast.training.moving.files import as_weights, load_torch
+from holdfast.training.moving.foreign import ForeignCheckpoint, as_count
 
 MARK = "pytorch-lightning_version"
 # What the adapter of Lightning takes over by itself.
@@ -33,7 +33,9 @@ def read_lightning(path: Path, rank: int) -> ForeignCheckpoint:
 
         return torch_file.sort_file(path, values)
     imported = ForeignCheckpoint(
-        "lightning", modules={"module": dict(values["state_dict"])}, step=values.get("global_step")
+        "lightning",
+        modules={"module": as_weights(values.get("state_dict"), path)},
+        step=as_count(values.get("global_step")),
     )
     imported.optimizers = _number("optimizer", values.get("optimizer_states", []))
     imported.schedulers = _number("scheduler", values.get("lr_schedulers", []))

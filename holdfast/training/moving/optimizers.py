@@ -29,7 +29,8 @@ class Moments:
         state: the state of each parameter, by its name in the training.
         groups: the values of each group of parameters, those of the training's own but for the source's.
         how: how parameters were matched, for a person.
-        notes: lines for a person.
+        notes: lines for a person on learning rates.
+        stateless: the parameters of which the source has no state.
         used: the names of the source's optimizers.
     """
 
@@ -37,6 +38,7 @@ class Moments:
     groups: list[dict[str, Any]] = field(default_factory=list)
     how: str = ""
     notes: list[str] = field(default_factory=list)
+    stateless: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
 
@@ -53,11 +55,11 @@ def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequen
         return None
     found = Moments()
     names = iter(name_parameters(training))
-    for name, part in _name_parts(training.recipe.optimizer):
+    parts = dict(_name_parts(training.recipe.optimizer))
+    for name, part in parts.items():
         own = [[(next(names), each) for each in group["params"]] for group in part.param_groups]
-        source = _choose(
-            name, part, own, {key: each for key, each in imported.optimizers.items() if key not in found.used}
-        )
+        taken = (found.used | parts.keys()) - {name}
+        source = _choose(name, own, {key: each for key, each in imported.optimizers.items() if key not in taken})
         found.used.add(source)
         _add(found, part, own, imported, source, order)
     return found
@@ -83,7 +85,7 @@ def _name_parts(optimizer: Any) -> list[tuple[str, torch.optim.Optimizer]]:
 Own = list[list[tuple[str, Any]]]
 
 
-def _choose(name: str, part: Any, own: Own, sources: Mapping[str, Any]) -> str:
+def _choose(name: str, own: Own, sources: Mapping[str, Any]) -> str:
     """Return the name of the source's optimizer that has a part's parameters.
 
     Raises:
@@ -123,9 +125,15 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
         found.notes += _check_values(number, built, saved, cycled)
         found.groups.append({key: each for key, each in saved.items() if key in built and key not in ("params", *WAYS)})
     pairs, found.how = _pair(own, groups, order)
+    if apart := [*source["state"].keys() - {key for key, _ in pairs}]:
+        raise ConfigError(
+            f"the source's {name} has a state of {apart[0]!r}, which is in none of its groups",
+            hint=f"leave it out: --map {name}=",
+        )
     for key, (own_name, parameter) in pairs:
         state = source["state"].get(key)
         if state is None:
+            found.stateless.append(own_name)
             continue
         if misfit := _find_misfit(parameter, state):
             raise ConfigError(
@@ -169,9 +177,13 @@ def _pair_by_place(own: Own, groups: Sequence[Mapping[str, Any]]) -> Pairs:
 
 
 def _find_misfit(parameter: Tensor, state: Any) -> str:
-    """Return the name of a moment that has as many dimensions as its parameter and another shape; empty for none."""
+    """Return the name of a moment that has as many dimensions as its parameter and another shape; empty for none.
+
+    Adafactor has means over a dimension, whose size is 1.
+    """
     for name, value in state.items() if isinstance(state, Mapping) else ():
-        if isinstance(value, Tensor) and value.dim() == parameter.dim() > 0 and value.shape != parameter.shape:
+        is_whole = isinstance(value, Tensor) and value.dim() == parameter.dim() > 0
+        if is_whole and any(size not in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True)):
             return str(name)
     return ""
 
@@ -214,7 +226,7 @@ def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any
                 f"{_plain(built[key])} in the run",
                 hint="give the recipe the source's value: the run's records have the recipe's",
             )
-    if _plain(built["lr"]) != _plain(saved["lr"]):
+    if "lr" in built.keys() & saved.keys() and _plain(built["lr"]) != _plain(saved["lr"]):
         yield f"lr of group {number}: {_plain(saved['lr']):.6g} from the source, {_plain(built['lr']):.6g} as built"
 
 

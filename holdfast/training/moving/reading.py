@@ -48,8 +48,19 @@ def read_foreign(path: Path, rank: int) -> ForeignCheckpoint:
         raise ConfigError(f"there is no {path}", hint="give the file, or the folder, that the other program has saved")
     for form in FORMS:
         if form.is_of(path):
-            return form.read(path, rank)
+            return _read(form, path, rank)
     raise ConfigError(
         f"{path} is no checkpoint that can be imported",
         hint=f"expected one of: {', '.join(form.name for form in FORMS)}",
     )
+
+
+def _read(form: SourceForm, path: Path, rank: int) -> ForeignCheckpoint:
+    try:
+        return form.read(path, rank)
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} isn't laid out as {form.name}: {type(error).__name__}: {error}", hint="is a part of it missing?"
+        ) from None

@@ -12,7 +12,8 @@ SUFFIXES = (".pt", ".pth", ".bin")
 
 def is_safetensors(path: Path) -> bool:
     """Return whether the path is a safetensors file or its index, or a folder that has a model's weights."""
-    return path.name.endswith((".safetensors", ".safetensors.index.json")) or find_model_files(path) is not None
+    is_named = path.name.endswith((".safetensors", ".safetensors.index.json")) and path.is_file()
+    return is_named or find_model_files(path) is not None
 
 
 def read_safetensors(path: Path, rank: int) -> ForeignCheckpoint:

@@ -18,8 +18,9 @@ from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.kept import ACCUMULATION, OWN_EXTRAS, Kept
 from holdfast.training.moving import generators, optimizers, weights
-from holdfast.training.moving.foreign import ForeignCheckpoint, rename
+from holdfast.training.moving.foreign import ForeignCheckpoint, check_states, is_scaler, list_names, rename
 from holdfast.training.moving.reading import read_foreign
+from holdfast.training.moving.weights import SHOWN_NAMES
 from holdfast.training.naming import optimizer_state
 from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import waits_for_plateau
@@ -29,7 +30,7 @@ GENERATORS = ("python", "numpy", "torch")
 PROGRESS = {
     "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "verbose", "base_lrs", "best",
     "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "_milestones",
-    "milestones", "total_steps", "_schedule_phases", "_anneal_func_type", "_scale_fn_ref", "_lr",
+    "milestones", "total_steps", "_schedule_phases", "_anneal_func_type", "_scale_fn_ref",
 }  # fmt: skip
 
 
@@ -79,6 +80,7 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
             hint='--set compute.parallel=ddp; accept_drift = ["compute.parallel"] then lets the run go on with shards',
         )
     imported = rename(read_foreign(Path(source), training.accelerator.process_index), names)
+    check_states(imported)
     into = _Into(training, imported)
     into.step = into.choose_step(step)
     into.take_weights()
@@ -116,9 +118,10 @@ class _Into:
         training, imported = self._training, self._imported
         counted_steps = optimizers.count_steps(imported)
         is_lightnings = imported.batches is not None and any(isinstance(each, MovesIn) for each in self._movers())
-        step = asked
-        if step is None:
-            step = imported.batches if is_lightnings else imported.step
+        told = imported.batches if is_lightnings else imported.step
+        if asked is not None and told not in (None, asked):
+            self.notes.append(f"the source says step {told}")
+        step = told if asked is None else asked
         if step is None:
             step = counted_steps
             self.notes += [] if step is None else ["the step is the optimizer's own count: the source has no other"]
@@ -129,8 +132,8 @@ class _Into:
                 f"the source doesn't say how many steps it has trained{said}",
                 hint=f"--step N; an epoch has {training.steps_per_epoch} steps here",
             )
-        if asked is None and not is_lightnings and counted_steps not in (None, step):
-            self.notes.append(f"the optimizer has counted {counted_steps} steps itself")
+        if not is_lightnings and counted_steps is not None and counted_steps != step:
+            self.notes.append(f"the optimizer has counted {counted(counted_steps, 'step')} itself")
         if not 1 <= step < training.total_steps:
             end = f"{training.config.epochs} epochs of {training.steps_per_epoch} steps"
             raise ConfigError(
@@ -149,7 +152,7 @@ class _Into:
         if self._imported.are_ordered:
             self._order = [*found.weights]
         with capturing.fitted(recipe.model, found.weights):
-            capturing.load("model", recipe.model, found.weights)
+            self._refuse_unfit(lambda: capturing.load("model", recipe.model, found.weights))
         self._used |= found.used
         self.notes += found.notes
         self.taken.append(f"model: {counted(len(found.weights), 'tensor')}")
@@ -170,6 +173,9 @@ class _Into:
         )
         self._used |= found.used
         self.notes += [] if training.schedulers else found.notes  # a scheduler sets the rates, and has them itself
+        if found.state and found.stateless:
+            shown = ", ".join(found.stateless[:SHOWN_NAMES])
+            self.notes.append(f"the source has no state of {counted(len(found.stateless), 'parameter')}: {shown}")
         kinds = "+".join(type(part).__name__ for part in parts_of(training.recipe.optimizer))
         self.taken.append(f"optimizer: {kinds}, {counted(len(found.state), 'parameter')}, matched {found.how}")
 
@@ -203,10 +209,16 @@ class _Into:
                 f"{', '.join(others) or 'nothing else'} and lacks {', '.join(lost) or 'nothing'}",
                 hint=f"build the source's, or leave it out: --map {name}=",
             )
+        rates = [group["lr"] for group in self._training.optimizer.param_groups]
+        if len(saved.get("base_lrs", rates)) != len(built.get("base_lrs", rates)):
+            raise ConfigError(
+                f"the source's {name} is of {counted(len(saved['base_lrs']), 'group')} of parameters, and the run's of "
+                f"{len(built['base_lrs'])}",
+                hint=f"build the source's optimizer, or leave the scheduler out: --map {name}=",
+            )
         for key in sorted(built.keys() - PROGRESS):
             if key in saved and built[key] != saved[key] and not isinstance(built[key], Tensor):
                 self.notes.append(f"{name}: {key} is {saved[key]!r} from the source, {built[key]!r} as built")
-        rates = [group["lr"] for group in self._training.optimizer.param_groups]
         self._refuse_unfit(lambda: capturing.load(f"scheduler {name}", scheduler, dict(saved)))
         for group, rate in zip(self._training.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -226,32 +238,33 @@ class _Into:
 
     def take_scaler(self) -> None:
         """Load the state of the gradient scaler."""
-        scaler = self._training.accelerator.scaler
-        if scaler is not None and self._imported.scaler is None:
+        scaler, others = self._training.accelerator.scaler, self._imported.others
+        if scaler is None:
+            return
+        name = next((name for name, each in others.items() if is_scaler(each)), None)
+        if name is None:
             self.lacks.append("scaler")
-        elif scaler is not None and self._imported.scaler is not None:
-            capturing.load("scaler", scaler, self._imported.scaler)
+        else:
+            self._refuse_unfit(lambda: capturing.load("scaler", scaler, others.pop(name)))
             self.taken.append("scaler")
 
     def take_extras(self) -> None:
         """Load the other objects that the run keeps, by their names."""
-        modules = {name: each for name, each in self._imported.modules.items() if name not in self._used}
-        found = self._imported.others | modules
+        imported = self._imported
+        found = imported.others | {name: each for name, each in imported.modules.items() if name not in self._used}
         extras = self._training.recipe.extras
         covered = {*OWN_EXTRAS}.union(*(getattr(each, "covers", ()) for each in extras.values()))
         for name, extra in extras.items():
             if isinstance(extra, MovesIn):
-                self.lacks += extra.move_in(self._imported, self.step, self._training.steps_per_epoch)
+                self.lacks += extra.move_in(imported, self.step, self._training.steps_per_epoch)
                 self.taken.append(name)
             elif name in found:
                 self._take_extra(name, extra, found[name])
-            elif name in self._imported.named_generators:
-                self._take_extra(name, extra, self._imported.named_generators[name])
-                for kind in generators.find(name, self._imported.named_generators[name]):
-                    self._imported.generators.pop(kind, None)  # it is the loop's own one
+            elif name in imported.generators:
+                self._take_extra(name, extra, imported.generators.pop(name))  # it is the loop's own one
             elif name not in covered and extra.state_dict():
                 self.lacks.append(name)
-        unused = sorted({*filter(None, found)} - {*self._training.recipe.extras})
+        unused = sorted({*filter(None, list_names(imported))} - {*extras, *imported.generators} - self._used)
         self.notes += [f"not taken over: {', '.join(unused)}"] if unused else []
 
     def _take_extra(self, name: str, extra: Any, saved: Any) -> None:
@@ -278,7 +291,8 @@ class _Into:
 
     def take_generators(self) -> None:
         """Load the states of the random generators, last: all that was done here may have drawn from them."""
-        training, found = self._training, self._imported.generators
+        training, named = self._training, self._imported.generators
+        found = {kind: each for name in named for kind, each in generators.find(name, named[name]).items()}
         if training.virtual is not None:
             self.lacks.append("generators of virtual ranks")
             return
@@ -298,5 +312,5 @@ class _Into:
         try:
             load()
         except (StateError, RecipeError) as error:
-            message = error.message.replace("the saved ", "the source's ", 1)
+            message = " ".join(error.message.replace("the saved ", "the source's ", 1).split())
             raise ConfigError(message, hint="--map NAME= leaves a part of the source out") from None

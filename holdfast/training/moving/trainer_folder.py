@@ -4,9 +4,8 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.provenance.model_files import find_model_files
-from holdfast.training.moving import generators
 from holdfast.training.moving.files import load_json, load_torch, load_weights
-from holdfast.training.moving.foreign import ForeignCheckpoint
+from holdfast.training.moving.foreign import ForeignCheckpoint, as_count
 
 STATE = "trainer_state.json"
 
@@ -34,15 +33,17 @@ def read_trainer(path: Path, rank: int) -> ForeignCheckpoint:
             if has_adapters
             else "expected model.safetensors; a Trainer with save_only_model=False writes all that a run goes on with",
         )
-    imported = ForeignCheckpoint("trainer", modules={"model": load_weights(weights)}, step=state.get("global_step"))
+    imported = ForeignCheckpoint(
+        "trainer", modules={"model": load_weights(weights)}, step=as_count(state.get("global_step"))
+    )
     imported.are_ordered = weights.suffix == ".bin"
     for name, found in (("optimizer", imported.optimizers), ("scheduler", imported.schedulers)):
         if (path / f"{name}.pt").is_file():
             found[name] = load_torch(path / f"{name}.pt")
     if (path / "scaler.pt").is_file():
-        imported.scaler = load_torch(path / "scaler.pt")
+        imported.others["scaler"] = load_torch(path / "scaler.pt")
     for file in (path / "rng_state.pth", path / f"rng_state_{rank}.pth"):
         if file.is_file():
-            imported.generators = generators.find("rng", load_torch(file))
+            imported.generators["rng"] = load_torch(file)
     imported.framework["trainer_state"] = state
     return imported

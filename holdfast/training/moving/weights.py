@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from holdfast.errors import ConfigError
@@ -38,17 +39,18 @@ def match_weights(
     Raises:
         ConfigError: the names or the shapes don't fit.
     """
-    if len(kept) > 1:
+    if len(kept) > 1 and all(_fit(own, each) is None for each in modules.values()):
         parts = {name: {key: each for key, each in own.items() if key.startswith(f"{name}.")} for name in kept}
         found = Matched({}, [], set())
         for name, part in parts.items():
             inner = {key.removeprefix(f"{name}."): each for key, each in part.items()}
-            one = _match_one(inner, {key: each for key, each in modules.items() if key not in found.used}, name)
+            free = {key: each for key, each in modules.items() if key not in (found.used | parts.keys()) - {name}}
+            one = _match_one(inner, free, name)
             found.weights |= {f"{name}.{key}": each for key, each in one.weights.items()}
             found.notes += one.notes
             found.used |= one.used
         return found
-    return _match_one(own, modules, next(iter(kept), ""))
+    return _match_one(own, modules, next(iter(kept)) if len(kept) == 1 else "")
 
 
 class Matched:
@@ -58,7 +60,6 @@ class Matched:
         weights: the weights by the model's names.
         notes: lines for a person on names and dtypes that were other ones.
         used: the names of the source's modules that they come from.
-        order: the names in the order that the source has them in.
     """
 
     def __init__(self, weights: dict[str, Tensor], notes: list[str], used: set[str]) -> None:
@@ -68,7 +69,10 @@ class Matched:
 def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor]], name: str) -> Matched:
     """Match the weights of one module with the source's module that has them."""
     if not modules:
-        raise ConfigError(f"the source has no weights{f' of {name}' if name else ''}", hint="a run goes on with them")
+        raise ConfigError(
+            f"the source has no weights{f' of {name}' if name else ''}",
+            hint="expected a module's state_dict, tensors by name",
+        )
     fitting = {key: fitted for key, each in modules.items() if (fitted := _fit(own, each)) is not None}
     wanted = [each for each in ((name, *USUAL) if name else USUAL) if each in fitting]
     if name in fitting and name:
@@ -78,11 +82,13 @@ def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor
     elif fitting:
         raise ConfigError(
             f"the weights of {', '.join(sorted(fitting))} fit the names of {name or 'the model'} alike",
-            hint=f"leave others out: --map {sorted(fitting)[-1]}=",
+            hint=f"say which it is: --map {max(fitting)}={name}"
+            if name
+            else f"leave others out: --map {max(fitting)}=",
         )
     else:
         nearest = name if name in modules else max(modules, key=lambda key: _count_common(own, modules[key]))
-        raise _refuse_names(own, {unwrap(key): each for key, each in modules[nearest].items()}, nearest)
+        raise _refuse_names(own, _unwrap_all(modules[nearest]), nearest)
     weights, prefix = fitting[chosen]
     notes = [f"the prefix {prefix} was left out of the source's names"] if prefix else []
     return Matched(weights, notes + _check_shapes(own, weights), {chosen})
@@ -90,16 +96,22 @@ def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor
 
 def _fit(own: Mapping[str, Any], source: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str] | None:
     """Return a source's weights under a model's names, and the prefix that they had besides; None if they don't fit."""
+    bare = dict(source)
+    while True:
+        bare = _unwrap_all(bare)
+        if (fitted := add_tied(own, bare)).keys() == own.keys():
+            changed = next(((old, new) for old, new in zip(source, bare, strict=True) if old != new), ("", ""))
+            return fitted, changed[0].removesuffix(changed[1]) if changed[0].endswith(changed[1]) else "a wrapper's"
+        prefix = f"{next(iter(bare), '').partition('.')[0]}."
+        if not bare or not all(key.startswith(prefix) for key in bare):
+            return None
+        bare = {key.removeprefix(prefix): each for key, each in bare.items()}
+
+
+def _unwrap_all(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights under their bare names, or under their own if two would have one bare name."""
     bare = {unwrap(key): each for key, each in source.items()}
-    wrapper = next((key.removesuffix(unwrap(key)) or "a wrapper's" for key in source if unwrap(key) != key), "")
-    if (fitted := add_tied(own, bare)).keys() == own.keys():
-        return fitted, wrapper
-    prefix = f"{next(iter(bare), '').partition('.')[0]}."
-    if all(key.startswith(prefix) for key in bare):
-        fitted = add_tied(own, {key.removeprefix(prefix): each for key, each in bare.items()})
-        if fitted.keys() == own.keys():
-            return fitted, f"{wrapper}{prefix}"
-    return None
+    return bare if len(bare) == len(source) else dict(source)
 
 
 def add_tied(own: Mapping[str, Any], source: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -148,9 +160,10 @@ def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list
     """Return a line for each change of dtype.
 
     Raises:
-        ConfigError: a shape is another one.
+        ConfigError: a shape is another one, or tied weights differ.
     """
     changed: dict[tuple[Any, Any], int] = {}
+    ties: dict[Any, str] = {}
     for name, value in weights.items():
         built = own[name]
         if not isinstance(built, Tensor):
@@ -159,6 +172,12 @@ def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list
             raise ConfigError(
                 f"{name} is {tuple(value.shape)} in the source, and {tuple(built.shape)} in the model",
                 hint="give the recipe the settings that the source was trained with",
+            )
+        other = ties.setdefault(_place(built), name)
+        if other != name and not torch.equal(weights[other], value):
+            raise ConfigError(
+                f"{other} and {name} are one weight in the model, and two different ones in the source",
+                hint=f"untie them in the recipe, or leave one out: --map {other}=",
             )
         if built.dtype != value.dtype:
             kinds = value.dtype, built.dtype

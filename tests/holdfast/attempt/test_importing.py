@@ -110,17 +110,19 @@ def test_two_ranks_take_over_the_same(alone: tuple[Path, list[float]], make: Mak
     assert live(config).complete
 
 
+@pytest.mark.parametrize("at", [(Journal, "record_config"), (Ranks, "keep")])
 def test_an_import_that_died_is_finished_by_another_and_by_nothing_else(
-    alone: tuple[Path, list[float]], make: Make, monkeypatch: pytest.MonkeyPatch
+    alone: tuple[Path, list[float]], make: Make, monkeypatch: pytest.MonkeyPatch, at: tuple[type, str]
 ) -> None:
     config = make()
 
-    def die(ranks: Ranks, *arguments: object) -> None:
-        ranks.end(within_s=0.0)
+    def die(dying: object, *arguments: object) -> None:
+        if isinstance(dying, Ranks):
+            dying.end(within_s=0.0)
         raise RankDied("gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ranks, "keep", die)
+        patch.setattr(*at, die)
         with pytest.raises(RankDied):
             import_run(config, str(alone[0]), None, {})
     with pytest.raises(WrongUse, match="the import into run 'moved' was not finished"):

@@ -26,7 +26,7 @@ def fresh(same_process: None) -> Iterator[None]:
     GradientState._reset_state()
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "NAdam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("kind", ["AdamW", "NAdam", "RMSprop", "Adagrad", "Adafactor"])
 def test_a_loop_goes_on_from_a_dictionary_bit_for_bit(tmp_path: Path, kind: str) -> None:
     alone = movers.with_torch(tmp_path / "at.pt", STOP, kind)
     taken, losses = go_on(make_config(tmp_path, "loop", kind=kind), tmp_path / "at.pt")
@@ -57,6 +57,31 @@ def test_other_names_are_stripped_or_mapped(tmp_path: Path) -> None:
     torch.save(saved | {"net": weights}, path)
     names = {name: f"body.{name}" for name in ("0", "1", "4")}
     assert go_on(make_config(tmp_path, "compiled"), path, names=names)[1] == alone[STOP:]
+
+
+def test_a_step_that_the_source_contradicts_is_said(tmp_path: Path) -> None:
+    movers.with_torch(tmp_path / "at.pt", STOP)
+    taken, losses = go_on(make_config(tmp_path, "loop"), tmp_path / "at.pt", step=STOP + PER_EPOCH)
+    assert taken.origin.step == STOP + PER_EPOCH
+    assert taken.notes[:2] == [f"the source says step {STOP}", f"the optimizer has counted {STOP} steps itself"]
+    assert len(losses) == TOTAL - STOP - PER_EPOCH
+
+
+def test_a_scaler_that_the_loop_keeps_is_taken_over_and_what_is_left_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "at.pt"
+    movers.with_torch(path, STOP)
+    saved = torch.load(path, weights_only=False)
+    saved["optimizer_state_dict"]["state"].pop(0)
+    torch.save(
+        saved | {"scaler": torch.amp.GradScaler("cpu", init_scale=4.0).state_dict(), "old": {"last_epoch": 3}}, path
+    )
+    taken, _ = go_on(make_config(tmp_path, "scaled"), path)
+    assert "scaler" in taken.taken
+    assert taken.notes[2:] == [
+        "the source has no state of 1 parameter: 0.weight", "not taken over: best, epoch, lr_scheduler, old"
+    ]  # fmt: skip
+    taken, _ = go_on(make_config(tmp_path, "loop"), path, names={"old": ""})
+    assert "not taken over: epoch, scaler" in taken.notes
 
 
 def test_a_recipe_has_its_own_order_and_all_else_of_the_source(tmp_path: Path) -> None:
