@@ -5,6 +5,8 @@ A library may rename them in any version. A name that is gone fails here by name
 
 import ast
 import functools
+import importlib
+import inspect
 import random
 import re
 import sys
@@ -12,6 +14,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,9 +27,9 @@ PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 SUBCLASSES = {"_HeldTrainer": {"_held"}, "HeldFitLoop": {"_boundary"}}
 # Texts that only look like a private name: ends and beginnings of other names, and formats on disk.
 TEXTS = {
-    "_anneal_", "_anneal_end_step", "_anneal_start_step", "_final", "_frac", "_global_", "_hooks", "_initial",
-    "_per_second", "_pydev", "_ranks", "_runtime", "_s", "_sdp", "_sdp_enabled", "_step", "_sysconfigdata",
-    "_timestamp",
+    "_anneal_", "_anneal_end_step", "_anneal_start_step", "_extra_state", "_final", "_frac", "_global_", "_hooks", "_initial",
+    "_per_second", "_pydev", "_ranks", "_runtime", "_s", "_sd", "_sdp", "_sdp_enabled", "_state", "_state_dict",
+    "_step", "_sysconfigdata", "_timestamp",
 }  # fmt: skip
 
 
@@ -67,11 +70,18 @@ def make_stepped_scheduler() -> Any:
     return scheduler
 
 
-def make_cyclic() -> Any:
+def make_cyclic(scale: Callable[[float], float] | None = abs) -> Any:
     import torch
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
-    return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 1.0, scale_fn=abs)
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 1.0, scale_fn=scale)
+
+
+def make_one_cycle() -> Any:
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=4)
 
 
 def make_optimizer_that_stepped() -> Any:
@@ -116,6 +126,10 @@ def find_tensor_utils() -> Any:
     return torch.distributed.tensor
 
 
+def find_in_torch(module: str) -> Callable[[], Any]:
+    return lambda: importlib.import_module(f"torch.{module}")
+
+
 def find_layout_functions() -> Any:
     return find_tensor_utils()._utils
 
@@ -130,6 +144,12 @@ def find_trainer() -> Any:
     import transformers
 
     return transformers.Trainer
+
+
+def find_names_of_trainer() -> Any:
+    """Return an object with the attributes that a Trainer's code names: it has some of them only while it trains."""
+    names = re.findall(r"self\.(\w+)", inspect.getsource(find_trainer()))
+    return SimpleNamespace(**dict.fromkeys(names))
 
 
 def make_lightning() -> Any:
@@ -210,6 +230,8 @@ OWNERS = [
     Owner("", lambda: namedtuple("Pair", "a b"), "_fields _make"),  # public, in spite of their names
     Owner("", find_distribution, "_path"),
     Owner("", find_random_state, "_rand"),
+    Owner("", lambda: __import__("numpy"), "_core"),
+    Owner("", lambda: __import__("numpy")._core.multiarray, "_reconstruct"),
     # ---- torch
     Owner("", make_module, MODULE),
     Owner("", lambda: make_module().state_dict(), "_metadata"),
@@ -222,6 +244,14 @@ OWNERS = [
     Owner("", make_optimizer_that_stepped, "_opt_called"),
     Owner("", lambda: make_optimizer_that_stepped().step, "_wrapped_by_lr_sched"),
     Owner("", make_cyclic, "_scale_fn_custom"),
+    Owner("", lambda: make_cyclic(scale=None), "_scale_fn_ref"),
+    Owner("", make_one_cycle, "_schedule_phases _anneal_func_type"),
+    Owner("", find_in_torch("serialization"), "_get_layout"),
+    Owner("", find_in_torch("distributed.checkpoint"), "_traverse"),
+    Owner("", find_in_torch("distributed.checkpoint.default_planner"), "_EmptyStateDictLoadPlanner"),
+    Owner("", find_in_torch("distributed.checkpoint.filesystem"), "_StorageInfo"),
+    Owner("", find_in_torch("distributed.checkpoint.metadata"), "_MEM_FORMAT_ENCODING"),
+    Owner("", find_in_torch("distributed.checkpoint.state_dict_loader"), "_load_state_dict"),
     Owner("", find_tensor_utils, "_utils"),
     Owner("", find_layout_functions, "_compute_local_shape_and_global_offset"),
     # ---- torchdata, accelerate, fsspec
@@ -236,6 +266,7 @@ OWNERS = [
         "_init_training_state _prepare_for_training _run_epoch _load_rng_state _evaluate _get_grad_norm"
         " _finalize_training",
     ),
+    Owner("transformers", find_names_of_trainer, "_globalstep_last_logged"),
     # ---- lightning and torchmetrics
     Owner(
         "lightning",
@@ -256,7 +287,7 @@ OWNERS = [
         "_data_fetcher _combined_loader _data_source _restart_stage _restarting _loaded_from_state_dict"
         " _resuming_from_checkpoint",
     ),
-    Owner("lightning", lambda: make_lightning().fit_loop.epoch_loop, "_results"),
+    Owner("lightning", lambda: make_lightning().fit_loop.epoch_loop, "_results _batches_that_stepped"),
     Owner(
         "lightning",
         lambda: make_lightning().fit_loop.epoch_loop.val_loop,
