@@ -78,7 +78,7 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
     entries = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     if is_split and not entries:
         hint = "CUDA_VISIBLE_DEVICES=MIG-...,MIG-... names the parts for the workers; nvidia-smi -L lists them"
-        raise ConfigError(f"GPUS={asked}: a GPU is in parts (MIG)", hint=hint)
+        raise ConfigError(f"GPUS={asked}: a GPU is partitioned with MIG, and only its parts can train", hint=hint)
     if asked == "all" and not entries:
         hint = "make up GPUS=2, if there are two"
         raise ConfigError("GPUS=all: nvidia-smi, which counts the GPUs, is not on PATH", hint=hint)

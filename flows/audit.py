@@ -50,8 +50,8 @@ def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict
                 damaged.append(name)
     if damaged:
         raise Damage(
-            f"damaged, or not what its steps give: {', '.join(damaged)}",
-            hint=f"holdfast audit {store}/<run> --commit <number> audits one again",
+            f"damaged, or training its steps again gives other bytes: {', '.join(damaged)}",
+            hint=f"to audit one commit again: holdfast audit {store}/<run> --commit <number>",
         )
     if failed:
         raise RunStopped(f"not audited: {', '.join(failed)}")

@@ -261,7 +261,7 @@ def check_pools(path: Path) -> Iterator[str]:
 
 
 def check_job(where: str, job: dict[str, Any]) -> Iterator[str]:
-    """Check a rendered Job. Its own name comes from the cluster, which kubernetes-validate doesn't know."""
+    """Check a rendered Job, with a name: the cluster generates it, and kubernetes-validate asks for one."""
     job["metadata"]["name"] = job["metadata"].pop("generateName", "job").rstrip("-")
     for name in WANTED_BY_PREFECT:
         job["spec"]["template"]["spec"].pop(name, None)

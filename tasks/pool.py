@@ -88,7 +88,7 @@ def start_attempt(
         except ObjectNotFound:
             raise ConfigError(
                 f'where = "{config.where}": there is no deployment attempt/{config.where}',
-                hint="make up makes one on this machine; deployments/prefect.yaml lists all deployments",
+                hint="`make up` creates one on this machine; deployments/prefect.yaml lists all deployments",
             ) from None
         if not flow_run.state or not flow_run.state.is_final():
             return flow_run

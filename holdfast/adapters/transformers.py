@@ -71,7 +71,7 @@ def _has_state(callback: Any) -> bool:
     return not (is_reporter or kind in STATELESS or kind.__module__.startswith(STATELESS_MODULES))
 
 
-# ---- the boundary
+# ---- the callback between two steps, where the Trainer's loop calls Holdfast
 
 
 class _Complete(Exception):

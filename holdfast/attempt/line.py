@@ -386,7 +386,7 @@ class Line:
         return all(map(is_of_ranks, compare_identities(configs[0].identity, configs[1].identity, {})))
 
     def _find_refused(self) -> set[str]:
-        """Return the folders of commits that are quarantined or refused by the gate, and folders that are taken."""
+        """Return the folders of quarantined and of refused commits, and the folders whose names are already in use."""
         refused = [*self.journal.numbers("quarantine"), *self._tripped]
         return self._taken | {self.journal.path_of(number) for number in refused}
 

@@ -266,8 +266,8 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
     commit = _find_commit(other, init.commit)
     if commit is None:
         raise ConfigError(
-            f"init_from: run {run!r} has no checkpoint {init.commit or 'that counts'}",
-            hint=f"holdfast verify {store or store_url}/{run} lists what there is",
+            f"init_from: run {run!r} has no commit{f' {init.commit}' if init.commit else ''}",
+            hint=f"holdfast verify {store or store_url}/{run} lists its commits",
         )
     return Ancestor(init.run, commit.number, commit.checkpoint_sha256, store or store_url, commit)
 

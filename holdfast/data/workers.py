@@ -53,10 +53,10 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
 
 
 class StayingWorkers:
-    """The workers of a loader of the user's own, which stay for the next pass if it says so.
+    """The workers of a user's own loader. With ``persistent_workers`` they stay for the next pass.
 
-    If the dataset has changed, as a curriculum changes it, others take their place: a run that resumes would have new
-    workers, with the changed dataset.
+    If the dataset has changed since they started, as by a curriculum, new workers replace them: a resumed run would
+    start its workers from the changed dataset, too.
     """
 
     def __init__(self, like: "DataLoader[Any]", workers: int) -> None:

@@ -154,7 +154,7 @@ class ConfigRecord(Record):
 
     @property
     def snapshot_name(self) -> str:
-        """The name for the same with other operational settings: ``configs/<fingerprint>-<hash>.json``."""
+        """The name for this fingerprint with other operational settings: ``configs/<fingerprint>-<hash>.json``."""
         return f"configs/{self.fingerprint}-{_hash_fields(json.loads(self.model_dump_json()))[:16]}.json"
 
 

@@ -13,7 +13,7 @@ from holdfast.provenance.fingerprint import canonical_json, to_plain
 
 LISTED_ITEMS = 64
 A_DAY_S = 86_400.0
-# Ticks a second of a clock in seconds, milliseconds, microseconds and nanoseconds.
+# Ticks per second of a clock that counts seconds, milliseconds, microseconds or nanoseconds.
 CLOCKS = (1, 1e3, 1e6, 1e9)
 LATEST = 1e19  # larger than the time now on any of these clocks
 OF_A_PROCESS = re.compile(

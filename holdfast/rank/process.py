@@ -19,7 +19,7 @@ from holdfast.terminal.distribution import spell_install
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 # The number of the commit that the attempt will probably restore; 0 for none.
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
-# The process that carries ranks on a Ray cluster; see its docstring.
+# The module that starts the ranks of an attempt on a Ray cluster; its docstring says how.
 RAY_MODULE = "holdfast.rank.ray"
 # In these variables torchrun, accelerate, MPI and Slurm tell a process its rank. A rank must not inherit them, as in a
 # pod of a training operator: it would wait for processes that never come, or train in another precision.

@@ -45,8 +45,8 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
     if value is None:
         raise RecipeError(
             f"run.keep({name}=...): None can't be changed in place when the run resumes",
-            hint="make the object before run.keep, for example torch.Generator(), if its owner would make it later; a "
-            f'value that is None at first belongs in a dict: state = {{"{name}": None}}; run.keep(state=state)',
+            hint="if your code creates the object later, create it before run.keep, for example torch.Generator(); "
+            f'keep a value that is None at first in a dict: state = {{"{name}": None}}; run.keep(state=state)',
         )
     if isinstance(value, bool | int | float | complex | str | bytes | tuple):
         raise RecipeError(

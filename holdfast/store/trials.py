@@ -52,7 +52,7 @@ class Trial:
 
 
 class Misbehaved(Exception):
-    """A verb broke its contract."""
+    """A store's operation did not behave as its contract requires."""
 
 
 class NotOffered(Exception):

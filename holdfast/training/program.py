@@ -137,7 +137,7 @@ class RecipeProgram(Program):
             return recipe.model, optimizer
         accelerator.gradient_accumulation_steps = recipe.grad_accum
         if not ranks.sums_gradients and config.compute.parallel == "ddp":
-            # Each step begins without gradients, so that views of the buckets are safe, and save a copy of them.
+            # Each step begins without gradients, so these may be views of DDP's buckets: memory holds no second copy.
             accelerator.ddp_handler.gradient_as_bucket_view = True
             model = accelerator.prepare(recipe.model)
         else:  # virtual ranks sum the gradients themselves, and shards have theirs: no DDP wraps the model

@@ -268,7 +268,7 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     assert lines[4].startswith(f"run honest: commit {chosen.number} ({chosen.path}, steps ")
     assert "replayed to the same bytes" in lines[4]
     assert lines[5].startswith(f"warning: commit {chosen.number} of run lost was not audited: the settings of commit")
-    assert lines[6] == "error: damaged, or not what its steps give: commit 4 of run forged"
+    assert lines[6] == "error: damaged, or training its steps again gives other bytes: commit 4 of run forged"
     assert lines[7].startswith("hint: ")
     assert len(lines) == 8
     shutil.rmtree(forged)

@@ -111,7 +111,7 @@ def test_parts_of_a_gpu_have_workers(machine: Machine, ledger: ProcessLedger) ->
 @pytest.mark.parametrize("asked", ["2", "all"])
 def test_parts_of_a_gpu_have_no_numbers(asked: str, machine: Machine, ledger: ProcessLedger) -> None:
     machine(HOPPER | {"mig_mode/current_mig": "Enabled"})
-    with pytest.raises(ConfigError, match=r"a GPU is in parts \(MIG\)") as refused:
+    with pytest.raises(ConfigError, match="a GPU is partitioned with MIG") as refused:
         plan_workers(asked, ledger)
     assert "nvidia-smi -L" in refused.value.hint
 

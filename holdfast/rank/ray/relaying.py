@@ -1,7 +1,7 @@
 """The relay between an attempt and the carriers of its ranks: orders to node 0, and events of node 0 back.
 
-The first failure of any node ends all of them, and one is reported as the cause: a node that Ray has lost before an
-error of a rank, and that before the loss of a connection.
+The first failure of any node ends all of them. If several failures arrive, one is reported as the cause, in this order
+of precedence: a node that Ray has lost, an error of a rank, a lost connection.
 """
 
 import os

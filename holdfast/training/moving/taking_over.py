@@ -137,8 +137,8 @@ class _Into:
         if not 1 <= step < training.total_steps:
             end = f"{training.config.epochs} epochs of {training.steps_per_epoch} steps"
             raise ConfigError(
-                f"step {step} can't be gone on from: the run has {training.total_steps} steps, {end}",
-                hint="epochs says how long the run is" if step else "init_from begins a run with trained weights",
+                f"the run can't continue from step {step}: it has {training.total_steps} steps, {end}",
+                hint="raise epochs" if step else "init_from begins a run with trained weights",
             )
         return step
 

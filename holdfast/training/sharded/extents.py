@@ -135,7 +135,7 @@ def take_held(piece: Any, region: Region) -> Piece:
 
 
 def view_held(piece: Any, region: Region) -> Tensor:
-    """Return this rank's region of a piece, as bytes of its shape: a view, if this rank's memory is contiguous."""
+    """Return the region of a piece that this rank holds, as uint8: a view if its memory is contiguous, else a copy."""
     if not isinstance(piece, ShardedBytes):
         return _to_bytes(piece.tensor)
     tensor = piece.tensor

@@ -1,4 +1,4 @@
-"""A checkpoint that can't be gone on from is refused in one line, before anything is written."""
+"""A checkpoint from which no run can continue is refused in one line, before anything is written."""
 
 import argparse
 import copy
@@ -104,7 +104,7 @@ REFUSED = {
     "scheduler": "the source's lr_scheduler is another scheduler than the run's CosineAnnealingLR: it has gamma, "
     "step_size and lacks T_max, eta_min",
     "two": "the weights of ema, other fit the names of the model alike",
-    "far": "step 72 can't be gone on from: the run has 54 steps, 9 epochs of 6 steps",
+    "far": "the run can't continue from step 72: it has 54 steps, 9 epochs of 6 steps",
     "unknown": "the source doesn't say how many steps it has trained, and says epoch = 1",
     "code": "at.pt is a pickle with argparse.Namespace in it: to read it would run code, so it isn't read",
     "harmful": "at.pt is a pickle with getattr in it: to read it would run code",
