@@ -52,7 +52,7 @@ def import_command(
     print(f"run {settings.run}: commit {commit.number}, step {commit.step} of {made.total_steps}")
     print(f"  {commit.checkpoint_sha256}  {settings.store.rstrip('/')}/{settings.run}/{commit.path}")
     changes = [word for each in [*(set_ or []), *place] for word in ("--set", each)]
-    print(f"it goes on with: {shlex.join(['holdfast', 'train', str(config), *changes])}")
+    print(f"continue with: {shlex.join(['holdfast', 'train', str(config), *changes])}")
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ def test_the_command_that_goes_on_is_quoted_for_a_shell(
     commit = SimpleNamespace(number=1, step=2, checkpoint_sha256="0" * 64, path="step-2")
     monkeypatch.setattr(importing, "import_run", lambda *given: SimpleNamespace(commit=commit, total_steps=4))
     importing.import_command("at.pt", f"{tmp_path}/my store/moved", config=config)
-    said = capsys.readouterr().out.splitlines()[-1].removeprefix("it goes on with: ")
+    said = capsys.readouterr().out.splitlines()[-1].removeprefix("continue with: ")
     assert shlex.split(said) == [
         "holdfast", "train", str(config), "--set", "run=moved", "--set", f"store={tmp_path}/my store",
     ]  # fmt: skip
