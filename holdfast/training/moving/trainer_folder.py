@@ -31,7 +31,7 @@ def read_trainer(path: Path, rank: int) -> ForeignCheckpoint:
             f"{path} has {'the weights of adapters alone' if has_adapters else 'no weights'}",
             hint="merge them into the model, and begin a run with it (init_from)"
             if has_adapters
-            else "expected model.safetensors; a Trainer with save_only_model=False writes all that a run needs to continue",
+            else "expected model.safetensors; save_only_model=False makes a Trainer write all that a run needs",
         )
     imported = ForeignCheckpoint(
         "trainer", modules={"model": load_weights(weights)}, step=as_count(state.get("global_step"))
