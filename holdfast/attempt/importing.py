@@ -14,7 +14,7 @@ from holdfast.attempt.line import Line
 from holdfast.attempt.opening import IMPORTED, Known
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError, NameMissing, WrongUse
+from holdfast.errors import ConfigError, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending, ending_of
 from holdfast.journal.signature import load_signing_key
@@ -82,15 +82,8 @@ def _refuse_existing(config: RunConfig, journal: Journal, known: Known) -> None:
     """Raise WrongUse unless the run is new, or only an import has been at work in it and has committed nothing."""
     if config.init_from is not None:
         raise ConfigError("init_from: an import has weights of its own to begin with", hint="leave init_from out")
-    if not known.attempts and known.newest is None:
-        return
-    is_unfinished = False
-    if known.newest is None:
-        try:
-            is_unfinished = journal.read_attempt(known.attempts).why == IMPORTED
-        except NameMissing:
-            is_unfinished = False
-    if not is_unfinished:
+    is_new = not known.attempts and known.newest is None
+    if not is_new and not known.has_unfinished_import(journal):
         raise WrongUse(
             f"run {journal.run!r} exists in {config.store}, and an import begins a new one",
             hint="give the new run another name",

@@ -73,19 +73,29 @@ class Known:
         return "continued"
 
     def refuse_unfinished_import(self, journal: Journal) -> None:
-        """Return unless an import was the run's last attempt and has committed nothing: the run would begin at step 0.
+        """Refuse to train a run whose import was not finished: it would begin at step 0.
 
         Raises:
             WrongUse: it was.
         """
-        if self.newest is not None or not self.attempts:
-            return
-        with contextlib.suppress(NameMissing, RecordDamaged):
-            if journal.read_attempt(self.attempts).why == IMPORTED:
+        with contextlib.suppress(RecordDamaged):
+            if self.has_unfinished_import(journal):
                 raise WrongUse(
                     f"the import into run {journal.run!r} was not finished",
                     hint="the same holdfast import command finishes it; or train under another name (--set run=...)",
                 )
+
+    def has_unfinished_import(self, journal: Journal) -> bool:
+        """Return whether an import was the run's last attempt and has committed nothing.
+
+        Raises:
+            RecordDamaged: the attempt's record can't be read.
+        """
+        if self.newest is not None or not self.attempts:
+            return False
+        with contextlib.suppress(NameMissing):
+            return journal.read_attempt(self.attempts).why == IMPORTED
+        return False
 
     def record_lost_attempts(self, journal: Journal, number: int) -> None:
         """Record an ending for each earlier attempt that has none, back to the last attempt with a recorded ending.
