@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-PIECE_BYTES = 2**22
 MODEL_FILES = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"
 )  # fmt: skip
@@ -46,8 +45,5 @@ def _hash_listing(folder: Path, names: Iterable[str]) -> str:
 
 
 def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

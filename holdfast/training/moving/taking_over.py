@@ -91,9 +91,9 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
     into.take_progress()
     into.take_data()
     into.take_generators()
-    origin = Origin(
-        form=imported.form, source=source, sha256=hash_foreign(Path(source)), step=into.step, lacks=into.lacks
-    )
+    # Only the main rank reads the source once more: it may be as large as all weights and moments.
+    sha256, *_ = training.ranks.gather(hash_foreign(Path(source)) if training.accelerator.is_main_process else "")
+    origin = Origin(form=imported.form, source=source, sha256=sha256, step=into.step, lacks=into.lacks)
     return TakenOver(origin, into.taken, into.notes)
 
 
@@ -117,7 +117,9 @@ class _Into:
         """
         training, imported = self._training, self._imported
         counted_steps = optimizers.count_steps(imported)
-        is_lightnings = imported.batches is not None and any(isinstance(each, MovesIn) for each in self._movers())
+        is_lightnings = imported.batches is not None and any(
+            isinstance(each, MovesIn) for each in training.recipe.extras.values()
+        )
         told = imported.batches if is_lightnings else imported.step
         if asked is not None and told not in (None, asked):
             self.notes.append(f"the source says step {told}")
@@ -304,9 +306,6 @@ class _Into:
             self.lacks += [] if "cuda" in found else ["generator of cuda"]
         training.generators.load_state_dict(own | {name: found[name] for name in known})
         self.taken += [f"generators: {', '.join(known)}"] if known else []
-
-    def _movers(self) -> list[Any]:
-        return [*self._training.recipe.extras.values()]
 
     def _refuse_unfit(self, load: Any) -> None:
         try:
