@@ -108,4 +108,4 @@ class _Planner(_EmptyStateDictLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         place = self.mappings[read_item.dest_index.fqn]
-        set_element(self.original_state_dict, place, load_torch(value, self._folder))
+        set_element(self.original_state_dict, place, load_torch(self._folder, value))

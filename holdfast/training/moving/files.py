@@ -36,21 +36,18 @@ ARRAYS: list[Any] = [
 ]
 
 
-def load_torch(file: Path | IO[bytes], path: Path | None = None) -> Any:
+def load_torch(path: Path, part: IO[bytes] | None = None) -> Any:
     """Return the content of a file of ``torch.save``, on the CPU. Code that is in the file is never run.
 
     Args:
-        path: the name of an open file in the message of an error.
+        part: an open file that was found at the path, to be read instead.
 
     Raises:
         ConfigError: the file has other objects than tensors, arrays and plain values, or it can't be read.
     """
-    if isinstance(file, Path):
-        path = file
-    assert path is not None
     try:
         with torch.serialization.safe_globals(ARRAYS):
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return torch.load(part or path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         if named is None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.training.moving.files import as_weights, load_torch
 from holdfast.training.moving.foreign import ForeignCheckpoint, as_count
+from holdfast.training.moving.torch_file import sort_file
 
 MARK = "pytorch-lightning_version"
 # What the adapter of Lightning takes over by itself.
@@ -29,9 +30,7 @@ def read_lightning(path: Path, rank: int) -> ForeignCheckpoint:
     """
     values = load_torch(path)
     if not isinstance(values, dict) or MARK not in values:
-        from holdfast.training.moving import torch_file
-
-        return torch_file.sort_file(path, values)
+        return sort_file(path, values)
     imported = ForeignCheckpoint(
         "lightning",
         modules={"module": as_weights(values.get("state_dict"), path)},

@@ -3,12 +3,14 @@
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import ConfigError
+from holdfast.state.ties import place_in_memory
 from holdfast.terminal import counted
 
 # What wrappers put before the names of a module's weights.
@@ -53,6 +55,7 @@ def match_weights(
     return _match_one(own, modules, next(iter(kept)) if len(kept) == 1 else "")
 
 
+@dataclass
 class Matched:
     """The weights of a model, found in a source.
 
@@ -62,8 +65,9 @@ class Matched:
         used: the names of the source's modules that they come from.
     """
 
-    def __init__(self, weights: dict[str, Tensor], notes: list[str], used: set[str]) -> None:
-        self.weights, self.notes, self.used = weights, notes, used
+    weights: dict[str, Tensor]
+    notes: list[str]
+    used: set[str]
 
 
 def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor]], name: str) -> Matched:
@@ -121,10 +125,10 @@ def add_tied(own: Mapping[str, Any], source: dict[str, Tensor]) -> dict[str, Ten
     return source | {name: source[other] for name, other in tied.items() if other is not None}
 
 
-def _place(tensor: Any) -> tuple[Any, ...]:
+def _place(tensor: Any) -> Any:
     if not isinstance(tensor, Tensor) or not tensor.numel():
         return (id(tensor),)
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+    return place_in_memory(tensor)
 
 
 def _count_common(own: Mapping[str, Any], source: Mapping[str, Any]) -> int:
