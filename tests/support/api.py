@@ -2,19 +2,16 @@
 
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import griffe
 
-import holdfast
+from tests.support.public import PUBLIC, list_names
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 # Modules of pages that are examples to copy, not promises; and the errors, which have a page of their own.
 NOT_LISTED = ("holdfast.recipes.", "holdfast.errors.")
-IMPORTS = re.compile(r"^from (holdfast[\w.]*) import (.+)$", re.M)
 # Pages that describe a name in full.
 ELSEWHERE = {
     "holdfast.RunConfig": "[configuration.md](configuration.md) lists its fields, the settings.",
@@ -64,13 +61,9 @@ def load() -> griffe.Module:
 
 @functools.cache
 def find_public() -> Mapping[str, Sequence[str]]:
-    """Return the public names by their modules: those of ``holdfast.__all__``, and those that code on pages imports."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for module, name in list_imported():
-        if module != "holdfast" and not f"{module}.".startswith(NOT_LISTED):
-            found[module].add(name)
-    names = {module: sorted(found[module]) for module in sorted(found)}
-    return without_repetitions({"holdfast": holdfast.__all__, **spread(names)})
+    """Return the public names by their modules, without the modules that have a page of their own."""
+    listed = [module for module in PUBLIC if not f"{module}.".startswith(NOT_LISTED)]
+    return without_repetitions({module: list_names(module) for module in listed})
 
 
 def without_repetitions(public: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -82,33 +75,6 @@ def without_repetitions(public: Mapping[str, Sequence[str]]) -> dict[str, list[s
         kept[module] = [name for name, path in new.items() if path not in seen]
         seen |= set(new.values())
     return {module: names for module, names in kept.items() if names}
-
-
-def spread(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return names by modules, with the functions and classes of each module of which a page imports the whole."""
-    spread: dict[str, list[str]] = {}
-    for module, imported in names.items():
-        for name in imported:
-            found = load()[f"{module}.{name}".removeprefix("holdfast.")]
-            if isinstance(found, griffe.Module):
-                spread[f"{module}.{name}"] = list_calls(found)
-            else:
-                spread.setdefault(module, []).append(name)
-    return spread
-
-
-def list_calls(module: griffe.Module) -> list[str]:
-    """Return the names of a module's own public functions that take a run."""
-    functions = [each for each in module.members.values() if isinstance(each, griffe.Function)]
-    return [each.name for each in functions if not each.name.startswith("_") and "run" in each.parameters]
-
-
-def list_imported() -> Iterator[tuple[str, str]]:
-    """Yield what code on pages imports from Holdfast: module and name."""
-    for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
-        for block in re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.M | re.S):
-            for module, names in IMPORTS.findall(block):
-                yield from ((module, name.partition(" as ")[0].strip()) for name in names.split(","))
 
 
 def find(module: str, name: str) -> griffe.Object:
