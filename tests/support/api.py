@@ -96,7 +96,7 @@ def describe_name(module: str, name: str) -> Iterator[str]:
             yield from describe_members(name, found)
     else:
         assert isinstance(found, griffe.Attribute)
-        value = str(found.value).replace(" ** ", "**")
+        value = str(found.value).replace(" ** ", "**").replace("'", '"')
         yield from [*fence(f"{module}.{name} = {value}"), *describe_docstring(found)]
 
 
