@@ -150,7 +150,7 @@ class Attempt:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a signal or a notice has told the attempt to end."""
+        """Return whether a signal or a notice has told the attempt to end."""
         return self._stopping > Stopping.TRAINING
 
     def next_chunk(self) -> Chunk | None:

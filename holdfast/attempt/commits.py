@@ -1,4 +1,4 @@
-"""What makes a checkpoint count: fingerprint, hashes, the commit's record, latest.json, in this order.
+"""The publication of a commit: fingerprint, hashes, the commit's record, latest.json, in this order.
 
 There is one path for every commit, whoever asks for it: a chunk, a stop, a notice, an adoption.
 """

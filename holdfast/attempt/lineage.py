@@ -1,4 +1,4 @@
-"""What changed in settings, code and machine since a commit, whether it is allowed, and whether bits stay promised."""
+"""The changes of settings, code and machine since a commit: are they allowed, and do bits stay promised?"""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -163,9 +163,9 @@ class KeepBest(Section):
     metric: str = Field(min_length=1)
     """The metric: avg_loss, or a name that evaluate returns: a recipe's, or a loop's run.observe(evaluate=...)."""
     count: Count = Field(default=1, ge=1)
-    """How many of the best checkpoints to keep."""
+    """Number of the best checkpoints to keep."""
     mode: Literal["min", "max"] = "min"
-    """Whether the lowest or the highest value is the best."""
+    """Best value: the lowest, or the highest."""
 
 
 class Retention(Section):
@@ -218,7 +218,7 @@ class Compute(Section):
     1 to 4. Start the same command on each, or let Ray carry the ranks; see nodes.md.
     """
     launcher: Annotated[Literal["torchrun", "ray"], OPERATIONAL] = "torchrun"
-    """What starts the ranks. torchrun: the command on each machine, with a rendezvous if there are several. ray: one
+    """Launcher of the ranks. torchrun: the command on each machine, with a rendezvous if there are several. ray: one
     command, which places the ranks on the nodes of a Ray cluster.
     """
     rendezvous: Annotated[str | None, OPERATIONAL] = None
@@ -228,8 +228,8 @@ class Compute(Section):
     lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(default=60.0, ge=5)
     """Seconds without a sign of life after which another node is lost."""
     parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = "ddp"
-    """What several ranks hold of a recipe's model, or of one that a loop passes to run.wrap, and of its optimizer. ddp:
-    each rank all of it. fsdp: each rank a shard, cut by torch's fully_shard; checkpoints are written and read in
+    """Parallelism of a recipe's model, or of one that a loop passes to run.wrap. ddp: each rank holds the whole model
+    and optimizer. fsdp: each rank holds a shard, cut by torch's fully_shard; checkpoints are written and read in
     shards, too. With virtual ranks it changes no bit.
     """
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], IDENTITY] = "no"
@@ -237,7 +237,7 @@ class Compute(Section):
     loader_workers: Annotated[Processes, OPERATIONAL] = Field(default=0, ge=0)
     """Processes that load data, for each rank; 0 loads in the rank. The number never changes the trained bytes."""
     gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = "refuse"
-    """What to do if nvidia-smi reports a fault of a GPU that the run takes: refuse to train on it, or warn of it."""
+    """Answer to a fault that nvidia-smi reports of a GPU of the run: refuse to train on it, or warn of it."""
 
     @field_validator("nodes", mode="wrap")
     @classmethod
@@ -313,7 +313,7 @@ class Compute(Section):
 
 
 class Resume(Section):
-    """How a run stops and continues: times, signs, checks and permissions."""
+    """Stopping and continuing a run: times, notices, checks and permissions."""
 
     trusted_keys: tuple[str, ...] = ()
     """Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."""
@@ -334,9 +334,9 @@ class Resume(Section):
     record says what was let through.
     """
     environment: Literal["record", "refuse"] = "record"
-    """What to do on a machine where equal bits are not promised: record that and continue, or refuse."""
+    """Answer to a machine where equal bits are not promised: record that and continue, or refuse."""
     tolerance: float = Field(default=1e-3, ge=0)
-    """How far the probe may differ on such a machine, relative to its largest number."""
+    """Largest difference of the probe on such a machine, relative to the probe's largest number."""
     training_probe: bool = True
     """Also compare the gradient of one micro-batch in training mode, taken at each save and before the first resumed
     step. It costs one micro-batch a chunk.
@@ -395,9 +395,7 @@ class Log(Section):
     folder: str = "logs"
     """Folder for the ranks' own output, one file an attempt."""
     sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"] | Annotated[str, Field(pattern=CLASS)], ...] = ()
-    """Where metrics are shown, beside the run's folder: tensorboard, wandb, trackio, mlflow, or sinks of your own as
-    module:Class.
-    """
+    """Metric sinks: tensorboard, wandb, trackio, mlflow, or sinks of your own as module:Class."""
     observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = ()
     """Observers of your own as module:Class, which are told of each commit."""
     project: str = Field(default="holdfast", pattern=NAME)
@@ -429,7 +427,7 @@ class RunConfig(Section):
     seed: Annotated[int, IDENTITY] = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
     """Seed of Python's, NumPy's and torch's generators; 0 means 1234."""
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
-    """Where to train: here, in the command's own process, or the name of a Prefect work pool."""
+    """Place of training: here, in the command's own process, or the name of a Prefect work pool."""
     chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()
     retention: Annotated[Retention, OPERATIONAL] = Retention()
     determinism: Annotated[Determinism, IDENTITY] = Determinism()

@@ -201,14 +201,14 @@ class FileRecord(BaseModel):
 
 
 class Origin(BaseModel):
-    """Where a checkpoint comes from that another program has trained and `holdfast import` has taken over.
+    """The source of an imported checkpoint, which another program has trained.
 
     Attributes:
         form: the source's form, such as ``torch`` or ``trainer``; see `holdfast.training.moving`.
         source: the path of the file or folder, as it was given.
         sha256: of the file, or of ``sha256sum``'s listing of the folder's files.
         step: the step at which the run goes on.
-        lacks: the parts of the run's state that the source had not, and that are as the program builds them.
+        lacks: the parts of the run's state that the source lacks; they have the values that the program builds.
     """
 
     model_config = ConfigDict(frozen=True)

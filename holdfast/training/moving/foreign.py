@@ -1,4 +1,4 @@
-"""What another program's checkpoint holds, in the form that all readers of checkpoints share."""
+"""The content of another program's checkpoint, in the form that all readers share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
