@@ -4,6 +4,7 @@ Each script trains `TOTAL` steps without a stop and saves on the way: a run that
 """
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ def states(model: nn.Module, optimizer: Any, scheduler: Any, step: int) -> dict[
     }  # fmt: skip
 
 
-def with_torch(path: Path, stop: int, kind: str = "AdamW") -> list[float]:
-    """Train, save a dictionary after a step, and return the losses of all steps."""
+def train(stop: int, kind: str, save: Callable[[nn.Module, Any, Any], object]) -> list[float]:
+    """Train, save after the step ``stop``, and return the losses of all steps."""
     model, optimizer, scheduler = make(kind)
     losses: list[float] = []
     loader = DataLoader(points(), BATCH, shuffle=True)
@@ -70,8 +71,13 @@ def with_torch(path: Path, stop: int, kind: str = "AdamW") -> list[float]:
         for batch in loader:
             losses.append(float(take_step(model, optimizer, scheduler, batch)))
             if len(losses) == stop:
-                torch.save(states(model, optimizer, scheduler, stop), path)
+                save(model, optimizer, scheduler)
     return losses
+
+
+def with_torch(path: Path, stop: int, kind: str = "AdamW") -> list[float]:
+    """Save a dictionary with torch.save."""
+    return train(stop, kind, lambda *parts: torch.save(states(*parts, stop), path))
 
 
 def loop(run: holdfast.Run, kind: str = "AdamW") -> None:
@@ -128,18 +134,14 @@ def with_safetensors(path: Path, stop: int) -> list[float]:
 
 def with_dcp(path: Path, stop: int) -> list[float]:
     """Save with torch.distributed.checkpoint, the optimizer's state by the parameters' names."""
-    model, optimizer, scheduler = make()
-    losses: list[float] = []
-    loader = DataLoader(points(), BATCH, shuffle=True)
-    while len(losses) < TOTAL:
-        for batch in loader:
-            losses.append(float(take_step(model, optimizer, scheduler, batch)))
-            if len(losses) == stop:
-                rest = states(model, optimizer, scheduler, stop)
-                weights, moments = get_state_dict(model, optimizer)
-                rest |= {"model_state_dict": weights, "optimizer_state_dict": moments}
-                dcp.save({"app": rest}, checkpoint_id=path, no_dist=True)
-    return losses
+
+    def save(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+        rest = states(model, optimizer, scheduler, stop)
+        weights, moments = get_state_dict(model, optimizer)
+        rest |= {"model_state_dict": weights, "optimizer_state_dict": moments}
+        dcp.save({"app": rest}, checkpoint_id=path, no_dist=True)
+
+    return train(stop, "AdamW", save)
 
 
 # ---- accelerate
