@@ -150,6 +150,7 @@ class Model:
         self.folders: dict[str, dict[str, str]] = {}
         self.deleted: set[str] = set()
         self.metadata: dict[str, Metadata] = {}
+        self.trails: dict[str, str] = {}  # the SHA-256 of each trail as it was written
 
     # ---- what is so
 
@@ -195,12 +196,13 @@ class Model:
         return self.find_adopted(content, step, quarantined) or content
 
     def is_whole(self, path: str) -> bool:
-        """Complete, and neither metadata nor payload damaged. (Its metrics are not known by any hash yet.)"""
+        """Return whether a checkpoint is complete and undamaged, with its trail, which has to continue the parent's."""
         there, metadata = self.folders.get(path, {}), self.metadata[path]
         return (
             there.get(METADATA) == hashlib.sha256(metadata.to_bytes()).hexdigest()
             and there.get(PAYLOAD) == metadata.checkpoint_sha256
             and METRICS in there
+            and there[METRICS] == self.trails[path]
         )
 
     def kept(self, policy: Retention) -> set[int]:
@@ -251,6 +253,8 @@ class Model:
             getattr(self, {"quarantine": "quarantined", "pruned": "pruned"}[folder]).add(int(rest[:8]))
         elif kind == "create" and folder.startswith("epoch-"):
             self.folders.setdefault(folder, {})[rest] = hashlib.sha256(data).hexdigest()
+            if rest == METRICS:
+                self.trails[folder] = self.folders[folder][rest]
             if rest == METADATA:
                 self.metadata[folder] = Metadata.from_bytes(data, name)
         elif kind == "delete folder":
