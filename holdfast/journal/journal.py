@@ -380,10 +380,12 @@ class Journal(RunFolder):
         owner = self.assign_folder(path, number)
         if owner == number or not owner:
             return owner == number
-        # The record of a good checkpoint may be damaged. Another commit may then take its place, unless a prune, which
-        # may sleep, was about to delete the folder.
+        # The record of a good checkpoint may be damaged, or a kill may have prevented it and another checkpoint has the
+        # number. Another commit may then name the folder, unless a prune, which may sleep, was about to delete it.
         pruned = self.numbers("pruned", after=owner - 1)
-        return self.is_void(owner) and owner not in pruned and path not in map(self.path_of, pruned)
+        made = self.find_commit(owner)
+        is_free = self.is_void(owner) or (made is not None and made.path != path)
+        return is_free and owner not in pruned and path not in map(self.path_of, pruned)
 
     def is_void(self, number: int) -> bool:
         """Return whether a commit is quarantined because its record can't be read."""

@@ -181,7 +181,8 @@ class Model:
 
     def find_adopted(self, parent: str, step: int, quarantined: set[int]) -> str:
         """The content id at the end of the line of complete checkpoints that no commit counts."""
-        taken = {self.commits[number].path for number in quarantined - self.records_lost}
+        # A folder belongs to its commit for good if its record can be read, also after retention has given it up.
+        taken = {self.commits[number].path for number in (quarantined | self.pruned) - self.records_lost}
         found = [
             (metadata.optimizer_steps_total, path, metadata.checkpoint_sha256)
             for path, metadata in self.metadata.items()
