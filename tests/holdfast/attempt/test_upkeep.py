@@ -122,3 +122,23 @@ def test_steps_whose_folder_is_being_deleted_are_trained_again(tmp_path: Path) -
     assert commit.path == f"{saved.path}.2"
     assert commit.checkpoint_sha256 == saved.metadata.checkpoint_sha256
     assert verify_run(attempt.journal).ok
+
+
+def test_a_checkpoint_is_adopted_whose_number_another_one_has_taken(tmp_path: Path) -> None:
+    """A kill came between a checkpoint's number and its record, and the record before that one is lost."""
+    config = make_config(tmp_path)
+    attempt = Attempt(config)
+    attempt.open()
+    train_chunk(attempt)
+    chunk = attempt.next_chunk()
+    assert chunk
+    saved = attempt.train_chunk(chunk)
+    assert saved
+    assert attempt.journal.assign_folder(saved.path, 2) == 2
+    attempt.end(Ending("killed"))
+    attempt.journal.store.replace("commits/00000001.json", b"{")
+    heir = Attempt(config)
+    heir.open()
+    found = {each.number: (each.why, each.step) for each in heir.journal.candidates()}
+    assert (found[2], found[3]) == (("adopted", chunk.start), ("adopted", saved.step))
+    heir.end(Ending("stopped"))
