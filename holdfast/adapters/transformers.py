@@ -191,11 +191,12 @@ class _TrainerState(Attributes):
 
     def __init__(self, trainer: Any, is_measured: Any) -> None:
         super().__init__(lambda: trainer.state, is_measured)
-        self._trainer = trainer
+        # In a function: the search for forgotten state takes the objects in a kept object's attributes for saved.
+        self._find_trainer = lambda: trainer
 
     def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
         """Take over the state in a Trainer's checkpoint. Return what it lacks."""
-        trainer, saved = self._trainer, checkpoint.framework.get("trainer_state")
+        trainer, saved = self._find_trainer(), checkpoint.framework.get("trainer_state")
         trainer.state.global_step = trainer._globalstep_last_logged = step
         trainer.state.epoch = step / steps_per_epoch
         if saved is None:
@@ -210,7 +211,7 @@ class _TrainerState(Attributes):
     def _take_callbacks(self, saved: dict[str, Any]) -> list[str]:
         """Give the callbacks the attributes that a Trainer's checkpoint has of them. Return those that it has not."""
         lost = []
-        for callback in filter(_has_state, self._trainer.callback_handler.callbacks):
+        for callback in filter(_has_state, self._find_trainer().callback_handler.callbacks):
             found = saved.get(type(callback).__name__)
             if isinstance(found, dict):
                 vars(callback).update(found.get("attributes", {}))
