@@ -5,7 +5,7 @@ step has finished its logs and evaluation, and no batch of the next step is load
 """
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from holdfast.adapters.trainer_arguments import check_arguments, choose_length, transformers
@@ -192,7 +192,7 @@ class _TrainerState(Attributes):
     def __init__(self, trainer: Any, is_measured: Any) -> None:
         super().__init__(lambda: trainer.state, is_measured)
         # In a function: the search for forgotten state takes the objects in a kept object's attributes for saved.
-        self._find_trainer = lambda: trainer
+        self._find_trainer: Callable[[], Any] = lambda: trainer
 
     def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
         """Take over the state in a Trainer's checkpoint. Return what it lacks."""

@@ -1,15 +1,14 @@
 """The batches of an iterable that yields batches and has a ``state_dict``."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast.data.content import digest_content
 from holdfast.data.loading import Watch
+from holdfast.data.sharing import Ranks
 from holdfast.data.stateful import restart_never
 from holdfast.data.streams import begin_pass, read_position
 from holdfast.errors import RecipeError
-
-Gather = Callable[[Any], list[Any]]
 
 
 class IterableBatches:
@@ -22,12 +21,8 @@ class IterableBatches:
     has_common_position = False  # each rank reads a part of its own
     is_at_end = False  # unknown
 
-    def __init__(self, batches: Any, gather: Gather) -> None:
-        """
-        Args:
-            gather: returns the values that all ranks pass, by rank; all ranks call it together.
-        """
-        self._given, self._gather = batches, gather
+    def __init__(self, batches: Any, ranks: Ranks) -> None:
+        self._given, self._ranks = batches, ranks
         self._batches: Iterator[Any] | None = None
         self._pass = -1
         self._is_shared: bool | None = None  # whether the ranks get other batches; None until the first one
@@ -66,14 +61,15 @@ class IterableBatches:
         self._batches = None
 
     def _check_share(self, name: str) -> None:
-        """Raise RecipeError if all of several ranks get the same first batch: each would train on all the data."""
+        """Raise RecipeError if all of several data ranks get the same first batch, and would train on all the data."""
         if self._is_shared is None:
-            names = self._gather(name)
+            names = self._ranks.gather_samples(name)
             self._is_shared = len(names) == 1 or len(set(names)) > 1
         if not self._is_shared:
             raise RecipeError(
                 "all ranks get the same batches from a stream that is not divided over the ranks",
-                hint="give each rank a part of its own, by run.rank and run.world_size or torch.distributed.get_rank()",
+                hint="give each rank a part of its own, by run.data_rank and run.data_ranks or "
+                "torch.distributed.get_rank()",
             )
 
     def state_dict(self) -> dict[str, Any]:

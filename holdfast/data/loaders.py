@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from holdfast.data.iterables import Gather, IterableBatches
+from holdfast.data.iterables import IterableBatches
 from holdfast.data.loading import Indices, Samples, Watch
 from holdfast.data.samplers import (
     LongPass,
@@ -22,11 +22,11 @@ from holdfast.data.samplers import (
     shares_out,
     unpack_indices,
 )
-from holdfast.data.sharing import Share
+from holdfast.data.sharing import Ranks, Share
 from holdfast.data.streams import describe_flaw
 from holdfast.data.workers import StayingWorkers, make_loader, start_loading
 from holdfast.errors import RecipeError
-from holdfast.state import capture_rng, has_methods, restore_rng
+from holdfast.state import capture_rng, digest_rng, has_methods, restore_rng
 
 
 class NoBatches:
@@ -64,17 +64,16 @@ class LoaderBatches:
     Args:
         loader: the loader. The configuration says how many workers there are in place of its own; they are like those.
         shares: the parts of each batch that this rank trains, one after the other.
-        gather: returns the values that all ranks pass, by rank; all ranks call it together.
     """
 
     has_state = True
 
     def __init__(
-        self, loader: "DataLoader[Any]", shares: Sequence[Share], seed: int, workers: int, gather: Gather
+        self, loader: "DataLoader[Any]", shares: Sequence[Share], seed: int, workers: int, ranks: Ranks
     ) -> None:
         self._loader, self._shares, self._seed, self._workers = loader, shares, seed, workers
-        self._gather = gather
-        self._is_main = shares[0].rank == 0
+        self._ranks = ranks
+        self._is_main = ranks.own_number == 0
         self._is_shared = shares_out(loader)
         self.has_common_position = not self._is_shared
         self._pass, self._given = 0, 0  # batches of this pass
@@ -164,12 +163,14 @@ class LoaderBatches:
 
     def _begin_pass(self) -> None:
         is_next, now = self._before is not None, self._capture()
-        self._before, self._samples = self._gather(now)[0], len(self._loader.dataset)  # type: ignore[arg-type]
+        self._before, self._samples = self._ranks.gather(now)[0], len(self._loader.dataset)  # type: ignore[arg-type]
         if not self._is_main:
             self._restore(self._before)
         self._list_indices()
-        if not self._is_main:  # its random numbers are its own
-            restore_rng(now["global"] | {"cuda": []})
+        # Another rank's random numbers are its own. One that draws the main rank's has drawn the order, too.
+        own, main = (each["global"] | {"cuda": []} for each in (now, self._before))
+        if not self._is_main and digest_rng(own) != digest_rng(main):
+            restore_rng(own)
         self._pass, self._given, self._batches = self._pass + is_next, 0, None
         if not self._indices:
             raise RecipeError("the loader gives no batch", hint="more data, a smaller batch_size, or drop_last=False")
@@ -284,20 +285,19 @@ def list_batch_sizes(source: Any) -> list[int]:
     return [source.batch_size, *([rest] if rest else [])]
 
 
-def make_batches(source: Any, shares: Sequence[Share], seed: int, workers: int, gather: Gather) -> Any:
+def make_batches(source: Any, shares: Sequence[Share], seed: int, workers: int, ranks: Ranks) -> Any:
     """Return the batches of a source of batches, or of a loop that makes its own.
 
     Args:
         source: what `take_apart` has returned; None if the loop makes its own batches.
         shares: the parts of each batch that this rank trains.
         workers: the number of loader processes.
-        gather: returns the values that all ranks pass, by rank.
     """
     if source is None:
         return NoBatches()
     if not is_torch_loader(source):
-        return IterableBatches(source, gather)
-    return LoaderBatches(source, shares, seed, workers, gather)
+        return IterableBatches(source, ranks)
+    return LoaderBatches(source, shares, seed, workers, ranks)
 
 
 def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":

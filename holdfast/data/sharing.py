@@ -5,7 +5,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,21 @@ class Share:
                 hint="drop_last=True, or another batch_size",
             )
         return items[self.rank * size : (self.rank + 1) * size]
+
+
+class Ranks(Protocol):
+    """The ranks of a training, as the data needs them: a `holdfast.training.cooperation.Cooperation`."""
+
+    @property
+    def own_number(self) -> int: ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values that all ranks pass, by rank. All ranks call it together."""
+        ...
+
+    def gather_samples(self, name: str) -> list[str]:
+        """Return the names of the samples of all data ranks. All ranks call it together."""
+        ...
 
 
 def list_divisors(number: int) -> str:

@@ -26,6 +26,7 @@ from holdfast.recipe import Recipe
 from holdfast.recipe.probe import Probe
 from holdfast.training.begun_saves import BegunSaves
 from holdfast.training.cooperation import Cooperation, SeparateRanks
+from holdfast.training.data_ranks import check_model
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.grouping import Grouping
 from holdfast.training.kept import GRADIENTS
@@ -87,7 +88,11 @@ class Training:
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
         check_sharding(config, self.recipe, self.accelerator)
-        self.ranks: Cooperation = make_virtual(config, self.recipe, self.accelerator) or SeparateRanks(self.accelerator)
+        self.ranks: Cooperation = make_virtual(config, self.recipe, self.accelerator) or SeparateRanks(
+            self.accelerator, program.data_rank
+        )
+        if program.data_rank is None and any(map(state.is_sharded, self.recipe.model.parameters())):
+            check_model(self.recipe.model, self.ranks.gather(self.ranks.data.number))
         self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
         self.order = self._order()
         self.batches = self._batches()
@@ -164,7 +169,7 @@ class Training:
         if recipe.batch_size is None:
             recipe.data = self.program.take_data()
             size = getattr(recipe.data, "batch_size", None) or 1
-            return make_batches(recipe.data, self.ranks.list_shares(size), seed, workers, self.ranks.gather)
+            return make_batches(recipe.data, self.ranks.list_shares(size), seed, workers, self.ranks)
         shares = self.ranks.list_shares(recipe.batch_size)
         return Batches(recipe.data, recipe.collate, self.order, shares, recipe.grad_accum, seed, workers)
 
@@ -209,6 +214,9 @@ class Training:
         heartbeats.mark(Place.LOADING)
         samples, batch = next(self.batches)
         heartbeats.mark(Place.COMPUTING)
+        if self.ranks.has_groups and not self.record.is_grouped:
+            self.ranks.gather_samples(samples)  # refused before a step is trained
+            self.record.is_grouped = True
         if self.order is None and self.progress.step == 0:
             self.first.keep(batch, self.ranks.gather)
         return samples, send_to_device(batch, self.accelerator.device) if is_moved else batch

@@ -16,9 +16,11 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from holdfast.data import Share, combine
+from holdfast.errors import RecipeError
 from holdfast.machine import determinism
 from holdfast.state import capture_rng, digest_rng, gather_whole
 from holdfast.state.layout import share_tensor
+from holdfast.training.data_ranks import DataRank
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.step_record import Unread
 
@@ -35,13 +37,15 @@ class Cooperation(abc.ABC):
         sums_gradients: whether the ranks sum gradients themselves, so that no DDP does it.
         is_alone: whether this rank continues without the others, because one of them is lost; see `surviving`.
         shares: the number of parts into which each batch is cut.
+        data: this rank's number among the ranks that train different samples.
     """
 
     has_common_state: bool
     sums_gradients: bool
 
-    def __init__(self, accelerator: Accelerator, shares: int) -> None:
+    def __init__(self, accelerator: Accelerator, shares: int, data: DataRank | None = None) -> None:
         self.accelerator, self.shares = accelerator, shares
+        self.data = data or DataRank(self.own_number, self.number)
         self.is_alone = False
         self._exchange: Exchange | None = None
 
@@ -75,6 +79,32 @@ class Cooperation(abc.ABC):
     def gather(self, value: Any) -> list[Any]:
         """Return the values that all ranks pass, by rank."""
         return gather_object([value]) if self.has_others else [value]
+
+    @property
+    def has_groups(self) -> bool:
+        """Return whether several ranks train the same samples."""
+        return self.has_others and self.data.count < self.number
+
+    def gather_samples(self, name: str) -> list[str]:
+        """Return the names of the samples that the data ranks train, by data rank. All ranks call it together.
+
+        Args:
+            name: the name of this rank's samples.
+
+        Raises:
+            RecipeError: ranks of one data rank train different samples.
+        """
+        found: dict[int, tuple[int, str]] = {}
+        for rank, (number, each) in enumerate(self.gather((self.data.number, name))):
+            first, before = found.setdefault(number, (rank, each))
+            if each != before:
+                raise RecipeError(
+                    f"ranks {first} and {rank} are data rank {number} of {self.data.count} together, and train "
+                    "different samples",
+                    hint="cut data of your own by run.data_rank and run.data_ranks: "
+                    "DistributedSampler(data, num_replicas=run.data_ranks, rank=run.data_rank)",
+                )
+        return [each for _, (_, each) in sorted(found.items())]
 
     def share_buffers(self, module: nn.Module) -> None:
         """Copy the main rank's buffers to all ranks, as DDP does before each step. A checkpoint has these buffers.
@@ -150,8 +180,12 @@ class SeparateRanks(Cooperation):
     has_common_state = False
     sums_gradients = False
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        super().__init__(accelerator, accelerator.num_processes)
+    def __init__(self, accelerator: Accelerator, data: DataRank | None = None) -> None:
+        """
+        Args:
+            data: this rank's data rank, if ranks train the same samples; by default each has samples of its own.
+        """
+        super().__init__(accelerator, data.count if data else accelerator.num_processes, data)
 
     @property
     def has_parts(self) -> bool:
@@ -166,12 +200,12 @@ class SeparateRanks(Cooperation):
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
         if keeps_seeds:
             states = self.gather(digest_rng(capture_rng()))
-            if self.own_number == 0 or states[self.own_number] != states[0]:
+            if self.data.number == 0 or states[self.own_number] != states[0]:
                 return
-        determinism.reseed(seed + self.own_number)
+        determinism.reseed(seed + self.data.number)
 
     def list_shares(self, batch_size: int) -> list[Share]:
-        return [Share(batch_size, self.own_number, self.number)]
+        return [Share(batch_size, self.data.number, self.data.count)]
 
     def mean(self, numbers: Sequence[Tensor]) -> Tensor:
         found = torch.stack([*numbers])

@@ -32,16 +32,26 @@ def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
     return None if len(saved["rng"]) == training.ranks.states else len(saved["rng"])
 
 
+def count_other_data_ranks(training: Training, saved: Mapping[str, Any]) -> int | None:
+    """Return into how many parts the ranks that saved a state cut a batch; None if it is the present number.
+
+    The ranks of a data rank are as many as now.
+    """
+    others = count_others(training, saved)
+    return others and max(1, others * training.ranks.data.count // training.ranks.number)
+
+
 def restore_generators(training: Training, saved: Mapping[str, Any]) -> None:
     """Restore this rank's generators, after ``training.progress``.
 
-    If another number of ranks saved them, seed them from the run's seed, the step and the rank: the same numbers each
-    time, and others at each change.
+    If another number of ranks saved them, seed them from the run's seed, the step and the data rank: the same numbers
+    each time, and others at each change.
     """
     if count_others(training, saved) is None:
         training.generators.load_state_dict(saved["rng"][training.ranks.own_state])
     else:
-        seed = determinism.derive_seed(training.config.seed, training.progress.step, f"rank {training.ranks.own_state}")
+        number = 0 if training.ranks.has_common_state else training.ranks.data.number
+        seed = determinism.derive_seed(training.config.seed, training.progress.step, f"rank {number}")
         training.generators.reseed(seed)
 
 

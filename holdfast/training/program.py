@@ -18,6 +18,7 @@ from holdfast.recipe import Recipe, Stateful
 from holdfast.recipe.function import build_recipe
 from holdfast.state import is_sharded
 from holdfast.training.cooperation import Cooperation
+from holdfast.training.data_ranks import DataRank
 from holdfast.training.devices import prepare_device
 from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.left_gradients import Gradients
@@ -58,14 +59,17 @@ class Program(abc.ABC):
         advice: what to do in it about an error.
         keeps_seeds: whether its ranks may have seeded themselves.
         can_go_back: whether a rank can take back a step that it hasn't completed.
+        data_rank: this rank's data rank, if the program says which ranks train the same samples.
     """
 
     advice: Advice
     keeps_seeds: bool
     can_go_back: bool
 
-    def __init__(self, accelerator: Accelerator, recipe: Recipe, settings: dict[str, Any]) -> None:
-        self.accelerator, self.recipe, self.settings = accelerator, recipe, settings
+    def __init__(
+        self, accelerator: Accelerator, recipe: Recipe, settings: dict[str, Any], data_rank: DataRank | None = None
+    ) -> None:
+        self.accelerator, self.recipe, self.settings, self.data_rank = accelerator, recipe, settings, data_rank
 
     @property
     @abc.abstractmethod
@@ -168,8 +172,10 @@ class LoopProgram(Program):
     keeps_seeds = True
     can_go_back = False
 
-    def __init__(self, accelerator: Accelerator, kept: Kept, settings: dict[str, Any]) -> None:
-        super().__init__(accelerator, kept, settings)
+    def __init__(
+        self, accelerator: Accelerator, kept: Kept, settings: dict[str, Any], data_rank: DataRank | None = None
+    ) -> None:
+        super().__init__(accelerator, kept, settings, data_rank)
         self._trained = list(kept.trained.values())
 
     @property

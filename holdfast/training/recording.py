@@ -9,6 +9,9 @@ from holdfast.training.build import Training
 from holdfast.training.checksums import describe_components
 from holdfast.training.step_record import OWN_FIELDS
 
+# The first steps of a process in which ranks that train the same samples compare them.
+COMPARED_STEPS = 3
+
 
 def record_step(training: Training) -> None:
     """Record the step that was trained last. Its numbers stay on the device until `read_lines`, so nothing waits."""
@@ -18,6 +21,10 @@ def record_step(training: Training) -> None:
     training.progress.step = unread.step
     if (unread.step - 1) % training.steps_per_epoch == 0:
         record.first_lrs.append(unread.lrs)
+    is_compared = training.ranks.has_groups and (record.is_detailed or record.recorded < COMPARED_STEPS)
+    if is_compared and unread.samples:
+        training.ranks.gather_samples(combine(unread.samples))
+    record.recorded += 1
     facts: dict[str, Any] = {"rng": training.generators.digest()}
     if record.is_detailed or unread.step % record.checksum_every == 0:
         facts["state"] = describe_components(training, in_detail=record.is_detailed)

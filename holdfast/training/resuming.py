@@ -16,7 +16,7 @@ from holdfast.recipe.probe import Gate, Probe, check_health, compare_probes, exp
 from holdfast.store import Store, open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training
-from holdfast.training.elastic import count_others, take_position
+from holdfast.training.elastic import count_other_data_ranks, count_others, take_position
 from holdfast.training.merging import take_over
 from holdfast.training.naming import has_names
 from holdfast.training.probing import measure_probe
@@ -70,7 +70,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     training.record.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
     training.probe = _own_probe(training, metadata)
     training.first.text = metadata.first_batch
-    probe = measure_probe(training, count_others(training, saved))
+    probe = measure_probe(training, count_other_data_ranks(training, saved))
     difference = compare_probes(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
     complaints = check_health(probe, training.recipe.health)
     if difference and gate.how == "record":

@@ -49,6 +49,8 @@ class StepRecord:
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
             share, for a proof.
         is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
+        is_grouped: whether the ranks of each data rank have compared their first samples in this process.
+        recorded: the steps that this process has recorded.
         unsaved_s: seconds of rehearsed steps.
         drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
         note_lines: called with the trail whenever numbers were read.
@@ -63,6 +65,8 @@ class StepRecord:
     unread: list[tuple[Unread, dict[str, Any]]] = field(default_factory=list)
     is_detailed: bool = False
     is_rehearsal: bool = False
+    is_grouped: bool = False
+    recorded: int = 0
     unsaved_s: float = 0.0
     drawn_from: str = ""
     note_lines: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None

@@ -30,6 +30,20 @@ class Telling(Dataset[Tensor]):
         return torch.tensor([index, torch.rand(()).item(), *told], dtype=torch.float64)
 
 
+class OneRank:
+    """A rank that trains alone, for batches."""
+
+    own_number = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the rank's own value."""
+        return [value]
+
+    def gather_samples(self, name: str) -> list[str]:
+        """Return the rank's own name."""
+        return [name]
+
+
 def tell(worker: int) -> None:
     """Tell the dataset of a worker's beginning."""
     info: Any = get_worker_info()
@@ -38,7 +52,7 @@ def tell(worker: int) -> None:
 
 def begin(loader: Any, workers: int) -> Any:
     """Return the batches of a loader, which so many workers load."""
-    batches = make_batches(loader, [Share(SIZE)], SEED, workers, lambda value: [value])
+    batches = make_batches(loader, [Share(SIZE)], SEED, workers, OneRank())
     batches.begin(0, 99)
     return batches
 

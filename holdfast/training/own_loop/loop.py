@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from holdfast.checkpoint.found import ENDED, ITERATOR
@@ -24,6 +25,7 @@ from holdfast.provenance.location import find_frames, find_place
 from holdfast.recipe.anneal import Anneal
 from holdfast.state import as_stateful
 from holdfast.training.build import NO_BATCH, Training
+from holdfast.training.data_ranks import DataRank, check_groups, read_mesh
 from holdfast.training.kept import (
     FRAMEWORK,
     GRADIENTS,
@@ -140,6 +142,8 @@ class OwnLoop:
         self._function, self._serve = function, serve
         self._objects: dict[str, Any] = {}
         self._wrapping = Wrapping(config, accelerator)
+        self._data: DataRank | None = None  # if it was told that ranks train the same samples
+        self._has_generators = False
         self.fields: dict[str, Any] = {"anneals": {}}
         self._adopted: list[Any] = []  # a framework's objects, which the search for forgotten state doesn't enter
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
@@ -170,7 +174,30 @@ class OwnLoop:
         """Return whether this process ends after the present step; see `Step.is_rehearsal`."""
         return self._training is not None and self._training.record.is_rehearsal
 
+    @property
+    def data(self) -> DataRank:
+        """Return this rank's number among the ranks that train different samples."""
+        return self._data or DataRank(int(self.accelerator.process_index), int(self.accelerator.num_processes))
+
     # ---- before the loop
+
+    def set_data_parallel(self, mesh: Any) -> None:
+        """See `Run.data_parallel`."""
+        if self._training is not None or self._has_generators or self._data is not None:
+            before = "a second time" if self._data else "after run.generator(...)" if self._has_generators else ""
+            self.refuse(
+                f"run.data_parallel(...) was called {before or 'after the first step'}",
+                hint="call it once, before the seeds and the data that follow from it",
+            )
+        with self.located():
+            if self.config.compute.virtual_ranks:
+                raise RecipeError(
+                    "run.data_parallel(...): virtual ranks train different samples each",
+                    hint="compute.virtual_ranks = 0",
+                )
+            data = read_mesh(mesh, int(self.accelerator.process_index))
+            check_groups(gather_object([data]) if self.accelerator.num_processes > 1 else [data])
+            self._data = data
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """See `Run.wrap`."""
@@ -194,7 +221,8 @@ class OwnLoop:
 
     def make_generator(self, name: str, device: str | torch.device) -> torch.Generator:
         """See `Run.generator`."""
-        rank = 0 if self.config.compute.virtual_ranks else int(self.accelerator.process_index)
+        rank = 0 if self.config.compute.virtual_ranks else self.data.number
+        self._has_generators = True
         text = f"{self.config.seed}/{name}/{rank}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
         generator = torch.Generator(device).manual_seed(seed)
@@ -451,7 +479,7 @@ class OwnLoop:
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
             self._gradients = gradients
-            self._training = Training(self.config, LoopProgram(self.accelerator, kept, self.settings))
+            self._training = Training(self.config, LoopProgram(self.accelerator, kept, self.settings, self._data))
             self._taking = Taking(self._training, gradients)
         if isinstance(self._loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True

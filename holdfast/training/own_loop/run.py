@@ -65,11 +65,41 @@ class Run:
         return int(self.accelerator.num_processes)
 
     @property
+    def data_rank(self) -> int:
+        """Return this rank's number among the ranks that train different samples, from 0; see `data_parallel`."""
+        return self._loop.data.number
+
+    @property
+    def data_ranks(self) -> int:
+        """Return the number of ranks that train different samples: all ranks, or those of `data_parallel`."""
+        return self._loop.data.count
+
+    @property
     def is_rehearsal(self) -> bool:
         """Return whether this process ends after the present step; see `Step.is_rehearsal`."""
         return self._loop.is_rehearsal
 
     # ---- before the loop
+
+    def data_parallel(self, mesh: Any) -> None:
+        """Set which ranks train different samples, for a model that ranks train together.
+
+        By default every rank does. With tensor, pipeline or context parallelism the ranks of one group need the same
+        samples and random numbers::
+
+            mesh = init_device_mesh(run.device.type, (2, 2), mesh_dim_names=("data", "tensor"))
+            run.data_parallel(mesh["data"])
+
+        The loader of `steps`, the seeds of all random numbers and `generator` then follow `data_rank`. Call it before
+        you draw random numbers or cut data. All ranks call it together.
+
+        Args:
+            mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone.
+
+        Raises:
+            RecipeError: it is no such mesh, its groups differ in size, or it was called too late.
+        """
+        self._loop.set_data_parallel(mesh)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a model that the ranks train together: on the run's device, and as ``compute.parallel`` says.
@@ -103,8 +133,8 @@ class Run:
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """Return a new generator of random numbers that is kept under this name.
 
-        Its seed follows from the run's seed, the name and the rank. With virtual ranks all ranks draw the same numbers,
-        outside of the loop over a step's shares.
+        Its seed follows from the run's seed, the name and `data_rank`. With virtual ranks all ranks draw the same
+        numbers, outside of the loop over a step's shares.
         """
         return self._loop.make_generator(name, device)
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from holdfast.data.loaders import LoaderBatches
 from holdfast.data.sharing import Share
+from tests.support.workers import OneRank
 
 SAMPLES, BATCH = 14, 2
 LENGTH = SAMPLES // BATCH
@@ -20,7 +21,7 @@ def make(kind: str) -> LoaderBatches:
     if kind == "seeded":
         options = {"sampler": SeedableRandomSampler(data, data_seed=5)}
     loader = DataLoader(data, BATCH, **options)
-    return LoaderBatches(loader, [Share(BATCH)], 7, 0, lambda value: [value])
+    return LoaderBatches(loader, [Share(BATCH)], 7, 0, OneRank())
 
 
 @pytest.mark.parametrize("kind", ["in order", "seeded"])

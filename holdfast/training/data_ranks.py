@@ -1,0 +1,104 @@
+"""The data-parallel rank: which ranks train the same samples, and which train different ones.
+
+Without tensor, pipeline or context parallelism every rank trains samples of its own. With it the ranks of a group train
+one model together, and need the same samples and the same random numbers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from holdfast.errors import RecipeError
+from holdfast.state import is_sharded
+
+Gather = Callable[[Any], list[Any]]
+
+HINT = "before the loop, run.data_parallel(mesh) names the mesh dimensions whose ranks get different samples"
+
+
+@dataclass(frozen=True)
+class DataRank:
+    """A rank's number among the ranks that train different samples.
+
+    Attributes:
+        number: from 0. Ranks with the same number train the same samples, with the same random numbers.
+        count: how many different numbers there are.
+    """
+
+    number: int
+    count: int
+
+
+def read_mesh(mesh: Any, rank: int) -> DataRank:
+    """Return a rank's data rank.
+
+    Args:
+        mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone, with any number of dimensions.
+        rank: the rank's number among all ranks.
+
+    Raises:
+        RecipeError: it is no such mesh, or the rank isn't in it.
+    """
+    members = getattr(mesh, "mesh", None)
+    if members is None:
+        raise RecipeError(
+            f"run.data_parallel(...): expected a DeviceMesh, found a {type(mesh).__name__}",
+            hint='run.data_parallel(mesh["replicate", "shard"]) with the names of its data-parallel dimensions',
+        )
+    numbers = members.flatten().tolist()
+    if rank not in numbers:
+        raise RecipeError(f"run.data_parallel(...): rank {rank} is not in the mesh of the ranks {numbers}", hint=HINT)
+    return DataRank(numbers.index(rank), len(numbers))
+
+
+def check_groups(found: Sequence[DataRank]) -> None:
+    """Raise RecipeError unless all data ranks have equally many ranks.
+
+    Args:
+        found: the data ranks of all ranks, by rank.
+    """
+    sizes = {each: found.count(each) for each in found}
+    counts = sorted({each.count for each in found})
+    if len(counts) > 1 or len(sizes) != counts[0] or len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{each.number} of {each.count}" for each in found)
+        raise RecipeError(f"run.data_parallel(...): the data ranks of ranks 0, 1, ... don't fit together: {shown}")
+
+
+def check_model(model: nn.Module, numbers: Sequence[int]) -> None:
+    """Raise RecipeError if ranks that hold parts of one computation would train different samples.
+
+    Args:
+        numbers: the numbers of the data ranks of all ranks, by rank.
+    """
+    for name, ranks in _list_groups(model):
+        if len({numbers[each] for each in ranks}) > 1:
+            raise RecipeError(
+                f"ranks {', '.join(map(str, ranks))} compute with one tensor {name!r} together, and each would train "
+                "samples and random numbers of its own",
+                hint=HINT,
+            )
+
+
+def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name of each parameter that isn't sharded by FSDP2 alone, with the ranks that compute with it together.
+
+    FSDP2 gathers a tensor for its pass, so its ranks are data-parallel. If another plan has sharded the tensor before,
+    the last dimension of the mesh is that plan's.
+    """
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import Replicate
+
+    gathered = {
+        id(each) for module in model.modules() if isinstance(module, FSDPModule) for each in module.parameters()
+    }
+    for name, each in model.named_parameters():
+        if not is_sharded(each):
+            continue
+        tensor: Any = each
+        mesh, placements = tensor.device_mesh, tensor.placements
+        if id(each) not in gathered:
+            yield name, mesh.mesh.flatten().tolist()
+        elif mesh.ndim > 2 or (mesh.ndim == 2 and not isinstance(placements[0], Replicate)):
+            yield name, mesh.mesh[tuple(mesh.get_coordinate()[:-1])].tolist()

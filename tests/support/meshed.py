@@ -1,0 +1,111 @@
+"""Loops and a recipe whose ranks train one model together on a mesh: two data ranks of two tensor-parallel ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from holdfast import Run
+
+SAMPLES, BATCH = 64, 16
+DROPPED = 0.3
+
+
+class Net(nn.Module):
+    """A network that a plan can shard, with dropout where every tensor-parallel rank has the whole activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(8, 2)
+        self.mask = torch.ones(0)
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Return logits; shape (n, 2)."""
+        for block in self.blocks:
+            points = points + block(points)
+        self.mask = F.dropout(torch.ones_like(points), DROPPED, self.training)
+        found: Tensor = self.head(points * self.mask)
+        return found
+
+
+class Block(nn.Module):
+    """Two layers: a plan shards the first by columns and the second by rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Return activations; shape (n, 8)."""
+        found: Tensor = self.down(torch.relu(self.up(points)))
+        return found
+
+
+def make_plan() -> dict[str, Any]:
+    """Return the plan by which tensor-parallel ranks share a `Net`."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    return {
+        "blocks.*.up": ColwiseParallel(),
+        "blocks.*.down": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
+
+
+def make_data() -> TensorDataset:
+    """Return points and their classes, the same in every process."""
+    generator = torch.Generator().manual_seed(5)
+    points = torch.randn(SAMPLES, 8, generator=generator)
+    return TensorDataset(points, (points.sum(1) > 0).long())
+
+
+def tensor_parallel(run: Run, told: str = "data", sampler: str = "", notes: str = "") -> None:
+    """Train a `Net` that the loop shards itself: by a plan over two ranks, and by FSDP2 over two pairs of these.
+
+    Args:
+        told: the mesh dimension that it passes to ``run.data_parallel``; empty for no call.
+        sampler: the ranks among which a ``DistributedSampler`` divides the data: ``world`` or ``data``; empty for a
+            loader that Holdfast divides.
+        notes: a folder for each rank's samples and masks.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.utils.data.distributed import DistributedSampler
+
+    mesh = init_device_mesh(run.device.type, (2, 2), mesh_dim_names=("data", "tensor"))
+    if told:
+        run.data_parallel(mesh[told])
+    torch.manual_seed(3)
+    model: Any = Net().to(run.device)
+    parallelize_module(model, mesh["tensor"], make_plan())
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    data = make_data()
+    own = DistributedSampler(data) if sampler == "world" else None
+    own = DistributedSampler(data, run.data_ranks, run.data_rank) if sampler == "data" else own
+    loader = DataLoader(data, BATCH // 2 if own else BATCH, shuffle=own is None, sampler=own)
+    for step in run.steps(loader):
+        points, classes = step.batch
+        loss = F.cross_entropy(model(points), classes)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        run.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step.log(loss=loss)
+        if notes:
+            note(Path(notes) / f"{run.rank}.txt", points, model.mask)
+
+
+def note(path: Path, *tensors: Tensor) -> None:
+    """Append the bytes of some tensors to a file, as a line."""
+    with path.open("a") as file:
+        file.write(" ".join(each.detach().cpu().numpy().tobytes().hex() for each in tensors) + "\n")
