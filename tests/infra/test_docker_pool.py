@@ -137,7 +137,7 @@ def test_a_run_survives_a_death(
     assert reasons == [*first, "completed"]
     at_most_redone = CHUNK if number == signal.SIGKILL and victim != "worker" else 0
     assert STEPS <= len((run.folder / run.name).read_text()) / 2 <= STEPS + at_most_redone
-    await_true(lambda: not pool.containers(), "containers are left")
+    await_true(lambda: not pool.containers(), "containers are left", ENDS_WITHIN_S)
 
 
 @pytest.fixture
