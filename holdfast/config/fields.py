@@ -198,6 +198,24 @@ def require_port(address: str) -> str:
     return address
 
 
+class Mesh(Section):
+    """The shape of the ranks with compute.parallel = "fsdp". The product is the number of ranks of all nodes."""
+
+    replicate: Annotated[Processes, Field(ge=1)] = 1
+    """Number of groups of ranks that each hold the whole model (HSDP). Gradients are averaged over them."""
+    shard: Annotated[Processes, Field(ge=1)] = 1
+    """Number of ranks that each hold a shard of what a tensor-parallel rank computes with."""
+    tensor: Annotated[Processes, Field(ge=1)] = 1
+    """Number of ranks that train the same samples with a part of each layer (tensor parallelism). The recipe's
+    parallelize shares the layers out.
+    """
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self.replicate * self.shard * self.tensor
+
+
 class Compute(Section):
     """The device, the number and the precision of the ranks."""
 
@@ -232,6 +250,10 @@ class Compute(Section):
     and optimizer. fsdp: each rank holds a shard, cut by torch's fully_shard; checkpoints are written and read in
     shards, too. With virtual ranks it changes no bit.
     """
+    mesh: Annotated[Mesh | None, IDENTITY] = None
+    """Shape of the ranks with parallel = "fsdp", such as {replicate = 2, shard = 4, tensor = 2}. Without it each rank
+    holds a shard of the whole model.
+    """
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], IDENTITY] = "no"
     """Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."""
     loader_workers: Annotated[Processes, OPERATIONAL] = Field(default=0, ge=0)
@@ -262,6 +284,18 @@ class Compute(Section):
             raise ValueError(f"nodes = {self.nodes!r} needs a rendezvous, such as node0.example:29500")
         if isinstance(self.nodes, str) and not self.virtual_ranks:
             raise ValueError(f'nodes = "{self.nodes}" changes the number of ranks, which needs virtual_ranks')
+        return self
+
+    @model_validator(mode="after")
+    def _has_what_a_mesh_needs(self) -> Self:
+        if self.mesh is None:
+            return self
+        if self.parallel != "fsdp" or self.virtual_ranks:
+            found = f"virtual_ranks = {self.virtual_ranks}" if self.virtual_ranks else f'parallel = "{self.parallel}"'
+            raise ValueError(f'mesh shapes the ranks of parallel = "fsdp" without virtual ranks, found {found}')
+        ranks = "all" if self.ranks == "all" else self.ranks * self.node_range[0]
+        if ranks not in ("all", self.mesh.size):
+            raise ValueError(f"mesh has {self.mesh.size} ranks, and the run {ranks}")
         return self
 
     @model_validator(mode="after")
@@ -303,7 +337,8 @@ class Compute(Section):
             identity["ranks"] *= self.node_range[0]
         if self.parallel == "ddp" or self.virtual_ranks:  # virtual ranks give the same bits with shards and without
             return identity
-        return identity | {"parallel": self.parallel}
+        mesh = {"mesh": self.mesh.model_dump()} if self.mesh else {}
+        return identity | {"parallel": self.parallel} | mesh
 
     @property
     def rank_count(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.data.content import digest_content
 from holdfast.data.loading import Watch
-from holdfast.data.sharing import Ranks
+from holdfast.data.sharing import Gathering
 from holdfast.data.stateful import restart_never
 from holdfast.data.streams import begin_pass, read_position
 from holdfast.errors import RecipeError
@@ -21,7 +21,7 @@ class IterableBatches:
     has_common_position = False  # each rank reads a part of its own
     is_at_end = False  # unknown
 
-    def __init__(self, batches: Any, ranks: Ranks) -> None:
+    def __init__(self, batches: Any, ranks: Gathering) -> None:
         self._given, self._ranks = batches, ranks
         self._batches: Iterator[Any] | None = None
         self._pass = -1

@@ -22,7 +22,7 @@ from holdfast.data.samplers import (
     shares_out,
     unpack_indices,
 )
-from holdfast.data.sharing import Ranks, Share
+from holdfast.data.sharing import Gathering, Share
 from holdfast.data.streams import describe_flaw
 from holdfast.data.workers import StayingWorkers, make_loader, start_loading
 from holdfast.errors import RecipeError
@@ -69,7 +69,7 @@ class LoaderBatches:
     has_state = True
 
     def __init__(
-        self, loader: "DataLoader[Any]", shares: Sequence[Share], seed: int, workers: int, ranks: Ranks
+        self, loader: "DataLoader[Any]", shares: Sequence[Share], seed: int, workers: int, ranks: Gathering
     ) -> None:
         self._loader, self._shares, self._seed, self._workers = loader, shares, seed, workers
         self._ranks = ranks
@@ -285,7 +285,7 @@ def list_batch_sizes(source: Any) -> list[int]:
     return [source.batch_size, *([rest] if rest else [])]
 
 
-def make_batches(source: Any, shares: Sequence[Share], seed: int, workers: int, ranks: Ranks) -> Any:
+def make_batches(source: Any, shares: Sequence[Share], seed: int, workers: int, ranks: Gathering) -> Any:
     """Return the batches of a source of batches, or of a loop that makes its own.
 
     Args:

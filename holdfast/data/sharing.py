@@ -36,7 +36,7 @@ class Share:
         return items[self.rank * size : (self.rank + 1) * size]
 
 
-class Ranks(Protocol):
+class Gathering(Protocol):
     """The ranks of a training, as the data needs them: a `holdfast.training.cooperation.Cooperation`."""
 
     @property

@@ -77,6 +77,10 @@ class Recipe:
         content: further content hashes by name that are part of the fingerprint: a tokenizer's, a vocabulary's.
         sources: further parts of the recipe's code: modules, and files or folders (a header, a JSON file) by path
             relative to the recipe's module. Modules that the recipe imports count without being listed.
+        parallelize: a function from ``(model, mesh)`` that shards the whole model in place, for ``compute.parallel =
+            "fsdp"`` on several ranks: by torch's ``parallelize_module`` over ``mesh["tensor"]``, say, and
+            ``fully_shard`` over ``mesh["replicate", "shard"]``. ``mesh`` is a ``DeviceMesh`` of the shape
+            ``compute.mesh``. The default shards each block of the model.
         sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
 
     Raises:
@@ -106,6 +110,7 @@ class Recipe:
     data_sha256: str = ""
     content: Mapping[str, str] = field(default_factory=dict)
     sources: "Sequence[str | PathLike[str]]" = ()
+    parallelize: Callable[[Any, Any], object] | None = None
     sample_size: int = 1
     unit: str = "samples"
     # Whether a loop of the user's own makes the steps, so that this is what the loop keeps.

@@ -26,7 +26,6 @@ from holdfast.recipe import Recipe
 from holdfast.recipe.probe import Probe
 from holdfast.training.begun_saves import BegunSaves
 from holdfast.training.cooperation import Cooperation, SeparateRanks
-from holdfast.training.data_ranks import check_model
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.grouping import Grouping
 from holdfast.training.kept import GRADIENTS
@@ -91,8 +90,6 @@ class Training:
         self.ranks: Cooperation = make_virtual(config, self.recipe, self.accelerator) or SeparateRanks(
             self.accelerator, program.data_rank
         )
-        if program.data_rank is None and any(map(state.is_sharded, self.recipe.model.parameters())):
-            check_model(self.recipe.model, self.ranks.gather(self.ranks.data.number))
         self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
         self.order = self._order()
         self.batches = self._batches()

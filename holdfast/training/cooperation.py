@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from holdfast.data import Share, combine
 from holdfast.errors import RecipeError
 from holdfast.machine import determinism
-from holdfast.state import capture_rng, digest_rng, gather_whole
+from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
 from holdfast.state.layout import share_tensor
-from holdfast.training.data_ranks import DataRank
+from holdfast.training.data_ranks import DataRank, check_model
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.step_record import Unread
 
@@ -135,7 +135,11 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def attach(self, models: Sequence[nn.Module]) -> None:
-        """Register the models whose gradients the ranks sum themselves, before the first step and the first probe."""
+        """Register the models that the ranks train together, before the first step and the first probe.
+
+        Raises:
+            RecipeError: they don't fit the samples that the ranks train.
+        """
 
     @abc.abstractmethod
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
@@ -186,6 +190,7 @@ class SeparateRanks(Cooperation):
             data: this rank's data rank, if ranks train the same samples; by default each has samples of its own.
         """
         super().__init__(accelerator, data.count if data else accelerator.num_processes, data)
+        self._trains_own = data is None
 
     @property
     def has_parts(self) -> bool:
@@ -195,7 +200,14 @@ class SeparateRanks(Cooperation):
         pass  # FSDP2 averages the gradients of each element over the ranks, whatever the optimizer
 
     def attach(self, models: Sequence[nn.Module]) -> None:
-        pass  # DDP, FSDP2 or `Synchronized` averages the gradients
+        """Check that ranks which compute with one tensor together train the same samples.
+
+        Nothing else is to do: DDP, FSDP2 or `Synchronized` averages the gradients.
+        """
+        if self.number > 1 and self._trains_own:
+            numbers = self.gather(self.data.number)
+            for model in models:
+                check_model(model, numbers)
 
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
         if keeps_seeds:
@@ -213,14 +225,24 @@ class SeparateRanks(Cooperation):
         return mean
 
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
-        if limit < math.inf:
+        found: list[Any] = [each.grad for each in parameters if is_sharded(each.grad)]
+        meshes = list(dict.fromkeys(each.device_mesh for each in found))  # in one order in all ranks
+        if limit < math.inf and len(meshes) < 2:
             norm: Tensor = self.accelerator.clip_grad_norm_(parameters, limit)
             return gather_whole(norm)
         # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.
         self.accelerator.unscale_gradients()
         gradients = [each.grad for each in parameters if each.grad is not None]
         dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
-        return gather_whole(nn.utils.get_total_norm(dense))
+        if len(meshes) < 2:
+            return gather_whole(nn.utils.get_total_norm(dense))
+        # torch takes no norm of tensors on different meshes, such as of layers that a plan of tensor parallelism skips.
+        parts = [[each for each in dense if getattr(each, "device_mesh", None) == mesh] for mesh in (None, *meshes)]
+        norms = [gather_whole(nn.utils.get_total_norm(part)) for part in parts if part]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        if limit < math.inf:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
         return [each.samples for each in steps]

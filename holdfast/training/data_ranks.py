@@ -4,7 +4,7 @@ Without tensor, pipeline or context parallelism every rank trains samples of its
 one model together, and need the same samples and the same random numbers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,6 @@ from torch import nn
 
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded
-
-Gather = Callable[[Any], list[Any]]
 
 HINT = "before the loop, run.data_parallel(mesh) names the mesh dimensions whose ranks get different samples"
 
@@ -87,6 +85,8 @@ def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
     FSDP2 gathers a tensor for its pass, so its ranks are data-parallel. If another plan has sharded the tensor before,
     the last dimension of the mesh is that plan's.
     """
+    if not any(map(is_sharded, model.parameters())):
+        return
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import Replicate
 

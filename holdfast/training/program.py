@@ -24,7 +24,7 @@ from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.optimizers import Optimizers
 from holdfast.training.pruned import find_pruned
-from holdfast.training.sharded.model import place_model
+from holdfast.training.sharded.model import find_data_rank, place_model
 
 
 @dataclass(frozen=True)
@@ -199,4 +199,5 @@ def build_program(config: RunConfig) -> Program:
         ConfigError: the recipe doesn't fit the configuration.
     """
     accelerator = prepare_device(config)
-    return RecipeProgram(accelerator, *build_recipe(config.recipe, config.settings, accelerator.device))
+    built = build_recipe(config.recipe, config.settings, accelerator.device)
+    return RecipeProgram(accelerator, *built, data_rank=find_data_rank(config, accelerator))

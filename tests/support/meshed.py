@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from holdfast import Run
+from holdfast import Recipe, Run
 
 SAMPLES, BATCH = 64, 16
 DROPPED = 0.3
@@ -109,3 +109,114 @@ def note(path: Path, *tensors: Tensor) -> None:
     """Append the bytes of some tensors to a file, as a line."""
     with path.open("a") as file:
         file.write(" ".join(each.detach().cpu().numpy().tobytes().hex() for each in tensors) + "\n")
+
+
+def parallelize(model: Any, mesh: Any, is_checkpointed: bool = False) -> None:
+    """Shard a `Net` over a mesh of the shape ``compute.mesh``."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    parallelize_module(model, mesh["tensor"], make_plan())
+    for number, block in enumerate(model.blocks if is_checkpointed else ()):
+        model.blocks[number] = checkpoint_wrapper(block)
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh["replicate", "shard"])
+
+
+def checkpointed(model: Any, mesh: Any) -> None:
+    """Shard a `Net` whose blocks compute their activations again in the backward pass."""
+    parallelize(model, mesh, is_checkpointed=True)
+
+
+def misnamed(model: Any, mesh: Any) -> None:
+    """Shard a `Net` by a plan with a layer that it lacks."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    parallelize_module(model, mesh["tensor"], {"layers.*.up": ColwiseParallel()})
+
+
+def half(model: Any, mesh: Any) -> None:
+    """Shard the blocks of a `Net`, and forget the rest."""
+    from torch.distributed.fsdp import fully_shard
+
+    for part in model.blocks:
+        fully_shard(part, mesh=mesh["replicate", "shard"])
+
+
+def fusing(model: Any, mesh: Any) -> None:
+    """Put another layer in the place of a `Net`'s head, and shard the model."""
+    from torch.distributed.fsdp import fully_shard
+
+    model.head = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    fully_shard(model, mesh=mesh["replicate", "shard"])
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.second.weight = self.first.weight
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Return logits; shape (n, 2)."""
+        found: Tensor = self.head(self.second(torch.relu(self.first(points))))
+        return found
+
+
+def untying(model: Any, mesh: Any) -> None:
+    """Give each layer of a `Tied` a weight of its own, as ``parallelize_module`` does, and shard the model."""
+    from torch.distributed.fsdp import fully_shard
+
+    model.second.weight = nn.Parameter(model.first.weight.detach().clone())
+    fully_shard(model, mesh=mesh["replicate", "shard"])
+
+
+def find_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the loss of a batch."""
+    points, classes = batch
+    return F.cross_entropy(model(points), classes)
+
+
+def recipe(how: str = "") -> Recipe:
+    """Build a recipe of a `Net`.
+
+    Args:
+        how: the function of this module that shards it; empty for the engine's own way.
+    """
+    return build(Net(), how)
+
+
+def tied(how: str) -> Recipe:
+    """Build a recipe of a `Tied`; see `recipe`."""
+    return build(Tied(), how)
+
+
+def build(model: nn.Module, how: str) -> Recipe:
+    """Build a recipe of a model; see `recipe`."""
+    return Recipe(
+        model=model,
+        data=make_data(),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        loss=find_loss,
+        batch_size=BATCH,
+        clip_norm=1.0,
+        parallelize=globals()[how] if how else None,
+    )
+
+
+def wrapped(run: Run, how: str = "") -> None:
+    """Train a `Net` in a loop that the configuration shards."""
+    torch.manual_seed(3)
+    model: Any = run.wrap(Net(), parallelize=globals()[how] if how else None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(DataLoader(make_data(), BATCH, shuffle=True)):
+        loss = find_loss(model, step.batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        run.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step.log(loss=loss)

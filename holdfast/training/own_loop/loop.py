@@ -13,7 +13,6 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from holdfast.checkpoint.found import ENDED, ITERATOR
@@ -25,7 +24,7 @@ from holdfast.provenance.location import find_frames, find_place
 from holdfast.recipe.anneal import Anneal
 from holdfast.state import as_stateful
 from holdfast.training.build import NO_BATCH, Training
-from holdfast.training.data_ranks import DataRank, check_groups, read_mesh
+from holdfast.training.data_ranks import DataRank
 from holdfast.training.kept import (
     FRAMEWORK,
     GRADIENTS,
@@ -40,6 +39,7 @@ from holdfast.training.own_loop.variables import Holders, list_carried, list_ite
 from holdfast.training.own_loop.wrapping import Wrapping
 from holdfast.training.passes import Taking
 from holdfast.training.program import LoopProgram
+from holdfast.training.sharded.model import Parallelize, find_mesh
 from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import snapshot
 
@@ -142,8 +142,6 @@ class OwnLoop:
         self._function, self._serve = function, serve
         self._objects: dict[str, Any] = {}
         self._wrapping = Wrapping(config, accelerator)
-        self._data: DataRank | None = None  # if it was told that ranks train the same samples
-        self._has_generators = False
         self.fields: dict[str, Any] = {"anneals": {}}
         self._adopted: list[Any] = []  # a framework's objects, which the search for forgotten state doesn't enter
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
@@ -175,36 +173,30 @@ class OwnLoop:
         return self._training is not None and self._training.record.is_rehearsal
 
     @property
+    def mesh(self) -> Any:
+        """See `Run.mesh`."""
+        return find_mesh(self.config, self.accelerator)
+
+    @property
     def data(self) -> DataRank:
         """Return this rank's number among the ranks that train different samples."""
-        return self._data or DataRank(int(self.accelerator.process_index), int(self.accelerator.num_processes))
+        return self._wrapping.data.rank
 
     # ---- before the loop
 
     def set_data_parallel(self, mesh: Any) -> None:
         """See `Run.data_parallel`."""
-        if self._training is not None or self._has_generators or self._data is not None:
-            before = "a second time" if self._data else "after run.generator(...)" if self._has_generators else ""
-            self.refuse(
-                f"run.data_parallel(...) was called {before or 'after the first step'}",
-                hint="call it once, before the seeds and the data that follow from it",
-            )
+        if self._training is not None:
+            self.refuse("run.data_parallel(...) was called after the first step", hint="call it before the loop")
         with self.located():
-            if self.config.compute.virtual_ranks:
-                raise RecipeError(
-                    "run.data_parallel(...): virtual ranks train different samples each",
-                    hint="compute.virtual_ranks = 0",
-                )
-            data = read_mesh(mesh, int(self.accelerator.process_index))
-            check_groups(gather_object([data]) if self.accelerator.num_processes > 1 else [data])
-            self._data = data
+            self._wrapping.data.set_mesh(mesh)
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, parallelize: Parallelize | None) -> torch.nn.Module:
         """See `Run.wrap`."""
         if self._training is not None:
             self.refuse("run.wrap(...) was called after the first step", hint="call it before the loop")
         with self.located():
-            return self._wrapping.wrap(model)
+            return self._wrapping.wrap(model, parallelize)
 
     def keep(self, objects: Mapping[str, Any]) -> None:
         """See `Run.keep`."""
@@ -221,8 +213,7 @@ class OwnLoop:
 
     def make_generator(self, name: str, device: str | torch.device) -> torch.Generator:
         """See `Run.generator`."""
-        rank = 0 if self.config.compute.virtual_ranks else self.data.number
-        self._has_generators = True
+        rank = 0 if self.config.compute.virtual_ranks else self._wrapping.data.use()
         text = f"{self.config.seed}/{name}/{rank}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
         generator = torch.Generator(device).manual_seed(seed)
@@ -479,7 +470,9 @@ class OwnLoop:
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
             self._gradients = gradients
-            self._training = Training(self.config, LoopProgram(self.accelerator, kept, self.settings, self._data))
+            self._training = Training(
+                self.config, LoopProgram(self.accelerator, kept, self.settings, self._wrapping.data.known)
+            )
             self._taking = Taking(self._training, gradients)
         if isinstance(self._loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True

@@ -65,6 +65,14 @@ class Run:
         return int(self.accelerator.num_processes)
 
     @property
+    def mesh(self) -> Any:
+        """Return the ranks as a torch ``DeviceMesh`` with the dimensions "replicate", "shard" and "tensor".
+
+        Its shape is ``compute.mesh``. None unless ``compute.parallel`` is "fsdp" and there are several ranks.
+        """
+        return self._loop.mesh
+
+    @property
     def data_rank(self) -> int:
         """Return this rank's number among the ranks that train different samples, from 0; see `data_parallel`."""
         return self._loop.data.number
@@ -101,7 +109,9 @@ class Run:
         """
         self._loop.set_data_parallel(mesh)
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(
+        self, model: torch.nn.Module, *, parallelize: Callable[[Any, Any], object] | None = None
+    ) -> torch.nn.Module:
         """Return a model that the ranks train together: on the run's device, and as ``compute.parallel`` says.
 
         Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, sharded by
@@ -112,10 +122,16 @@ class Run:
 
         Build the optimizer from the model that is returned, and keep that one.
 
+        Args:
+            parallelize: with "fsdp" on several ranks, a function of the model and `mesh` that shards the model in
+                place; by default each block of the model is sharded over the ranks.
+
         Raises:
             RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
+            ConfigError: ``compute.mesh`` has a dimension "tensor", and there is no ``parallelize``; or ``parallelize``
+                leaves a part of the model whole.
         """
-        return self._loop.wrap(model)
+        return self._loop.wrap(model, parallelize)
 
     def keep(self, **objects: Any) -> None:
         """Register objects by name: all that the next step depends on.

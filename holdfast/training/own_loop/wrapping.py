@@ -4,33 +4,75 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
+from holdfast.training.data_ranks import DataRank, check_groups, read_mesh
 from holdfast.training.devices import required_of_ddp
-from holdfast.training.sharded.model import cut_model, is_cut
+from holdfast.training.sharded.model import Parallelize, cut_model, find_data_rank, is_cut, match_parameters
 
 
-class Wrapping:
-    """The models of one loop."""
+class DataParallel:
+    """The data rank of a loop's process: that of ``compute.mesh``, or of the mesh that the loop has set.
+
+    Attributes:
+        known: the data rank; None if each rank trains samples of its own.
+    """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
         self._config, self._accelerator = config, accelerator
+        self.known = find_data_rank(config, accelerator)
+        self._is_used = False
+
+    @property
+    def rank(self) -> DataRank:
+        """Return the data rank."""
+        return self.known or DataRank(int(self._accelerator.process_index), int(self._accelerator.num_processes))
+
+    def use(self) -> int:
+        """Return the data rank's number for a seed, which `set_mesh` can't change any more."""
+        self._is_used = True
+        return self.rank.number
+
+    def set_mesh(self, mesh: Any) -> None:
+        """Set the mesh whose ranks train different samples; see `Run.data_parallel`."""
+        if self.known is not None or self._is_used:
+            when = "after run.generator(...)" if self._is_used else "and the data ranks are known"
+            raise RecipeError(
+                f"run.data_parallel(...) was called {when}",
+                hint="call it once, before what follows from it; compute.mesh needs no call",
+            )
+        if self._config.compute.virtual_ranks:
+            raise RecipeError(
+                "run.data_parallel(...): virtual ranks train different samples each", hint="compute.virtual_ranks = 0"
+            )
+        found = read_mesh(mesh, int(self._accelerator.process_index))
+        check_groups(gather_object([found]) if self._accelerator.num_processes > 1 else [found])
+        self.known = found
+
+
+class Wrapping:
+    """The models of one loop, and how its ranks share them and the data.
+
+    Attributes:
+        data: this rank's data rank.
+    """
+
+    def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
+        self._config, self._accelerator = config, accelerator
+        self.data = DataParallel(config, accelerator)
         self._placed: list[nn.Module] = []
         self._replaced: list[nn.Parameter] = []  # the parameters before `wrap`, which shards have replaced
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Move a model to its device, and wrap or shard it; see `Run.wrap`.
-
-        Raises:
-            RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
-        """
-        before = list(model.parameters())
-        cut_model(self._config, model, self._accelerator)
-        now = {id(each) for each in model.parameters()}
-        self._replaced += [each for each in before if id(each) not in now]
+    def wrap(self, model: nn.Module, parallelize: Parallelize | None) -> nn.Module:
+        """Move a model to its device, and wrap or shard it; see `Run.wrap`."""
+        before = dict(model.named_parameters(remove_duplicate=False))
+        cut_model(self._config, model, self._accelerator, parallelize)
+        replaced = match_parameters(before, model)
+        self._replaced += [each for each in before.values() if id(each) in replaced]
         self._placed.append(model)
         is_bare = bool(self._config.compute.virtual_ranks) or is_cut(self._config, self._accelerator)
         is_bare |= not any(each.requires_grad for each in model.parameters())  # a teacher, say: DDP refuses it

@@ -1,6 +1,12 @@
-"""A model that torch's `fully_shard` (FSDP2) shards over the ranks: `compute.parallel = "fsdp"`."""
+"""A model that torch's `fully_shard` (FSDP2) shards over the ranks: `compute.parallel = "fsdp"`.
 
-from collections.abc import Iterator
+A recipe's own function may shard the model instead, by any plan of torch's over the mesh of `compute.mesh`.
+"""
+
+import functools
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -8,14 +14,26 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe import Recipe
 from holdfast.state import is_sharded
 from holdfast.state.layout import share_tensor
+from holdfast.training.data_ranks import DataRank, read_mesh
 from holdfast.training.optimizers import parts_of
 
 SETTING = 'compute.parallel = "fsdp"'
+DIMENSIONS = ("replicate", "shard", "tensor")
+DATA = DIMENSIONS[:2]
+SHOWN_NAMES = 3
+PARALLELIZE_HINT = (
+    "Recipe(parallelize=...) or run.wrap(model, parallelize=...): a function of the model and the mesh that shards it, "
+    "by parallelize_module and fully_shard"
+)
+
+# Shards a model in place over a mesh.
+Parallelize = Callable[[Any, Any], object]
 
 
 def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
@@ -28,6 +46,8 @@ def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) 
             raise ConfigError(f"{SETTING}: the loop has sharded no model over the ranks", hint=hint)
     elif recipe.loss is None:
         raise _can_not_shard("a step of its own", "return a Recipe with a loss")
+    elif config.compute.virtual_ranks and recipe.parallelize is not None:
+        raise _can_not_shard("a model for virtual ranks by parallelize", "compute.virtual_ranks = 0")
     if config.compute.mixed_precision == "fp16":
         raise _can_not_shard("fp16, whose GradScaler sees a shard of the gradient", 'mixed_precision = "bf16"')
 
@@ -41,6 +61,41 @@ def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
     return config.compute.parallel == "fsdp" and accelerator.num_processes > 1
 
 
+@functools.cache
+def _make_mesh(device: str, sizes: tuple[int, int, int]) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh  # the import takes 1.3 s
+
+    return init_device_mesh(device, sizes, mesh_dim_names=DIMENSIONS)
+
+
+def find_mesh(config: RunConfig, accelerator: Accelerator) -> Any:
+    """Return the ranks as a ``DeviceMesh`` with the dimensions `DIMENSIONS`; None if no model is sharded.
+
+    All ranks call it together the first time.
+
+    Raises:
+        ConfigError: the mesh of the configuration has another number of ranks.
+    """
+    if not is_cut(config, accelerator):
+        return None
+    shape, ranks = config.compute.mesh, int(accelerator.num_processes)
+    if shape is not None and shape.size != ranks:
+        raise ConfigError(
+            f"compute.mesh is {shape.replicate} x {shape.shard} x {shape.tensor}, and the run has {ranks} ranks",
+            hint="replicate x shard x tensor is the number of ranks of all nodes",
+        )
+    sizes = (shape.replicate, shape.shard, shape.tensor) if shape else (1, ranks, 1)
+    return _make_mesh(accelerator.device.type, sizes)
+
+
+def find_data_rank(config: RunConfig, accelerator: Accelerator) -> DataRank | None:
+    """Return this rank's data rank in `compute.mesh`; None if each rank trains samples of its own."""
+    mesh = find_mesh(config, accelerator)
+    if mesh is None or mesh["tensor"].size() == 1:
+        return None
+    return read_mesh(mesh[DATA], int(accelerator.process_index))
+
+
 def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
     """Move the recipe's model to its device and shard it; see `cut_model`. The optimizers then step the shards.
 
@@ -49,26 +104,88 @@ def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> 
     averages = [each.module for each in recipe.extras.values() if isinstance(each, AveragedModel)]
     before = dict(recipe.model.named_parameters(remove_duplicate=False))
     for model in (recipe.model, *averages):
-        cut_model(config, model, accelerator)
-    after = dict(recipe.model.named_parameters(remove_duplicate=False))
-    _replace(recipe, {id(each): after[name] for name, each in before.items() if after[name] is not each})
+        cut_model(config, model, accelerator, recipe.parallelize)
+    _replace(recipe, match_parameters(before, recipe.model))
 
 
-def cut_model(config: RunConfig, model: nn.Module, accelerator: Accelerator) -> None:
+def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> dict[int, nn.Parameter]:
+    """Return the parameters that have replaced those of a model, by the ids of the latter.
+
+    They are matched by their order, because a wrapper of a module, such as ``checkpoint_wrapper``, changes the names.
+
+    Args:
+        before: the parameters by name, a tied one under each name.
+
+    Raises:
+        ConfigError: the model has other parameters now, or tied ones are not tied any more.
+    """
+    after = list(model.named_parameters(remove_duplicate=False))
+    if [each.shape for each in before.values()] != [each.shape for _, each in after]:
+        raise ConfigError(
+            "parallelize has given the model other parameters than it had",
+            hint="change the model in the function that builds it; parallelize only shards it",
+        )
+    found: dict[int, nn.Parameter] = {}
+    for whole, (name, shard) in zip(before.values(), after, strict=True):
+        if found.setdefault(id(whole), shard) is not shard:
+            names = " and ".join(known for known, each in before.items() if each is whole)
+            raise ConfigError(
+                f"parallelize has untied {names}: each would be trained for itself",
+                hint=f"after parallelize_module, set the parameter of {name} to the other one again",
+            )
+    return {key: each for key, each in found.items() if not any(each is whole for whole in before.values())}
+
+
+def cut_model(
+    config: RunConfig, model: nn.Module, accelerator: Accelerator, parallelize: Parallelize | None = None
+) -> None:
     """Allocate a model's meta tensors, and shard the model over the ranks.
 
     The model is sharded if `compute.parallel` is "fsdp" and there are several ranks. `list_blocks` chooses the blocks.
     Each block is gathered only for its own forward and backward pass. A rank never holds more than one whole block of a
     model that was built on the meta device.
 
+    Args:
+        parallelize: shards a whole model in place, given the model and the mesh, instead of the blocks.
+
     Raises:
         RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
+        ConfigError: the mesh has a tensor dimension, and there is no ``parallelize``; or ``parallelize`` doesn't shard
+            the whole model.
     """
     made: dict[int, nn.Parameter] = {}
-    for block in list_blocks(model):
-        materialize(block, accelerator.device, made)
-        if is_cut(config, accelerator):
-            _cut_block(block, accelerator)
+    mesh = find_mesh(config, accelerator)
+    if mesh is None or parallelize is None:
+        if mesh is not None and mesh["tensor"].size() > 1:
+            raise _can_not_shard("layers over mesh.tensor by itself", PARALLELIZE_HINT)
+        for block in list_blocks(model):
+            materialize(block, accelerator.device, made)
+            if mesh is not None:
+                _cut_block(block, accelerator, mesh)
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    materialize(model, accelerator.device, made)
+    _share_tensors(model, accelerator)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Parallelize plan key")
+        try:
+            parallelize(model, mesh)
+        except UserWarning as warning:
+            problem = re.sub(r"(?s) on module.*|:.*", "", str(warning))  # without torch's print of the whole module
+            raise ConfigError(
+                f"parallelize: {problem}", hint="model.named_modules() has the names for a plan"
+            ) from None
+    whole = [name for name, each in model.named_parameters() if each.requires_grad and not is_sharded(each)]
+    if whole:
+        raise ConfigError(
+            f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average its gradient",
+            hint='fully_shard(model, mesh=mesh["replicate", "shard"]) at its end shards the rest',
+        )
+    # By default FSDP2 leaves the outermost module whole after a forward pass, and probes run several.
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_forward(True, recurse=False)
 
 
 def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parameter]) -> None:
@@ -105,17 +222,21 @@ def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parame
         reset()
 
 
-def _cut_block(block: nn.Module, accelerator: Accelerator) -> None:
-    from torch.distributed.device_mesh import init_device_mesh  # the import takes 1.3 s
-    from torch.distributed.fsdp import fully_shard
-
-    for tensor in (*block.parameters(), *block.buffers()):
+def _share_tensors(model: nn.Module, accelerator: Accelerator) -> None:
+    """Move the tensors that aren't sharded yet to the device, and copy the main rank's to all ranks, as DDP does."""
+    for tensor in (*model.parameters(), *model.buffers()):
         if not is_sharded(tensor):
             tensor.data = tensor.data.to(accelerator.device)
-            share_tensor(tensor)  # as DDP does it: a recipe may build other weights in a rank
+            share_tensor(tensor)  # a recipe may build other weights in a rank
+
+
+def _cut_block(block: nn.Module, accelerator: Accelerator, mesh: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    _share_tensors(block, accelerator)
     # Shards are what optimizers and checkpoints find in the model, also between a forward pass and a step.
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    parts = mesh[DATA] if mesh["replicate"].size() > 1 else mesh["shard"]
+    fully_shard(block, mesh=parts, reshard_after_forward=True)
 
 
 def list_blocks(model: nn.Module) -> Iterator[nn.Module]:

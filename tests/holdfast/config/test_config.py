@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -305,3 +306,32 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
     ]
     with pytest.raises(ConfigError, match=r"unknown key parity"):
         parse_config({"recipe": "m:f", "run": "a", "parity": {"often": 1}})
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        ({"ranks": 4, "mesh": {"shard": 3}}, "mesh has 3 ranks, and the run 4"),
+        (
+            {"ranks": 4, "nodes": 2, "rendezvous": "a:1234", "mesh": {"shard": 2, "tensor": 2}},
+            "mesh has 4 ranks, and the run 8",
+        ),
+        ({"ranks": 4, "mesh": {"shard": 4}, "parallel": "ddp"}, 'without virtual ranks, found parallel = "ddp"'),
+        ({"ranks": 4, "mesh": {"shard": 4}, "virtual_ranks": 8}, "without virtual ranks, found virtual_ranks = 8"),
+        ({"ranks": 4, "mesh": {"shard": 0}}, "compute.mesh.shard = 0"),
+        ({"ranks": 4, "mesh": {"pipeline": 4}}, "compute.mesh.pipeline"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_the_ranks_is_refused(compute: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"recipe": "m:f", "run": "a", "compute": {"parallel": "fsdp"} | compute})
+    assert message in str(caught.value)
+
+
+def test_a_mesh_is_part_of_the_identity() -> None:
+    def identity(**mesh: int) -> Any:
+        compute = {"ranks": 4, "parallel": "fsdp"} | ({"mesh": mesh} if mesh else {})
+        return parse_config({"recipe": "m:f", "run": "a", "compute": compute}).identity
+
+    assert identity() != identity(shard=4)
+    assert identity(shard=4) != identity(shard=2, replicate=2) != identity(shard=2, tensor=2)

@@ -74,6 +74,7 @@ def test_the_identity_is_made_of_the_identity_fields() -> None:
         "compute.ranks": {},
         "compute.virtual_ranks": {"virtual_ranks": 8},
         "compute.parallel": {"parallel": "fsdp"},
+        "compute.mesh": {"parallel": "fsdp", "ranks": 2, "mesh": {"shard": 2}},
     }
     made = {name: parse_config({**fields, "compute": compute}).identity for name, compute in cases.items()}
     found = {name: {each.name for each in compare_identities({}, made[name], find_defaults())} for name in cases}

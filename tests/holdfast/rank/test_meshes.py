@@ -6,18 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.journal import Journal
 from holdfast.proof.result import Proof
+from holdfast.store import open_store
+from tests.conftest import IN_SOAK
 from tests.support.device import DEVICE
 from tests.support.lives import Lives
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpus(4), pytest.mark.usefixtures("fsdp_imported")]
 
 
-def train(nursery: Lives, folder: Path, function: str, *lines: str) -> "subprocess.CompletedProcess[str]":
+def train(
+    nursery: Lives, folder: Path, function: str, *lines: str, ranks: int = 4
+) -> "subprocess.CompletedProcess[str]":
     known = [
         f'recipe = "tests.support.meshed:{function}"', 'run = "r"', f"store = {json.dumps(str(folder))}", "epochs = 2",
-        f'compute.device = "{DEVICE}"', "compute.ranks = 4", f"log.folder = {json.dumps(str(folder))}",
+        f'compute.device = "{DEVICE}"', f"compute.ranks = {ranks}", f"log.folder = {json.dumps(str(folder))}",
     ]  # fmt: skip
+    changed = {line.partition(" =")[0] for line in lines}
+    known = [line for line in known if line.partition(" =")[0] not in changed]
     (folder / "config.toml").write_text("\n".join([*known, *lines]))
     return nursery.call("tests.support.forked:train", str(folder / "config.toml"), [])
 
@@ -52,11 +59,74 @@ def test_ranks_that_would_see_other_samples_are_refused(
     assert not list((tmp_path / "r").glob("epoch-*"))
 
 
-def test_a_loop_with_a_mesh_is_proved(nursery: Lives, tmp_path: Path) -> None:
+# By the engine's blocks and by a function of the recipe's own; a mesh for each kind of parallelism.
+MESHES = {
+    "replicas of shards": ({"replicate": 2, "shard": 2}, ""),
+    "shards of tensor-parallel ranks": ({"shard": 2, "tensor": 2}, "parallelize"),
+    "replicas of tensor-parallel ranks": ({"replicate": 2, "tensor": 2}, "parallelize"),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "mesh", "how"),
+    [
+        pytest.param(function, *MESHES[name], id=f"{name}, {function}", marks=IN_SOAK if is_left else ())
+        for function, name, is_left in [
+            ("tensor_parallel", "shards of tensor-parallel ranks", False),
+            ("recipe", "shards of tensor-parallel ranks", False),
+            ("recipe", "replicas of shards", False),
+            ("recipe", "replicas of tensor-parallel ranks", True),
+            ("wrapped", "shards of tensor-parallel ranks", True),
+            ("wrapped", "replicas of shards", True),
+            ("wrapped", "replicas of tensor-parallel ranks", True),
+        ]
+    ],
+)
+def test_ranks_on_a_mesh_are_proved(
+    nursery: Lives, tmp_path: Path, function: str, mesh: dict[str, int], how: str
+) -> None:
+    is_own = function == "tensor_parallel"  # the loop makes its mesh itself
     settings = {
-        "recipe": "tests.support.meshed:tensor_parallel", "run": "p", "store": str(tmp_path), "epochs": 3,
-        "compute": {"ranks": 4, "device": DEVICE}, "log": {"folder": str(tmp_path)},
+        "recipe": f"tests.support.meshed:{function}", "run": "p", "store": str(tmp_path), "epochs": 3,
+        "compute": {"ranks": 4, "device": DEVICE} | ({} if is_own else {"parallel": "fsdp", "mesh": mesh}),
+        "settings": {} if is_own else {"how": how}, "log": {"folder": str(tmp_path)},
     }  # fmt: skip
     done = nursery.call("tests.support.forked:prove_mutated", "", settings, 10, 2, 3)
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
     proof = Proof.model_validate_json(done.stdout)
     assert proof.is_proved, str(proof)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "how", "message"),
+    [
+        ("{shard = 2, tensor = 2}", "", "the engine can't shard layers over mesh.tensor by itself"),
+        (
+            "{shard = 2, tensor = 2}",
+            "misnamed",
+            "parallelize: Parallelize plan key 'layers.*.up' could not be resolved",
+        ),
+        ("{shard = 4}", "half", "parallelize has left head.weight, head.bias whole"),
+        ("{shard = 4}", "untying", "parallelize has untied first.weight and second.weight"),
+        ("{shard = 4}", "fusing", "parallelize has given the model other parameters than it had"),
+    ],
+)
+def test_a_model_that_a_mesh_can_not_shard_is_refused(
+    nursery: Lives, tmp_path: Path, mesh: str, how: str, message: str
+) -> None:
+    function = "tied" if how == "untying" else "recipe"
+    lines = ['compute.parallel = "fsdp"', f"compute.mesh = {mesh}", f"settings.how = {json.dumps(how)}"]
+    done = train(nursery, tmp_path, function, *lines)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_another_number_of_data_ranks_continues(nursery: Lives, tmp_path: Path) -> None:
+    lines = ['compute.parallel = "fsdp"', 'settings.how = "parallelize"']
+    done = train(nursery, tmp_path, "recipe", *lines, "compute.mesh = {shard = 2, tensor = 2}", "epochs = 1")
+    assert done.returncode == 0, done.stderr
+    lines += ["compute.mesh = {tensor = 2}", 'resume.accept_drift = ["compute.mesh"]']
+    done = train(nursery, tmp_path, "recipe", *lines, ranks=2)
+    assert done.returncode == 0, done.stderr
+    attempts = [commit.attempt for commit in Journal(open_store(str(tmp_path)), "r").candidates()]
+    assert {*attempts} == {1, 2}

@@ -16,7 +16,7 @@ from holdfast.training.data_ranks import DataRank, check_groups, read_mesh
     ids=["sizes", "missing", "counts"],
 )
 def test_groups_of_different_sizes_are_refused(found: list[DataRank]) -> None:
-    with pytest.raises(RecipeError, match="the data ranks of ranks .* don't fit together: 0 of"):
+    with pytest.raises(RecipeError, match=r"the data ranks of ranks .* don't fit together: 0 of"):
         check_groups(found)
 
 
