@@ -220,3 +220,14 @@ def wrapped(run: Run, how: str = "") -> None:
         run.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step.log(loss=loss)
+
+
+def with_plugin(run: Run) -> None:
+    """Train a `Net` that an accelerator of the loop's own prepares, with a plugin."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    model = accelerator.prepare(Net())
+    run.keep(model=model)
+    for _ in run.steps(per_epoch=2):
+        pass

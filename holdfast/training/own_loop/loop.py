@@ -446,6 +446,7 @@ class OwnLoop:
             self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
         frames = find_frames(self._function)
         with self.located():
+            self._wrapping.check_plugins()
             self._wrapping.check_kept(self._objects)
             sources = [self._loader, self._source] if self._source is not None else []
             is_loader = is_torch_loader(self._source)

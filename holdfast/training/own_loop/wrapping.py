@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, parse_flag_from_env
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,6 +13,9 @@ from holdfast.errors import RecipeError
 from holdfast.training.data_ranks import DataRank, check_groups, read_mesh
 from holdfast.training.devices import required_of_ddp
 from holdfast.training.sharded.model import Parallelize, cut_model, find_data_rank, is_cut, match_parameters
+
+# The arguments of an ``Accelerator`` that only a process's first one takes, by accelerate's name for their use.
+PLUGINS = {"FSDP": "fsdp_plugin", "DEEPSPEED": "deepspeed_plugin", "MEGATRON_LM": "megatron_lm_plugin"}
 
 
 class DataParallel:
@@ -79,6 +82,21 @@ class Wrapping:
         wrapped = self._accelerator.prepare_model(model, evaluation_mode=is_bare)
         assert isinstance(wrapped, nn.Module)
         return wrapped
+
+    def check_plugins(self) -> None:
+        """Raise RecipeError if the loop has made an ``Accelerator`` with a plugin, which accelerate has ignored.
+
+        accelerate takes plugins from a process's first accelerator alone, and that one is the run's. A later one leaves
+        the name of its plugin in an environment variable.
+        """
+        found = self._accelerator.distributed_type.value
+        for name, argument in PLUGINS.items():
+            if self._accelerator.num_processes > 1 and found != name and parse_flag_from_env(f"ACCELERATE_USE_{name}"):
+                raise RecipeError(
+                    f"Accelerator({argument}=...): the ranks have an accelerator already, so accelerate ignores the "
+                    f"plugin and prepares models for {found}",
+                    hint='compute.parallel = "fsdp" and model = run.wrap(model), or fully_shard(model) in the loop',
+                )
 
     def check_kept(self, objects: Mapping[str, Any]) -> None:
         """Raise RecipeError if kept objects don't fit the models as they are now."""

@@ -130,3 +130,10 @@ def test_another_number_of_data_ranks_continues(nursery: Lives, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     attempts = [commit.attempt for commit in Journal(open_store(str(tmp_path)), "r").candidates()]
     assert {*attempts} == {1, 2}
+
+
+def test_a_plugin_of_an_accelerator_of_the_loops_own_is_refused(nursery: Lives, tmp_path: Path) -> None:
+    done = train(nursery, tmp_path, "with_plugin", ranks=2)
+    assert done.returncode != 0
+    assert "meshed.py" in done.stderr
+    assert "accelerate ignores the plugin and prepares models for" in done.stderr
