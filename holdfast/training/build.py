@@ -88,7 +88,7 @@ class Training:
         self.flags = determinism.read_flags()
         check_sharding(config, self.recipe, self.accelerator)
         self.ranks: Cooperation = make_virtual(config, self.recipe, self.accelerator) or SeparateRanks(
-            self.accelerator, program.data_rank
+            self.accelerator, program.data_ranks
         )
         self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
         self.order = self._order()

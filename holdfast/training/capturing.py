@@ -14,7 +14,7 @@ from holdfast.errors import RecipeError, StateError
 from holdfast.state import from_payload, has_shards, is_sharded, lies_by_rows, strides_of, to_payload
 from holdfast.state.layout import index_once, is_expanded
 from holdfast.training.build import Training
-from holdfast.training.elastic import digest_state, restore_generators, take_extras
+from holdfast.training.elastic import DATA_RANKS, digest_state, restore_generators, take_extras
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
 from holdfast.training.optimizers import lay_out_state, list_members, parts_of
 
@@ -24,14 +24,19 @@ def capture(training: Training) -> dict[str, Any]:
 
     The tensors are the live ones, not copies. All ranks call it together.
     """
-    own = capture_own(training)
-    return own | {
-        "extras": _of_each_rank(training, own["extras"], "extras"),
-        "rng": _of_each_rank(training, training.generators.state_dict(), "rng"),
-        "data": _of_each_rank(training, training.batches.state_dict(), "data"),
-        "progress": training.progress.state_dict(),
-        "built": training.built,
-    }
+    own, ranks = capture_own(training), training.ranks
+    groups = {DATA_RANKS: [*ranks.data.numbers]} if ranks.data.count < ranks.number else {}
+    return (
+        own
+        | groups
+        | {
+            "extras": _of_each_rank(training, own["extras"], "extras"),
+            "rng": _of_each_rank(training, training.generators.state_dict(), "rng"),
+            "data": _of_each_rank(training, training.batches.state_dict(), "data"),
+            "progress": training.progress.state_dict(),
+            "built": training.built,
+        }
+    )
 
 
 def capture_own(training: Training) -> dict[str, Any]:

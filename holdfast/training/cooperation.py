@@ -20,7 +20,7 @@ from holdfast.errors import RecipeError
 from holdfast.machine import determinism
 from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
 from holdfast.state.layout import share_tensor
-from holdfast.training.data_ranks import DataRank, check_model
+from holdfast.training.data_ranks import DataRanks, check_model, separate
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.step_record import Unread
 
@@ -37,15 +37,15 @@ class Cooperation(abc.ABC):
         sums_gradients: whether the ranks sum gradients themselves, so that no DDP does it.
         is_alone: whether this rank continues without the others, because one of them is lost; see `surviving`.
         shares: the number of parts into which each batch is cut.
-        data: this rank's number among the ranks that train different samples.
+        data: the numbers of the ranks among those that train different samples.
     """
 
     has_common_state: bool
     sums_gradients: bool
 
-    def __init__(self, accelerator: Accelerator, shares: int, data: DataRank | None = None) -> None:
+    def __init__(self, accelerator: Accelerator, shares: int, data: DataRanks | None = None) -> None:
         self.accelerator, self.shares = accelerator, shares
-        self.data = data or DataRank(self.own_number, self.number)
+        self.data = data or separate(accelerator)
         self.is_alone = False
         self._exchange: Exchange | None = None
 
@@ -184,10 +184,10 @@ class SeparateRanks(Cooperation):
     has_common_state = False
     sums_gradients = False
 
-    def __init__(self, accelerator: Accelerator, data: DataRank | None = None) -> None:
+    def __init__(self, accelerator: Accelerator, data: DataRanks | None = None) -> None:
         """
         Args:
-            data: this rank's data rank, if ranks train the same samples; by default each has samples of its own.
+            data: the data ranks, if ranks train the same samples; by default each has samples of its own.
         """
         super().__init__(accelerator, data.count if data else accelerator.num_processes, data)
         self._trains_own = data is None
@@ -205,9 +205,8 @@ class SeparateRanks(Cooperation):
         Nothing else is to do: DDP, FSDP2 or `Synchronized` averages the gradients.
         """
         if self.number > 1 and self._trains_own:
-            numbers = self.gather(self.data.number)
             for model in models:
-                check_model(model, numbers)
+                check_model(model, self.data.numbers)
 
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
         if keeps_seeds:

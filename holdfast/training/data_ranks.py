@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import nn
 
 from holdfast.errors import RecipeError
@@ -17,50 +19,72 @@ HINT = "before the loop, run.data_parallel(mesh) names the mesh dimensions whose
 
 
 @dataclass(frozen=True)
-class DataRank:
-    """A rank's number among the ranks that train different samples.
+class DataRanks:
+    """The numbers of all ranks among those that train different samples.
 
     Attributes:
-        number: from 0. Ranks with the same number train the same samples, with the same random numbers.
-        count: how many different numbers there are.
+        numbers: by rank. Ranks with the same number train the same samples, with the same random numbers.
+        rank: this rank.
     """
 
-    number: int
-    count: int
+    numbers: tuple[int, ...]
+    rank: int
+
+    @property
+    def number(self) -> int:
+        """Return this rank's number."""
+        return self.numbers[self.rank]
+
+    @property
+    def count(self) -> int:
+        """Return how many different numbers there are."""
+        return len(set(self.numbers))
 
 
-def read_mesh(mesh: Any, rank: int) -> DataRank:
-    """Return a rank's data rank.
+def separate(accelerator: Accelerator) -> DataRanks:
+    """Return the data ranks if each rank trains samples of its own."""
+    return DataRanks(tuple(range(accelerator.num_processes)), int(accelerator.process_index))
+
+
+def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
+    """Return the data ranks of a mesh. All ranks call it together.
 
     Args:
         mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone, with any number of dimensions.
-        rank: the rank's number among all ranks.
 
     Raises:
-        RecipeError: it is no such mesh, or the rank isn't in it.
+        RecipeError: it is no such mesh, or its groups differ in size.
     """
+    rank = int(accelerator.process_index)
+    own = (_number_in(mesh, rank), mesh.size())
+    found = gather_object([own]) if accelerator.num_processes > 1 else [own]
+    check_groups(found)
+    return DataRanks(tuple(number for number, _ in found), rank)
+
+
+def _number_in(mesh: Any, rank: int) -> int:
     members = getattr(mesh, "mesh", None)
     if members is None:
         raise RecipeError(
             f"run.data_parallel(...): expected a DeviceMesh, found a {type(mesh).__name__}",
             hint='run.data_parallel(mesh["replicate", "shard"]) with the names of its data-parallel dimensions',
         )
-    numbers = members.flatten().tolist()
-    if rank not in numbers:
-        raise RecipeError(f"run.data_parallel(...): rank {rank} is not in the mesh of the ranks {numbers}", hint=HINT)
-    return DataRank(numbers.index(rank), len(numbers))
+    ranks: list[int] = members.flatten().tolist()
+    if rank not in ranks:
+        raise RecipeError(f"run.data_parallel(...): rank {rank} is not in the mesh of the ranks {ranks}", hint=HINT)
+    return ranks.index(rank)
 
 
-def check_groups(found: Sequence[DataRank]) -> None:
+def check_groups(found: Sequence[tuple[int, int]]) -> None:
     """Raise RecipeError unless all data ranks have equally many ranks.
 
     Args:
-        found: the data ranks of all ranks, by rank.
+        found: the data rank of each rank, and how many data ranks its mesh has.
     """
     sizes = {each: found.count(each) for each in found}
-    counts = sorted({each.count for each in found})
+    counts = sorted({count for _, count in found})
     if len(counts) > 1 or len(sizes) != counts[0] or len(set(sizes.values())) > 1:
-        shown = ", ".join(f"{each.number} of {each.count}" for each in found)
+        shown = ", ".join(f"{number} of {count}" for number, count in found)
         raise RecipeError(f"run.data_parallel(...): the data ranks of ranks 0, 1, ... don't fit together: {shown}")
 
 

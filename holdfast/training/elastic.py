@@ -14,6 +14,9 @@ from holdfast.state import to_payload
 from holdfast.terminal import counted
 from holdfast.training.build import Training
 
+# The component of a state that has the data ranks, if ranks train the same samples.
+DATA_RANKS = "data_ranks"
+
 
 def digest_state(name: str, state: Any) -> str:
     """Return the SHA-256 (hex) of a part of the state.
@@ -25,20 +28,24 @@ def digest_state(name: str, state: Any) -> str:
 
 
 def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return the number of ranks that saved a state; None if it is the number of these ranks.
+    """Return the number of ranks that saved a state; None if each of these ranks continues the state of one of them.
 
-    Virtual ranks save as one rank, however many train them.
+    Virtual ranks save as one rank, however many train them. Ranks that trained the same samples, and now don't, count
+    as other ranks.
     """
-    return None if len(saved["rng"]) == training.ranks.states else len(saved["rng"])
+    others, ranks = len(saved["rng"]), training.ranks
+    is_same = ranks.has_common_state or _list_data_ranks(saved) == [*ranks.data.numbers]
+    return None if others == ranks.states and is_same else others
 
 
 def count_other_data_ranks(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return into how many parts the ranks that saved a state cut a batch; None if it is the present number.
+    """Return into how many parts the ranks that saved a state had cut a batch; None if they are these ranks."""
+    return None if count_others(training, saved) is None else len(set(_list_data_ranks(saved)))
 
-    The ranks of a data rank are as many as now.
-    """
-    others = count_others(training, saved)
-    return others and max(1, others * training.ranks.data.count // training.ranks.number)
+
+def _list_data_ranks(saved: Mapping[str, Any]) -> list[int]:
+    """Return the data ranks of the ranks that saved a state, by rank."""
+    return [*saved.get(DATA_RANKS, range(len(saved["rng"])))]
 
 
 def restore_generators(training: Training, saved: Mapping[str, Any]) -> None:

@@ -18,13 +18,13 @@ from holdfast.recipe import Recipe, Stateful
 from holdfast.recipe.function import build_recipe
 from holdfast.state import is_sharded
 from holdfast.training.cooperation import Cooperation
-from holdfast.training.data_ranks import DataRank
+from holdfast.training.data_ranks import DataRanks
 from holdfast.training.devices import prepare_device
 from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.optimizers import Optimizers
 from holdfast.training.pruned import find_pruned
-from holdfast.training.sharded.model import find_data_rank, place_model
+from holdfast.training.sharded.model import find_data_ranks, place_model
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Program(abc.ABC):
         advice: what to do in it about an error.
         keeps_seeds: whether its ranks may have seeded themselves.
         can_go_back: whether a rank can take back a step that it hasn't completed.
-        data_rank: this rank's data rank, if the program says which ranks train the same samples.
+        data_ranks: the data ranks, if the program says which ranks train the same samples.
     """
 
     advice: Advice
@@ -67,9 +67,9 @@ class Program(abc.ABC):
     can_go_back: bool
 
     def __init__(
-        self, accelerator: Accelerator, recipe: Recipe, settings: dict[str, Any], data_rank: DataRank | None = None
+        self, accelerator: Accelerator, recipe: Recipe, settings: dict[str, Any], data_ranks: DataRanks | None = None
     ) -> None:
-        self.accelerator, self.recipe, self.settings, self.data_rank = accelerator, recipe, settings, data_rank
+        self.accelerator, self.recipe, self.settings, self.data_ranks = accelerator, recipe, settings, data_ranks
 
     @property
     @abc.abstractmethod
@@ -173,9 +173,9 @@ class LoopProgram(Program):
     can_go_back = False
 
     def __init__(
-        self, accelerator: Accelerator, kept: Kept, settings: dict[str, Any], data_rank: DataRank | None = None
+        self, accelerator: Accelerator, kept: Kept, settings: dict[str, Any], data_ranks: DataRanks | None = None
     ) -> None:
-        super().__init__(accelerator, kept, settings, data_rank)
+        super().__init__(accelerator, kept, settings, data_ranks)
         self._trained = list(kept.trained.values())
 
     @property
@@ -200,4 +200,4 @@ def build_program(config: RunConfig) -> Program:
     """
     accelerator = prepare_device(config)
     built = build_recipe(config.recipe, config.settings, accelerator.device)
-    return RecipeProgram(accelerator, *built, data_rank=find_data_rank(config, accelerator))
+    return RecipeProgram(accelerator, *built, data_ranks=find_data_ranks(config, accelerator))

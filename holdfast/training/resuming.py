@@ -16,7 +16,7 @@ from holdfast.recipe.probe import Gate, Probe, check_health, compare_probes, exp
 from holdfast.store import Store, open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training
-from holdfast.training.elastic import count_other_data_ranks, count_others, take_position
+from holdfast.training.elastic import DATA_RANKS, count_other_data_ranks, count_others, take_position
 from holdfast.training.merging import take_over
 from holdfast.training.naming import has_names
 from holdfast.training.probing import measure_probe
@@ -121,8 +121,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     has_gpu = bool(training.generators.state_dict()["cuda"])
     is_same_device = all(bool(rng["cuda"]) == has_gpu for rng in saved["rng"])
     # Not compared: built values, which `_check_built` compares; the data's position, which many streams know only after
-    # the first batch; and the random generators, if the number of ranks has changed.
-    left_out = {"built", "data", *(["rng"] if count_others(training, saved) else [])}
+    # the first batch; and the random generators and data ranks, if the ranks have changed.
+    left_out = {"built", "data", DATA_RANKS, *(["rng"] if count_others(training, saved) else [])}
     captured = state.to_payload(_capture_as(training, saved))
     if not state.has_layouts(payload.tree):
         captured = Payload(captured.tensors, state.leave_out_layouts(captured.tree))

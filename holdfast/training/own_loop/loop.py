@@ -24,7 +24,7 @@ from holdfast.provenance.location import find_frames, find_place
 from holdfast.recipe.anneal import Anneal
 from holdfast.state import as_stateful
 from holdfast.training.build import NO_BATCH, Training
-from holdfast.training.data_ranks import DataRank
+from holdfast.training.data_ranks import DataRanks
 from holdfast.training.kept import (
     FRAMEWORK,
     GRADIENTS,
@@ -178,9 +178,9 @@ class OwnLoop:
         return find_mesh(self.config, self.accelerator)
 
     @property
-    def data(self) -> DataRank:
-        """Return this rank's number among the ranks that train different samples."""
-        return self._wrapping.data.rank
+    def data(self) -> DataRanks:
+        """Return the numbers of the ranks among those that train different samples."""
+        return self._wrapping.data.ranks
 
     # ---- before the loop
 

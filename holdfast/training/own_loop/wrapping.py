@@ -4,41 +4,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object, parse_flag_from_env
+from accelerate.utils import parse_flag_from_env
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
-from holdfast.training.data_ranks import DataRank, check_groups, read_mesh
+from holdfast.training.data_ranks import DataRanks, gather_data_ranks, separate
 from holdfast.training.devices import required_of_ddp
-from holdfast.training.sharded.model import Parallelize, cut_model, find_data_rank, is_cut, match_parameters
+from holdfast.training.sharded.model import Parallelize, cut_model, find_data_ranks, is_cut, match_parameters
 
 # The arguments of an ``Accelerator`` that only a process's first one takes, by accelerate's name for their use.
 PLUGINS = {"FSDP": "fsdp_plugin", "DEEPSPEED": "deepspeed_plugin", "MEGATRON_LM": "megatron_lm_plugin"}
 
 
 class DataParallel:
-    """The data rank of a loop's process: that of ``compute.mesh``, or of the mesh that the loop has set.
+    """The data ranks of a loop: those of ``compute.mesh``, or of the mesh that the loop has set.
 
     Attributes:
-        known: the data rank; None if each rank trains samples of its own.
+        known: the data ranks; None if each rank trains samples of its own.
     """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
         self._config, self._accelerator = config, accelerator
-        self.known = find_data_rank(config, accelerator)
+        self.known = find_data_ranks(config, accelerator)
         self._is_used = False
 
     @property
-    def rank(self) -> DataRank:
-        """Return the data rank."""
-        return self.known or DataRank(int(self._accelerator.process_index), int(self._accelerator.num_processes))
+    def ranks(self) -> DataRanks:
+        """Return the data ranks."""
+        return self.known or separate(self._accelerator)
 
     def use(self) -> int:
-        """Return the data rank's number for a seed, which `set_mesh` can't change any more."""
+        """Return this rank's data rank for a seed, which `set_mesh` can't change any more."""
         self._is_used = True
-        return self.rank.number
+        return self.ranks.number
 
     def set_mesh(self, mesh: Any) -> None:
         """Set the mesh whose ranks train different samples; see `Run.data_parallel`."""
@@ -52,16 +52,14 @@ class DataParallel:
             raise RecipeError(
                 "run.data_parallel(...): virtual ranks train different samples each", hint="compute.virtual_ranks = 0"
             )
-        found = read_mesh(mesh, int(self._accelerator.process_index))
-        check_groups(gather_object([found]) if self._accelerator.num_processes > 1 else [found])
-        self.known = found
+        self.known = gather_data_ranks(mesh, self._accelerator)
 
 
 class Wrapping:
     """The models of one loop, and how its ranks share them and the data.
 
     Attributes:
-        data: this rank's data rank.
+        data: the data ranks.
     """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:

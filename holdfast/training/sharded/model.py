@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe import Recipe
 from holdfast.state import is_sharded
 from holdfast.state.layout import share_tensor
-from holdfast.training.data_ranks import DataRank, read_mesh
+from holdfast.training.data_ranks import DataRanks, gather_data_ranks
 from holdfast.training.optimizers import parts_of
 
 SETTING = 'compute.parallel = "fsdp"'
@@ -88,12 +88,12 @@ def find_mesh(config: RunConfig, accelerator: Accelerator) -> Any:
     return _make_mesh(accelerator.device.type, sizes)
 
 
-def find_data_rank(config: RunConfig, accelerator: Accelerator) -> DataRank | None:
-    """Return this rank's data rank in `compute.mesh`; None if each rank trains samples of its own."""
+def find_data_ranks(config: RunConfig, accelerator: Accelerator) -> DataRanks | None:
+    """Return the data ranks of `compute.mesh`; None if each rank trains samples of its own."""
     mesh = find_mesh(config, accelerator)
     if mesh is None or mesh["tensor"].size() == 1:
         return None
-    return read_mesh(mesh[DATA], int(accelerator.process_index))
+    return gather_data_ranks(mesh[DATA], accelerator)
 
 
 def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
