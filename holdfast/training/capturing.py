@@ -218,6 +218,7 @@ def load_optimizer(training: Training, saved: dict[str, Any], *, are_laid_out: b
         raise _unfit("optimizer", str(error)) from None
     load("optimizer", training.optimizer, numbered)
     _keep_dtypes(training.recipe.optimizer, numbered)
+    _check_shards(training)
     lay_out_state(training.recipe.optimizer, are_saved=are_laid_out)
 
 
@@ -244,6 +245,16 @@ def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
             now = state.get(name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
                 state[name] = value.to(now.device, copy=True)
+
+
+def _check_shards(training: Training) -> None:
+    """Raise StateError if a restored state of a sharded parameter isn't sharded like the parameter."""
+    members: list[tuple[Any, Any]] = list_members(training.recipe.optimizer)
+    for name, (part, parameter) in zip(name_parameters(training), members, strict=True):
+        for key, value in part.state.get(parameter, {}).items() if is_sharded(parameter) else ():
+            is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
+            if is_alike and not (is_sharded(value) and value.placements == parameter.placements):
+                raise _unfit("optimizer", f"{key} of {name} isn't sharded over the ranks as the parameter is")
 
 
 def tie_to_model(training: Training, payload: Payload) -> None:

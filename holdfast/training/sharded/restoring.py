@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from holdfast import checkpoint
 from holdfast.checkpoint import ABREAST, READ_DEPTH, READ_WINDOWS, Header, PartsReader, Payload, Tensor
@@ -24,12 +25,24 @@ from holdfast.training.sharded.extents import ExchangePlan, Placed
 
 # The sharded tensors by name: ``model.layer.weight`` or ``extras.average.layer.weight``.
 Shards = Mapping[str, Any]
+PARAMETERS = "parameters"
 
 
 def find_shards(recipe: Recipe) -> Shards:
-    """Return the sharded tensors of the model and the extras, by name; empty if there are none."""
+    """Return the sharded tensors of the model and the extras, by name; empty if there are none.
+
+    Parameters are listed a second time, after `PARAMETERS`, by the names that modules give them. A module's
+    ``state_dict`` may have others: ``checkpoint_wrapper`` leaves its prefix out, and hooks rename or split tensors.
+    """
     extras = {name: extra.state_dict() for name, extra in recipe.extras.items()}
-    return dict(_list_shards({"model": recipe.model.state_dict(), "extras": extras}, ""))
+    modules = {"model": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
+    parameters = {
+        f"{prefix}.{name}": each
+        for prefix, module in modules.items()
+        if isinstance(module, nn.Module)
+        for name, each in module.named_parameters(remove_duplicate=False)
+    }
+    return dict(_list_shards({"model": recipe.model.state_dict(), "extras": extras, PARAMETERS: parameters}, ""))
 
 
 def _list_shards(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -149,13 +162,13 @@ def _find_shard(name: str, shards: Shards) -> Any:
     if component == "extras":  # a list with the extras of each rank, or of all
         _, _, rest = rest.partition(".")
         if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like the parameters; none before the first step
-            return shards.get(f"model.{rest.removeprefix(f'{GRADIENTS}.')}")
+            return shards.get(f"{PARAMETERS}.model.{rest.removeprefix(f'{GRADIENTS}.')}")
         return shards.get(f"extras.{rest}")
     if component != "optimizer":
         return shards.get(name)
     parameter = rest.removeprefix("state.")
     while parameter := parameter.rpartition(".")[0]:
-        for place in (f"model.{parameter}", parameter):
+        for place in (f"{PARAMETERS}.model.{parameter}", f"{PARAMETERS}.{parameter}"):
             if place in shards:
                 return shards[place]
     return None

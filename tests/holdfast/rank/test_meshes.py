@@ -62,7 +62,7 @@ def test_ranks_that_would_see_other_samples_are_refused(
 # By the engine's blocks and by a function of the recipe's own; a mesh for each kind of parallelism.
 MESHES = {
     "replicas of shards": ({"replicate": 2, "shard": 2}, ""),
-    "shards of tensor-parallel ranks": ({"shard": 2, "tensor": 2}, "parallelize"),
+    "shards of tensor-parallel ranks": ({"shard": 2, "tensor": 2}, "checkpointed"),
     "replicas of tensor-parallel ranks": ({"replicate": 2, "tensor": 2}, "parallelize"),
 }
 
