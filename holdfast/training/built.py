@@ -23,6 +23,7 @@ from holdfast.provenance.fingerprint import to_plain
 from holdfast.provenance.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, as_plain_json, is_public
 from holdfast.provenance.ownership import is_own
 from holdfast.provenance.recorded import VARIABLES
+from holdfast.state.slots import read_attributes
 from holdfast.training.build import Training
 from holdfast.training.forgotten_state.reach import list_closure, walk_code
 from holdfast.training.kept import Kept
@@ -146,7 +147,7 @@ def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
     """Yield the values inside a container: a settings object, a dict, a list of functions or schedulers."""
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace):
         seen.add(id(value))
-        value = {key: each for key, each in vars(value).items() if not key.startswith("_")}
+        value = {key: each for key, each in read_attributes(value).items() if not key.startswith("_")}
     # Only a plain dict: os.environ is another mapping, and may hold secrets.
     if isinstance(value, dict) and len(value) <= LISTED_ITEMS:
         for key, each in value.items():

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from holdfast.provenance.ownership import ENGINE, is_own, is_own_file
+from holdfast.state.slots import read_attributes
 from holdfast.training.forgotten_state.digests import (
     CACHES,
     CONTAINERS,
@@ -90,9 +91,7 @@ def list_attributes(name: str, value: Any) -> Iterator[InnerValue]:
     """Yield the attributes of an object and of its class."""
     classes = [kind for kind in reversed(type(value).__mro__) if is_own(kind)]
     defaults = {key: each for kind in classes for key, each in vars(kind).items() if isinstance(each, SCALARS)}
-    attributes: dict[str, Any] = {**defaults, **getattr(value, "__dict__", {})}
-    slots = (slot for kind in type(value).__mro__ for slot in _list_slots(kind))
-    attributes |= {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+    attributes: dict[str, Any] = defaults | read_attributes(value)
     if isinstance(value, nn.Module):
         attributes |= {key: value._buffers.get(key) for key in value._non_persistent_buffers_set}
     is_torchs = isinstance(value, nn.Module | torch.optim.Optimizer)
@@ -102,11 +101,6 @@ def list_attributes(name: str, value: Any) -> Iterator[InnerValue]:
         elif part.label.endswith("_hooks"):
             yield InnerValue(part.label, part.name, part.value, is_noted=False)
     yield from (InnerValue("", kind.__name__, kind, is_noted=False) for kind in reversed(classes))
-
-
-def _list_slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _list_attributes(name: str, values: Mapping[str, Any]) -> Iterator[InnerValue]:

@@ -65,6 +65,19 @@ def test_a_batch_may_hold_any_values() -> None:
     assert digest_content(own) == digest_content(own)
 
 
+class Slotted:
+    __slots__ = ("points",)
+
+    def __init__(self, points: torch.Tensor) -> None:
+        self.points = points
+
+
+def test_an_object_with_slots_counts_by_its_values() -> None:
+    """Its repr has its address, which differs in each process."""
+    one, same, other = (Slotted(torch.full((3,), value)) for value in (1.0, 1.0, 2.0))
+    assert digest_content([one]) == digest_content([same]) != digest_content([other])
+
+
 def test_the_combined_name_of_micro_batches_has_the_same_parts() -> None:
     assert combine(["a-b"]) == "a-b"
     indices, content = combine(["a-b", "c-d"]).split("-")

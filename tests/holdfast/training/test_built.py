@@ -64,6 +64,12 @@ class Config:
     folder: Path = Path("/x")
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    dropout: float = 0.1
+    inner: Config = dataclasses.field(default_factory=Config)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "names"),
     [
@@ -89,6 +95,12 @@ class Config:
             {"model": Scaled(config=Config())},
             {"model": Scaled(config=Config(sizes=(1, 3), folder=Path("/y")))},
             {"model.config.sizes"},
+        ),
+        ({"model": Scaled(config=Slotted())}, {"model": Scaled(config=Slotted())}, set()),
+        (
+            {"model": Scaled(config=Slotted())},
+            {"model": Scaled(config=Slotted(0.2, Config(sizes=(1, 3))))},
+            {"model.config.dropout", "model.config.inner.sizes"},
         ),
         (
             {"model": Scaled(options=argparse.Namespace(p=1), table={"a": 1})},

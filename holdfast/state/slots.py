@@ -1,0 +1,18 @@
+"""The attributes of an object, also of one whose class has ``__slots__`` and so no ``__dict__``."""
+
+from typing import Any
+
+
+def read_slots(value: Any) -> dict[str, Any]:
+    """Return the attributes in an object's slots that are set, by name."""
+    found: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else tuple(slots)
+        found |= {name: getattr(value, name) for name in names if not name.startswith("__") and hasattr(value, name)}
+    return found
+
+
+def read_attributes(value: Any) -> dict[str, Any]:
+    """Return an object's attributes by name: those in its ``__dict__``, and those in its slots."""
+    return {**getattr(value, "__dict__", {}), **read_slots(value)}
