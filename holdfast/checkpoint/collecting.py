@@ -117,7 +117,6 @@ class Collected:
     def _find_unchanged(self) -> frozenset[str]:
         """Return the parts that seldom change and are as in the last checkpoint. All ranks call it together."""
         if self._unchanged is None:
-            self._held.check()
             _, *others = self._held.owners  # the first part always changes
             lasting = self._agree(name for name in others if name in self._own and self._own[name].may_be_copied())
             windows = MemoryWindows(self._memory, self._held.window_bytes)

@@ -22,9 +22,6 @@ class Held(Protocol):
     sizes: Mapping[str, int]
     window_bytes: int
 
-    def check(self) -> None:
-        """Raise StateError in all ranks if they have tensors of other names or shapes. All ranks call it together."""
-
     def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
         """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.
 
@@ -50,6 +47,9 @@ class Peers(Protocol):
 
         Args:
             owners: the rank that owns each part, by the part's name.
+
+        Raises:
+            StateError: in all ranks: they have tensors of other names or shapes.
         """
 
     def decide(self, work: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ A payload has a sharded tensor under its full name, with its full shape, as if o
 import functools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -161,36 +161,46 @@ class Bytewise(NamedTuple):
     regions: dict[int, Region]
 
 
+@dataclass(frozen=True, eq=False)
+class Holders:
+    """The ranks that hold a sharded tensor: the region of each, by rank. It is hashed by its identity."""
+
+    regions: Mapping[int, Region]
+
+
 @functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
-def see_bytewise(item_bytes: int, whole: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Bytewise:
+def see_bytewise(item_bytes: int, whole: tuple[int, ...], holders: Holders) -> Bytewise:
     """Return the shape and the ranks' regions of a sharded tensor, in bytes.
 
     Args:
         item_bytes: the size of an element.
         whole: the tensor's shape.
-        mesh, placements: the `DTensor`'s.
     """
-    shape = (*whole, item_bytes)
-    found = _list_regions(whole, tuple(mesh.shape), placements)
-    regions = [Region((*each.offset, 0), (*each.shape, item_bytes)) for each in found]
+    shape, found = (*whole, item_bytes), holders.regions
+    regions = [Region((*each.offset, 0), (*each.shape, item_bytes)) for each in found.values()]
     if all(each.shape[1:] == shape[1:] or not each.size for each in regions):
         row = math.prod(shape[1:])
         regions = [Region((each.offset[0] * row,), (each.size,)) for each in regions]
         shape = (math.prod(shape),)
-    return Bytewise(shape, dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True)))
+    return Bytewise(shape, dict(zip(found, regions, strict=True)))
 
 
-def list_regions(tensor: Any) -> dict[int, Region]:
-    """Return the region of a sharded tensor that each rank holds, by rank."""
-    mesh = tensor.device_mesh
-    regions = _list_regions(tuple(tensor.shape), tuple(mesh.shape), tuple(tensor.placements))
-    return dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True))
+def list_regions(tensor: Any) -> Mapping[int, Region]:
+    """Return the region of a sharded tensor that each rank of its mesh holds, by rank."""
+    return find_holders(tensor).regions
+
+
+def find_holders(tensor: Any) -> Holders:
+    """Return the ranks of a sharded tensor's mesh. If the mesh has only some ranks, others may hold the tensor, too."""
+    return _find_holders(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
 
 
 @functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
-def _list_regions(shape: tuple[int, ...], mesh: tuple[int, ...], placements: Sequence[Any]) -> list[Region]:
+def _find_holders(shape: tuple[int, ...], mesh: Any, placements: Sequence[Any]) -> Holders:
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-    coordinates = torch.cartesian_prod(*map(torch.arange, mesh)).view(-1, len(mesh)).tolist()
-    found = [_compute_local_shape_and_global_offset(shape, mesh, each, placements) for each in coordinates]
-    return [Region(tuple(offset), tuple(local)) for local, offset in found]
+    sizes = tuple(mesh.shape)
+    coordinates = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes)).tolist()
+    found = [_compute_local_shape_and_global_offset(shape, sizes, each, placements) for each in coordinates]
+    regions = [Region(tuple(offset), tuple(local)) for local, offset in found]
+    return Holders(dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True)))

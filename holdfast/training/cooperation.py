@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from holdfast.data import Share, combine
 from holdfast.errors import RecipeError
 from holdfast.machine import determinism
-from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
+from holdfast.state import capture_rng, digest_rng, gather_whole
 from holdfast.state.layout import share_tensor
 from holdfast.training.data_ranks import DataRanks, check_model, separate
 from holdfast.training.sharded.exchange import Exchange
@@ -224,23 +224,21 @@ class SeparateRanks(Cooperation):
         return mean
 
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
-        found: list[Any] = [each.grad for each in parameters if is_sharded(each.grad)]
-        meshes = list(dict.fromkeys(each.device_mesh for each in found))  # in one order in all ranks
-        if limit < math.inf and len(meshes) < 2:
+        groups = _group_by_mesh(parameters)
+        if len(groups) > 1:
+            return self._clip_on_meshes(groups, limit)
+        if limit < math.inf:
             norm: Tensor = self.accelerator.clip_grad_norm_(parameters, limit)
             return gather_whole(norm)
         # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.
         self.accelerator.unscale_gradients()
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
-        if len(meshes) < 2:
-            return gather_whole(nn.utils.get_total_norm(dense))
-        # torch takes no norm of tensors on different meshes, such as of layers that a plan of tensor parallelism skips.
-        parts = [[each for each in dense if getattr(each, "device_mesh", None) == mesh] for mesh in (None, *meshes)]
-        norms = [gather_whole(nn.utils.get_total_norm(part)) for part in parts if part]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        if limit < math.inf:
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return _take_norm(parameters)
+
+    def _clip_on_meshes(self, groups: Sequence[Sequence[Tensor]], limit: float) -> Tensor:
+        self.accelerator.unscale_gradients()
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([_take_norm(group) for group in groups]))
+        for group in groups if limit < math.inf else ():
+            nn.utils.clip_grads_with_norm_(group, limit, norm)
         return norm
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
@@ -252,3 +250,22 @@ class SeparateRanks(Cooperation):
         loss = {"loss": float(step.numbers["loss"]).hex()} if "loss" in step.numbers else {}
         facts = {"samples": samples, "generators": drawn_from, "state": state}
         return [{"rank": self.own_number, **facts, **loss}]
+
+
+def _group_by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return the parameters with a gradient, those on one mesh together: torch computes with no two on different ones.
+
+    A plan of tensor parallelism skips some layers, whose parameters then lie on the data-parallel ranks' mesh alone.
+    """
+    groups: dict[Any, list[Tensor]] = {}
+    for each in parameters:
+        if each.grad is not None:
+            groups.setdefault(getattr(each.grad, "device_mesh", None), []).append(each)
+    return [*groups.values()]
+
+
+def _take_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """Return the norm of the gradient of parameters on one mesh."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    return gather_whole(nn.utils.get_total_norm(dense))

@@ -69,6 +69,10 @@ def begin_save(
     peers = training.ranks.exchange if state.has_shards(payload) else None
     if training.ranks.is_main or peers is not None:
         training.saver.wait()  # the end of the save before sets training.parent
+        if peers is not None:
+            # Plain values may differ between ranks, such as metrics. The main rank's are saved, and the length of their
+            # text shifts the bytes of all tensors behind them.
+            payload = checkpoint.Payload(payload.tensors, peers.decide(lambda: payload.tree))
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
         def note(saved: checkpoint.Saved) -> None:

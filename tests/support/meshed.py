@@ -17,16 +17,17 @@ DROPPED = 0.3
 class Net(nn.Module):
     """A network that a plan can shard, with dropout where every tensor-parallel rank has the whole activation."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_norm: bool = True) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(8) if has_norm else nn.Identity()  # which the plan of `make_plan` skips
         self.head = nn.Linear(8, 2)
         self.mask = torch.ones(0)
 
     def forward(self, points: Tensor) -> Tensor:
         """Return logits; shape (n, 2)."""
         for block in self.blocks:
-            points = points + block(points)
+            points = self.norm(points + block(points))
         self.mask = F.dropout(torch.ones_like(points), DROPPED, self.training)
         found: Tensor = self.head(points * self.mask)
         return found
@@ -103,6 +104,33 @@ def tensor_parallel(run: Run, told: str = "data", sampler: str = "", notes: str 
         step.log(loss=loss)
         if notes:
             note(Path(notes) / f"{run.rank}.txt", points, model.mask)
+
+
+def replicas(run: Run) -> None:
+    """Train a `Net` that two ranks share by a plan alone; the loop averages the gradients of two such pairs itself."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    mesh = init_device_mesh(run.device.type, (2, 2), mesh_dim_names=("data", "tensor"))
+    run.data_parallel(mesh["data"])
+    torch.manual_seed(3)
+    model = Net().to(run.device)
+    parallelize_module(model, mesh["tensor"], make_plan())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(DataLoader(make_data(), BATCH, shuffle=True)):
+        loss = find_loss(model, step.batch)
+        optimizer.zero_grad()
+        loss.backward()
+        for each in model.parameters():
+            gradient: Any = each.grad
+            own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            distributed.all_reduce(own, distributed.ReduceOp.SUM, group=mesh["data"].get_group())
+            own /= run.data_ranks
+        run.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step.log(loss=loss)
 
 
 def note(path: Path, *tensors: Tensor) -> None:

@@ -22,6 +22,7 @@ from holdfast.config import Compute, Determinism, Resume, RunConfig
 from holdfast.errors import CheckpointDamaged, StoreFull
 from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
 from holdfast.state.sharded import ShardedBytes
+from holdfast.state.tensors import TensorBytes
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, Training, begin_save, find_shards, read_shards, resume
 from holdfast.training.recording import read_lines
@@ -258,6 +259,26 @@ def change_the_sharding(folder: str) -> int:
     pairs = zip(training.recipe.model.parameters(), whole.recipe.model.parameters(), strict=True)
     assert all(torch.equal(gather_whole(cut), each) for cut, each in pairs)
     train_to(training, 3)
+    return 0
+
+
+def save_after_evaluating(folder: str) -> int:
+    """Save at an epoch's end, when each rank has a metric of its own, whose text is longer in one of them.
+
+    The checkpoint has the main rank's metric, and every tensor.
+    """
+    store = LocalStore(f"{folder}/r")
+    training = make(folder)
+    value = 1 / 3 if training.accelerator.process_index else 0.5
+    training.recipe.evaluate = lambda model: {f"metric{number}": value for number in range(9)}
+    train_to(training, training.steps_per_epoch)
+    saved = save_step(training, store)
+    payload = checkpoint.read_payload(store, commit_of(saved))
+    for name, each in training.recipe.model.named_parameters():
+        data = b"".join(map(bytes, payload.tensors[f"model.{name}"].pieces))
+        assert data == bytes(TensorBytes(gather_whole(each)).in_memory()), name
+    assert saved.metadata.metrics["metric0"] == 0.5
+    resume_in(make(folder), store, saved, "exact")
     return 0
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, distributed
 
 from holdfast.checkpoint import WINDOWS, Part, Stream, count_window_bytes
 from holdfast.errors import HoldfastError, RunStopped, StateError
+from holdfast.state.sharded import Holders, Region, ShardedBytes, find_holders
 from holdfast.training.sharded.extents import (
     ExchangePlan,
     Move,
@@ -57,6 +58,9 @@ class Exchange:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.window_bytes: int | None = None
         self._is_lost = False  # whether another rank is lost
+        # The holders of tensors on meshes of some ranks only, and the digests with which the ranks last told them.
+        self._partly: dict[tuple[str, int], Holders] = {}
+        self._told: list[list[str]] = []
         # The thread of a save agrees and exchanges beside training, whose collectives have an order of their own.
         self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._in_training, self._beside = Link(None, device), Link(self.group, torch.device("cpu"))
@@ -112,28 +116,77 @@ class Exchange:
         """
         own: list[Part] = []
         plans: dict[str, ExchangePlan] = {}
+        pieces = {part.name: place_pieces(part.pieces) for part in parts}
+        known = self.list_holders(pieces)
         for part in parts:
-            owner, placed = owners[part.name], place_pieces(part.pieces)
+            owner, placed = owners[part.name], pieces[part.name]
+            holders = [known[part.name].get(each.position) for each in placed]
             # Every rank has made the same header, and has the bytes that are not cut; those are the main rank's.
-            extents = [make_extent(*placed[0], [owner]), *(make_extent(*each, [0], owner) for each in placed[1:])]
+            extents = [
+                make_extent(*each, found, [0] if number else [owner], owner)
+                for number, (each, found) in enumerate(zip(placed, holders, strict=True))
+            ]
             plans[part.name] = ExchangePlan(owner, part.size_bytes, extents)
-            pairs = zip(placed, extents, strict=True)
-            held = [take_held(each, extent.held[self.rank]) for (_, each), extent in pairs if self.rank in extent.held]
+            held = [
+                take_held(each.piece, found, extent.held[self.rank])
+                for each, found, extent in zip(placed, holders, extents, strict=True)
+                if self.rank in extent.held
+            ]
             own.append(Part(part.name, tuple(held)))
         return own, _HeldShards(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
 
-    def plan_restore(self, pieces: Iterable[Placed], owner: int, size_bytes: int) -> ExchangePlan:
+    def list_holders(self, parts: Mapping[str, Sequence[Placed]]) -> dict[str, dict[int, Holders]]:
+        """Return all ranks that hold the tensor of each sharded piece, by the piece's part and position.
+
+        A tensor on a mesh of all ranks knows them. If its mesh has only some ranks, other ranks hold it on meshes of
+        their own, so that each rank tells the others its region. All ranks call it together.
+
+        Raises:
+            StateError: in all ranks: they have tensors of other names or shapes.
+        """
+        known: dict[str, dict[int, Holders]] = {name: {} for name in parts}
+        own: dict[tuple[str, int], Region] = {}
+        layout: list[Any] = []
+        for name, placed in parts.items():
+            for position, piece in placed:
+                holders = find_holders(piece.tensor) if isinstance(piece, ShardedBytes) else None
+                ranks = 0 if holders is None else len(holders.regions)
+                layout.append((name, position, len(piece), ranks))
+                if holders is not None:
+                    known[name][position] = holders
+                    if ranks < self.ranks:
+                        own[name, position] = holders.regions[self.rank]
+        digests = [hashlib.sha256(repr(each).encode()).hexdigest() for each in (layout, own)]
+        told = self.each(lambda: digests)
+        if len({alike for alike, _ in told}) > 1:
+            raise StateError(
+                "the tensors of the ranks have different names or shapes, so one checkpoint can't hold them all",
+                hint="give each module, optimizer and extra the same names and shapes in all ranks",
+            )
+        if own and told != self._told:
+            found = self.each(lambda: own)
+            self._partly = {key: Holders({rank: each[key] for rank, each in enumerate(found)}) for key in own}
+            self._told = told
+        for name, position in own:
+            known[name][position] = self._partly[name, position]
+        return known
+
+    def plan_restore(
+        self, pieces: Iterable[Placed], holders: Mapping[int, Holders], owner: int, size_bytes: int
+    ) -> ExchangePlan:
         """Return the plan by which a part's owner, which reads the part, sends each rank the bytes of its tensors.
 
         Args:
             pieces: the tensors' bytes in the part.
+            holders: the ranks that hold the tensor of each sharded piece, by its position.
             size_bytes: the size of the part.
         """
         extents = []
         for position, piece in sorted(pieces, key=lambda each: each.position):
-            extent = make_extent(position, piece, range(self.ranks))
+            found = holders.get(position)
+            extent = make_extent(position, piece, found, range(self.ranks))
             if self.rank in extent.held:
-                extent = dataclasses.replace(extent, memory=view_held(piece, extent.held[self.rank]))
+                extent = dataclasses.replace(extent, memory=view_held(piece, found, extent.held[self.rank]))
             extents.append(extent)
         return ExchangePlan(owner, size_bytes, extents)
 
@@ -208,18 +261,6 @@ class _HeldShards:
         self.sizes: Mapping[str, int] = {name: plan.size_bytes for name, plan in plans.items()}
         self.window_bytes = window_bytes
         self._exchange, self._plans = exchange, plans
-
-    def check(self) -> None:
-        """Raise StateError in all ranks if they have tensors of other names or shapes. All ranks call it together."""
-        layout = [
-            (name, plan.owner, *((each.size_bytes, each.shape) for each in plan.extents[1:]))
-            for name, plan in self._plans.items()
-        ]
-        if len({*self._exchange.each(lambda: hashlib.sha256(repr(layout).encode()).hexdigest())}) > 1:
-            raise StateError(
-                "the tensors of the ranks have different names or shapes, so one checkpoint can't hold them all",
-                hint="give each module, optimizer and extra the same names and shapes in all ranks",
-            )
 
     def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
         """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.

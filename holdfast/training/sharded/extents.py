@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from holdfast.checkpoint import Piece
-from holdfast.state.sharded import Region, ShardedBytes, cut_boxes, local_of, see_bytewise
+from holdfast.state.sharded import Holders, Region, cut_boxes, local_of, see_bytewise
 from holdfast.state.tensors import TensorBytes
 
 # Pieces of at least this many bytes are sent alone, without a copy; smaller ones of a window are sent together.
@@ -91,30 +91,30 @@ def place_pieces(pieces: Iterable[Piece]) -> list[Placed]:
     return [Placed(position, piece) for position, piece in zip(ends, pieces, strict=False) if len(piece)]
 
 
-def make_extent(position: int, piece: Any, everywhere: Sequence[int], owner: int | None = None) -> PieceExtent:
+def make_extent(
+    position: int, piece: Any, holders: Holders | None, everywhere: Sequence[int], owner: int | None = None
+) -> PieceExtent:
     """Return a piece as an extent.
 
     Args:
+        holders: all ranks that hold the tensor of a sharded piece; None for another piece.
         everywhere: the ranks that exchange the bytes of a piece that is not sharded.
         owner: the owner that collects the piece, each byte from one rank. None if all ranks that hold bytes get them.
     """
     size_bytes = len(piece)
-    if not isinstance(piece, ShardedBytes):
+    if holders is None:
         whole = Region((0,), (size_bytes,))
         return PieceExtent(position, size_bytes, 0, whole.shape, dict.fromkeys(everywhere, whole))
-    shape, held = _describe_cut(
-        piece.tensor.dtype.itemsize, tuple(piece.tensor.shape), piece.tensor.device_mesh,
-        tuple(piece.tensor.placements), piece.start, size_bytes, owner,
-    )  # fmt: skip
+    tensor = piece.tensor
+    shape, held = _describe_cut(tensor.dtype.itemsize, tuple(tensor.shape), holders, piece.start, size_bytes, owner)
     return PieceExtent(position, size_bytes, piece.start, shape, held)
 
 
 @functools.lru_cache(maxsize=2**14)  # a run has the same tensors at every save, and training waits for this
 def _describe_cut(
-    item_bytes: int, whole: tuple[int, ...], mesh: Any, placements: tuple[Any, ...],
-    start: int, size_bytes: int, owner: int | None,
-) -> tuple[tuple[int, ...], Mapping[int, Region]]:  # fmt: skip
-    shape, regions = see_bytewise(item_bytes, whole, mesh, placements)
+    item_bytes: int, whole: tuple[int, ...], holders: Holders, start: int, size_bytes: int, owner: int | None
+) -> tuple[tuple[int, ...], Mapping[int, Region]]:
+    shape, regions = see_bytewise(item_bytes, whole, holders)
     (rows,) = cut_boxes(shape, start, start + size_bytes)
     chosen = regions if owner is None else _once(regions, owner)
     common = {rank: rows.intersect(region) for rank, region in chosen.items()}
@@ -129,17 +129,17 @@ def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
     return {rank: region for region, rank in holders.items()}
 
 
-def take_held(piece: Any, region: Region) -> Piece:
+def take_held(piece: Any, holders: Holders | None, region: Region) -> Piece:
     """Return the bytes of a piece that this rank holds."""
-    return TensorBytes(view_held(piece, region)) if isinstance(piece, ShardedBytes) else piece
+    return piece if holders is None else TensorBytes(view_held(piece, holders, region))
 
 
-def view_held(piece: Any, region: Region) -> Tensor:
+def view_held(piece: Any, holders: Holders | None, region: Region) -> Tensor:
     """Return the region of a piece that this rank holds, as uint8: a view if its memory is contiguous, else a copy."""
-    if not isinstance(piece, ShardedBytes):
+    if holders is None:
         return _to_bytes(piece.tensor)
     tensor = piece.tensor
-    _, regions = see_bytewise(tensor.dtype.itemsize, tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
+    _, regions = see_bytewise(tensor.dtype.itemsize, tuple(tensor.shape), holders)
     local = regions[distributed.get_rank()]
     return _to_bytes(local_of(piece.tensor)).view(local.shape)[region.within(local)]
 

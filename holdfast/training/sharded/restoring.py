@@ -75,9 +75,11 @@ def read_shards(
     found = exchange.each(lambda: checkpoint.read_headers(folder, commit, own))
     headers = {name: header for each in found for name, header in each.items()}
     payload, places = _allocate([headers[name] for name in parts], shards)
+    placed = dict(zip(parts, places, strict=True))
+    holders = exchange.list_holders(placed)
     plans = {
-        name: exchange.plan_restore(pieces, owners[name], parts[name].size_bytes)
-        for name, pieces in zip(parts, places, strict=True)
+        name: exchange.plan_restore(pieces, holders[name], owners[name], parts[name].size_bytes)
+        for name, pieces in placed.items()
     }
     window_bytes = exchange.choose_window(sum(sizes), READ_WINDOWS)
     lane_bytes = READ_DEPTH * window_bytes

@@ -73,6 +73,7 @@ MESHES = {
         pytest.param(function, *MESHES[name], id=f"{name}, {function}", marks=IN_SOAK if is_left else ())
         for function, name, is_left in [
             ("tensor_parallel", "shards of tensor-parallel ranks", False),
+            ("replicas", "replicas of tensor-parallel ranks", False),
             ("recipe", "shards of tensor-parallel ranks", False),
             ("recipe", "replicas of shards", False),
             ("recipe", "replicas of tensor-parallel ranks", True),
@@ -85,7 +86,7 @@ MESHES = {
 def test_ranks_on_a_mesh_are_proved(
     nursery: Lives, tmp_path: Path, function: str, mesh: dict[str, int], how: str
 ) -> None:
-    is_own = function == "tensor_parallel"  # the loop makes its mesh itself
+    is_own = function in ("tensor_parallel", "replicas")  # the loop makes its mesh itself
     settings = {
         "recipe": f"tests.support.meshed:{function}", "run": "p", "store": str(tmp_path), "epochs": 3,
         "compute": {"ranks": 4, "device": DEVICE} | ({} if is_own else {"parallel": "fsdp", "mesh": mesh}),
@@ -106,7 +107,7 @@ def test_ranks_on_a_mesh_are_proved(
             "misnamed",
             "parallelize: Parallelize plan key 'layers.*.up' could not be resolved",
         ),
-        ("{shard = 4}", "half", "parallelize has left head.weight, head.bias whole"),
+        ("{shard = 4}", "half", "parallelize has left norm.weight, norm.bias, head.weight and 1 more whole"),
         ("{shard = 4}", "untying", "parallelize has untied first.weight and second.weight"),
         ("{shard = 4}", "fusing", "parallelize has given the model other parameters than it had"),
     ],
