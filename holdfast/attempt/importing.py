@@ -19,6 +19,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending, ending_of
 from holdfast.journal.signature import load_signing_key
 from holdfast.machine.gpus import settle_ranks
+from holdfast.rank.launchers import refuse_launcher
 from holdfast.rank.messages import Imported
 from holdfast.store import open_store
 
@@ -51,7 +52,9 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
 
     Raises:
         WrongUse: the run exists, or the checkpoint can't be read or doesn't fit what the configuration builds.
+        ConfigError: another launcher has started several processes.
     """
+    refuse_launcher(config.compute)
     journal = Journal(open_store(config.store), config.run)
     known = Known.read(journal)
     _refuse_existing(config, journal, known)

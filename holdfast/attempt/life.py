@@ -18,6 +18,7 @@ from holdfast.errors import HoldfastError, OutOfMemory, RankDied
 from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
 from holdfast.ledger.standing import Outcome
 from holdfast.machine.preemption import Notice, Source, find_sources, watch
+from holdfast.rank.launchers import refuse_launcher
 from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
@@ -113,9 +114,12 @@ def live(
         find_ending: returns the attempt's ending by its cause; the ending is recorded.
 
     Raises:
+        ConfigError: another launcher has started several processes, each of which would train the run.
         HoldfastError: the run can't be opened, trained or committed.
         BaseException: the exception of a signal handler, after what was trained is committed.
     """
+    if acts == Acts():  # whoever passes others, as a flow does, starts one attempt at a time
+        refuse_launcher(config.compute)
     ending, attempt = TOLD_BY_A_SIGNAL, None  # a second signal may come before `find_ending` returns
     try:
         own = [*make_observers(config.log.observers), Reporting(config), Sending(config)]

@@ -235,9 +235,10 @@ class Compute(Section):
     """Number of machines that train the run together, each with this number of ranks. "1:4" takes as many as come, from
     1 to 4. Start the same command on each, or let Ray carry the ranks; see nodes.md.
     """
-    launcher: Annotated[Literal["torchrun", "ray"], OPERATIONAL] = "torchrun"
+    launcher: Annotated[Literal["torchrun", "ray", "attached"], OPERATIONAL] = "torchrun"
     """Launcher of the ranks. torchrun: the command on each machine, with a rendezvous if there are several. ray: one
-    command, which places the ranks on the nodes of a Ray cluster.
+    command, which places the ranks on the nodes of a Ray cluster. attached: a launcher of your own has started them;
+    holdfast.attach sets it, and you don't. See launchers.md.
     """
     rendezvous: Annotated[str | None, OPERATIONAL] = None
     """host:port at which several nodes meet: an address of node 0, and a free port there."""
@@ -280,7 +281,7 @@ class Compute(Section):
 
     @model_validator(mode="after")
     def _has_what_nodes_need(self) -> Self:
-        if self.has_nodes and self.rendezvous is None:
+        if self.has_rendezvous and self.rendezvous is None:
             raise ValueError(f"nodes = {self.nodes!r} needs a rendezvous, such as node0.example:29500")
         if isinstance(self.nodes, str) and not self.virtual_ranks:
             raise ValueError(f'nodes = "{self.nodes}" changes the number of ranks, which needs virtual_ranks')
@@ -314,14 +315,24 @@ class Compute(Section):
         return self.launcher == "ray"
 
     @property
+    def is_attached(self) -> bool:
+        """Return whether another launcher has started the ranks, so that nobody here can start new ones."""
+        return self.launcher == "attached"
+
+    @property
     def has_nodes(self) -> bool:
-        """Return whether several machines may train the run together, with a command on each."""
+        """Return whether several machines may train the run together, with a command or an attached script on each."""
         return self.nodes != 1 and not self.has_ray
+
+    @property
+    def has_rendezvous(self) -> bool:
+        """Return whether the nodes meet through the torchrun that the command on each node starts."""
+        return self.has_nodes and not self.is_attached
 
     @property
     def has_several(self) -> bool:
         """Return whether torchrun starts this machine's ranks: there are several of them, or of nodes."""
-        return (self.rank_count > 1 or self.has_nodes) and not self.has_ray
+        return (self.rank_count > 1 or self.has_nodes) and self.launcher == "torchrun"
 
     @property
     def node_range(self) -> tuple[int, int]:
@@ -529,6 +540,11 @@ class RunConfig(Section):
     def placed(self, nodes: int, rendezvous: str) -> Self:
         """Return this configuration for ranks that torchrun starts on this number of nodes."""
         update = {"nodes": nodes, "rendezvous": rendezvous, "launcher": "torchrun"}
+        return self.model_copy(update={"compute": self.compute.model_copy(update=update)})
+
+    def attached(self, nodes: int, ranks: int) -> Self:
+        """Return this configuration for ranks that another launcher has started: this number on each node."""
+        update = {"nodes": nodes, "ranks": ranks, "rendezvous": None, "launcher": "attached"}
         return self.model_copy(update={"compute": self.compute.model_copy(update=update)})
 
     @property
