@@ -8,6 +8,8 @@ Say what to train in a function: one that returns a `Recipe`, or one that takes 
     from holdfast import live, load_config
     live(load_config("my_model.toml"))
 
+Under torchrun, ``accelerate launch`` or srun call `attach` in the script that they start.
+
 Public are the names in ``holdfast.__all__``, and those that the documentation imports from ``holdfast.adapters``,
 ``attempt``, ``errors``, ``looking.sinks``, ``recipes``, ``schedule``, ``store`` and ``testing``. Everything else is
 private, whatever its name, and may change in any version.
@@ -31,6 +33,7 @@ from holdfast.terminal.distribution import warn_of_other
 
 if TYPE_CHECKING:
     from holdfast.attempt import AttemptView, Observer, live
+    from holdfast.attempt.attaching import attach
     from holdfast.journal import Commit
     from holdfast.ledger.standing import Outcome
     from holdfast.rank.messages import Progress
@@ -54,6 +57,7 @@ __all__ = [
     "RunConfig",
     "Schedule",
     "Step",
+    "attach",
     "fingerprint",
     "live",
     "load_config",
@@ -69,6 +73,7 @@ _LATER = {
     "Progress": "holdfast.rank.messages",
     "Run": "holdfast.training.own_loop.run",
     "Step": "holdfast.training.own_loop.loop",
+    "attach": "holdfast.attempt.attaching",
     "live": "holdfast.attempt",
 }
 

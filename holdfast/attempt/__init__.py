@@ -12,6 +12,7 @@ from holdfast.attempt.life import (
     find_ending,
     live,
     opens_again,
+    train,
     trains_again,
 )
 from holdfast.attempt.line import Line
@@ -35,5 +36,6 @@ __all__ = [
     "opens_again",
     "publish_commit",
     "started_ahead",
+    "train",
     "trains_again",
 ]

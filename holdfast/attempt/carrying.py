@@ -10,6 +10,7 @@ from holdfast.errors import HoldfastError, NodesMissing, RankDied, RunStopped
 from holdfast.journal import Journal
 from holdfast.ledger.standing import is_trained
 from holdfast.machine.gpus import check_gpus, settle_ranks
+from holdfast.rank.attached import choose_ranks
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Ready
 from holdfast.rank.rendezvous import describe_node_wait, find_node
@@ -41,6 +42,21 @@ def carry(config: RunConfig) -> None:
             if carrier.is_late():
                 raise
         time.sleep(MEET_AGAIN_AFTER_S)
+    carrier.report()
+
+
+def watch_attached(config: RunConfig) -> None:
+    """Watch the ranks that another launcher has started on this node, until they and the attempt on node 0 have ended.
+
+    Raises:
+        RunStopped: the attempt has ended before the run is complete.
+        HoldfastError: the ranks have died, or hang.
+    """
+    carrier = _NodeCarrier(config)
+    carrier.join()
+    deadline = time.monotonic() + config.resume.stop_within_s
+    while not carrier.is_over() and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
     carrier.report()
 
 
@@ -83,7 +99,7 @@ class _NodeCarrier:
             HoldfastError: this node's ranks can't be used, and new ones could not either.
         """
         check_gpus(self._config.compute)
-        ranks = Ranks(self._config, self._log_path)
+        ranks = choose_ranks(self._config.compute)(self._config, self._log_path)
         self._is_training = False
         try:
             self._follow(ranks)

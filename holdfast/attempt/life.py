@@ -15,10 +15,12 @@ from holdfast.attempt.sending import Sending
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied
+from holdfast.journal import Journal
 from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
-from holdfast.ledger.standing import Outcome
+from holdfast.ledger.standing import Outcome, TrainResult, read_standing, stopped_early
 from holdfast.machine.preemption import Notice, Source, find_sources, watch
 from holdfast.rank.launchers import refuse_launcher
+from holdfast.store import open_store
 from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
@@ -149,6 +151,29 @@ def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
     except BaseException:  # the exception of a signal's handler
         attempt.stop()
         raise
+
+
+def train(
+    config: RunConfig,
+    observers: Sequence[Observer] = (),
+    acts: Acts = Acts(),
+    *,
+    sources: Sequence[Source] = (),
+    find_ending: Callable[[Cause], Ending] = find_ending,
+) -> TrainResult:
+    """Train a run as `live` does, for a command that ends with it.
+
+    Raises:
+        RunStopped: the attempt ended before the run is complete.
+        HoldfastError: see `live`.
+    """
+    journal = Journal(open_store(config.store), config.run)
+    newest = journal.newest()
+    outcome = live(config, observers, acts, sources=sources, find_ending=find_ending)
+    result = TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
+    if not result.complete:
+        raise stopped_early(config.run)
+    return result
 
 
 def _describe(attempt: Attempt) -> Outcome:

@@ -115,7 +115,7 @@ class AttemptRanks:
         compute = self.config.compute
         if node := find_node(compute):
             raise ConfigError(f"this is node {node}, which only carries ranks", hint="start it with holdfast train")
-        if compute.has_nodes or compute.has_ray:
+        if compute.has_rendezvous or compute.has_ray:
             log.info("%s", describe_node_wait(compute))
         self.running = self.ahead.take(self.config, self._number, newest)
         if self.running is None:
@@ -162,6 +162,8 @@ class AttemptRanks:
             judge_environment(past, self.present, self.config.resume)
         event = self._look(commit, past)
         if is_unexplained(event):
+            if self.config.compute.is_attached:  # there are no new ones
+                return explain_refusal(event, commit)
             log.warning("the gate refuses %s: %s; new ranks check it again", commit.path, event.message)
             self.end_running()
             self.build_again(commit)
@@ -231,7 +233,7 @@ class AttemptRanks:
     def start_ahead(self) -> None:
         """Start the next ranks: they import torch, but touch no device until they replace the running ranks."""
         compute = self.config.compute
-        if not (compute.has_nodes or compute.has_ray):
+        if not (compute.has_nodes or compute.has_ray or compute.is_attached):
             self.ahead.start(self.config, self._number, None, is_held=True)
 
     def has_room(self) -> bool:

@@ -43,6 +43,7 @@ AHEAD_S = 15.0
 MOST_LOST = 2
 SHOWN_NAMES = 3
 SHOWN_SUSPECTS = 4
+ATTACHED = "another launcher has started the ranks, and there are no new ones beside them"
 GO_ON = "--set proof.rehearse=record trains on all the same, and says so in every later commit"
 
 
@@ -93,9 +94,12 @@ class Rehearsals:
     def may_follow(self, line: Line, next_s: float) -> bool:
         """Return whether a rehearsal may be due after ``next_s`` more seconds of training."""
         rehearse, verdict = self._settings.rehearse, line.verdict
-        if rehearse == "off":
-            line.note_unrehearsed('proof.rehearse = "off"')
-        if rehearse == "off" or verdict.inexact or self._lost >= MOST_LOST:
+        reason = 'proof.rehearse = "off"' if rehearse == "off" else ""
+        if self._ranks.config.compute.is_attached:
+            reason = reason or ATTACHED
+        if reason:
+            line.note_unrehearsed(reason)
+        if reason or verdict.inexact or self._lost >= MOST_LOST:
             return False
         if not verdict.rehearsed or self.is_changed:
             return True

@@ -7,15 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast.attempt import carry, live
+from holdfast.attempt import carry, train
 from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
 from holdfast.cli.app import Json, Set, app, print_json
 from holdfast.config import load_config
-from holdfast.journal import Journal
-from holdfast.ledger.standing import TrainResult, read_standing, stopped_early
 from holdfast.proof.drill import Striker
 from holdfast.rank.rendezvous import find_node
-from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +40,7 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
     if find_node(settings.compute):
         carry(settings)
         return
-    journal = Journal(open_store(settings.store), settings.run)
-    newest = journal.newest()
-    outcome = live(settings, [CommitLines(), ProgressView(), Striker()])
-    result = TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
-    if not result.complete:
-        raise stopped_early(settings.run)
+    result = train(settings, [CommitLines(), ProgressView(), Striker()])
     if json:
         print_json(result.model_dump(mode="json"))
     else:

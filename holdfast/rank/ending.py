@@ -43,16 +43,17 @@ class RankLog:
                 f"the ranks' output can't be written to {self.path}: {error.strerror}", hint='--set log.folder="..."'
             ) from None
 
-    def describe_end(self, returncode: int) -> RankDied | OutOfMemory:
+    def describe_end(self, known: int | str) -> RankDied | OutOfMemory:
         """Return the error for ranks that ended without reporting one.
 
         Args:
-            returncode: the return code of the rank, or of torchrun if there are several ranks.
+            known: the return code of the rank, or of torchrun if there are several ranks; or what is known instead.
         """
         lines = self.read().splitlines()
         crash = list(itertools.dropwhile(lambda line: not line.startswith(CRASH), lines))
         place = find_user_line(crash)
-        ending = (_find_first_failure(lines) or _name_ending(returncode)) + (f" at {place}" if place else "")
+        told = known if isinstance(known, str) else _name_ending(known)
+        ending = (_find_first_failure(lines) or told) + (f" at {place}" if place else "")
         lines = list(itertools.takewhile(lambda line: TORCHRUN not in line and not line.startswith(CRASH), lines))
         lines = lines[-LAST_LINES:]
         last = f" (last lines of {self.path}: {' | '.join(line.strip() for line in lines)})" if lines else ""

@@ -37,11 +37,17 @@ class Events:
             line = encode_message(Failed(kind=failed.kind, message=failed.message[:MESSAGE_LETTERS]))
         self._write(line)
 
+    def close(self) -> None:
+        """Close the pipe: nothing is reported any more."""
+        with self._lock:
+            pipe, self._pipe = self._pipe, -1
+            os.close(pipe)
+
     def _write(self, text: str) -> None:
         line = memoryview(text.encode())
         try:
             with self._lock:
-                while line:
+                while line and self._pipe >= 0:
                     line = line[os.write(self._pipe, line) :]
         except BrokenPipeError:
             self._is_first = False  # the attempt has died; the next one finds the saved checkpoints on the store

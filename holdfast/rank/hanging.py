@@ -80,11 +80,15 @@ class Watch:
         self._seen: dict[int, _Seen] = {}
         self._looked_at = time.monotonic()
 
+    def read(self) -> dict[int, Beat]:
+        """Return the heartbeat of each rank of this machine, by rank."""
+        return self._heartbeats.read()
+
     def look(self) -> dict[int, Beat]:
         """Return the heartbeats of the ranks that hang, by rank. Call it every `LOOK_EVERY_S`."""
         now = time.monotonic()
         elapsed_s, self._looked_at = now - self._looked_at, now
-        for rank, beat in self._heartbeats.read().items():
+        for rank, beat in self.read().items():
             self._note(rank, beat, elapsed_s)
         hung = [rank for rank, seen in self._seen.items() if seen.stopped_s > self._bound(Phase.STEP, first_s=MOST_S)]
         return {rank: self._seen[rank].beat for rank in hung or self._find_behind()}

@@ -235,7 +235,7 @@ class Ranks:
         """Return the error for ranks that ended without reporting one."""
         self._events.put(None)  # so that the next call of `next_event` raises the error, too
         code = self._process.wait()
-        if code == 0 and self._is_built and self._compute.has_nodes:
+        if code == 0 and self._is_built and self._compute.has_rendezvous:
             return RankDied("the ranks have ended as they were told to", is_ordered=True)
         never_met = None if self._is_built else explain_end(self._log.read(), self._compute)
         return never_met or self._log.describe_end(code)

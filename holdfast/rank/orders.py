@@ -14,6 +14,7 @@ from holdfast.checkpoint import Saved
 from holdfast.ledger.durations import Durations, Slowing
 from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import Phase, Place
+from holdfast.rank import attending
 from holdfast.rank.agreement import Agreement, Wish
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.terminal.interrupt import take_like_sigterm
@@ -52,8 +53,10 @@ class Orders:
         self._steps, self._urgent, self._saves = Durations(unknown_s=0.0), Durations(), Durations()
         self._slowing = Slowing()
         self._is_saving = False  # whether a save was under way when the step in progress began
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        take_like_sigterm(lambda *_: self._stop())  # a scheduler may send one to every process of a job
+        signal.signal(signal.SIGTERM, self._obey_signal)
+        take_like_sigterm(self._obey_signal)  # a scheduler may send one to every process of a job
+        if attending.is_attached():  # Ctrl-C reaches the ranks of another launcher
+            signal.signal(signal.SIGINT, self._obey_signal)
         # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
         if training.accelerator.is_local_main_process:
             threading.Thread(target=self._read, daemon=True).start()
@@ -78,6 +81,10 @@ class Orders:
         finally:
             self.is_ended = True
             self._stop()
+
+    def _obey_signal(self, number: int, frame: object) -> None:
+        attending.pass_on_stop()
+        self._stop()
 
     def _stop(self) -> None:
         self._stop_at = 0.0

@@ -128,10 +128,14 @@ def make_torchrun_arguments(config: RunConfig) -> list[str]:
 
 
 def make_variables(compute: Compute) -> dict[str, str]:
-    """Return the environment variables of a rank of several nodes: its node's number, and gloo's interface."""
+    """Return the environment variables of a rank of several nodes: its node's number, and gloo's interface.
+
+    The interface of ranks that another launcher has started is that launcher's affair.
+    """
     if not compute.has_nodes:
         return {}
-    interface = None if INTERFACE_VARIABLE in os.environ else find_interface(find_address(compute))
+    is_chosen = compute.is_attached or INTERFACE_VARIABLE in os.environ
+    interface = None if is_chosen else find_interface(find_address(compute))
     return {NODE_VARIABLE: str(find_node(compute)), **({INTERFACE_VARIABLE: interface} if interface else {})}
 
 

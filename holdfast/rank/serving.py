@@ -113,7 +113,7 @@ def serve(
         raise
     finally:
         training.saver.wait()
-    if training.config.compute.has_nodes and not orders.is_ended:
+    if training.config.compute.has_rendezvous and not orders.is_ended:
         # torchrun would now let all nodes meet again, where the ranks of one that is told to end never come.
         events.send(Failed.of(RankDied("the ranks have stopped: a node has joined, or was told to end")))
 
@@ -411,12 +411,13 @@ def main() -> int:
         return error.exit_code
 
     try:
-        if config.compute.has_nodes:
+        if config.compute.has_rendezvous:
             nodes = Nodes(config.compute, events)  # sets this rank's number, which later calls read
         heartbeats.join()
         run_program(config, begin)
         if built and built[0].progress.step >= built[0].total_steps:
             events.send(Finished())
+        heartbeats.stand(RankStanding.LEAVING)
     except Exception as error:
         failed = describe_failure(built[0] if built else None, error)
         if failed is error:
@@ -431,4 +432,5 @@ def main() -> int:
     finally:
         if nodes is not None:
             nodes.leave()
+        events.close()
     return 0

@@ -35,9 +35,9 @@ def _run_app(app: App, arguments: Sequence[str] | None) -> int:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as error:
-        return _complain(str(error), hint="--help shows what there is", exit_code=1)
+        return complain(str(error), hint="--help shows what there is", exit_code=1)
     except HoldfastError as error:
-        return _complain(error.message, error.hint, error.exit_code)
+        return complain(error.message, error.hint, error.exit_code)
     except KeyboardInterrupt:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C, while this ends, prints no traceback
@@ -55,7 +55,8 @@ def _escape_unknown_characters() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _complain(message: str, hint: str, exit_code: int) -> int:
+def complain(message: str, hint: str, exit_code: int) -> int:
+    """Print an error as one line, and its hint as another. Return the exit code."""
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)

@@ -32,7 +32,8 @@ def choose_cuda(compute: Compute) -> bool:
     use_cuda = torch.cuda.is_available() and compute.device != "cpu"
     if compute.device == "cuda" and not use_cuda:
         raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='device = "auto" or "cpu"')
-    if use_cuda and torch.cuda.device_count() < compute.rank_count:
+    # Another launcher may show each rank a GPU of its own alone.
+    if use_cuda and torch.cuda.device_count() < compute.rank_count and not compute.is_attached:
         raise too_few_gpus(compute.rank_count, f"torch sees {counted(torch.cuda.device_count(), 'GPU')} here")
     if compute.mixed_precision == "fp16" and not use_cuda:
         raise ConfigError(

@@ -160,6 +160,7 @@ OF_OTHERS = {
     "PYTHONPATH": "folders of modules, which ranks on a Ray cluster get, too",
     "RAY_ADDRESS": "the Ray cluster: [nodes.md](nodes.md)",
     "SLURM_NODEID": "the number of this node, in a job of Slurm; `SLURM_LOCALID` has to be 0",
+    "SLURM_PROCID": "the place of a task of `srun`, as its other variables are: [launchers.md](launchers.md)",
     "STORAGE_EMULATOR_HOST": "an emulator in place of Google Cloud Storage, which is then used without credentials",
 }
 

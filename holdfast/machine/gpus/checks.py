@@ -36,11 +36,11 @@ def settle_ranks(config: RunConfig) -> RunConfig:
 def gather_nodes(config: RunConfig) -> RunConfig:
     """Return the configuration with the ranks of all its nodes on one machine, for a command that trains there alone.
 
-    torchrun starts them there, even if Ray places those of the run. With virtual ranks any number of ranks trains the
-    same bytes, so one node's are enough.
+    torchrun starts them there, even if Ray places those of the run, or another launcher starts them. With virtual ranks
+    any number of ranks trains the same bytes, so one node's are enough.
     """
     compute = config.compute
-    if compute.nodes == 1 and not compute.has_ray:
+    if compute.nodes == 1 and compute.launcher == "torchrun":
         return config
     ranks = compute.rank_count * (1 if compute.virtual_ranks else compute.node_range[0])
     update = {"nodes": 1, "ranks": ranks, "launcher": "torchrun"}
@@ -82,7 +82,7 @@ def check_gpus(compute: Compute) -> int:
     if visible is None:
         _judge(compute, [report.problem] if report.is_fault else [], "")
         return 0
-    if 0 < len(visible) < compute.rank_count:
+    if 0 < len(visible) < compute.rank_count and not compute.is_attached:
         raise too_few_gpus(compute.rank_count, describe_visible(report, visible))
     unhealthy = [gpu for gpu in list_taken(visible, compute.rank_count) if gpu.faults]
     others = ",".join(str(gpu.index) for gpu in visible if not gpu.faults)

@@ -1,0 +1,138 @@
+"""The entrance for processes that another launcher has started: each of them becomes a rank of one attempt.
+
+The first process of each machine starts a process beside it, in a session of its own: on the first machine that is the
+attempt, on the others a watch over their ranks (`holdfast.attempt.beside`). It outlives the ranks, so that it commits
+what they have saved. All processes get their pipes and variables from it, and then execute ``python -m holdfast.rank``:
+the launcher sees the same processes, and they are the ranks that ``holdfast train`` would have started.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast.config import RunConfig, load_config
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.machine.processes import MARK_VARIABLE, RANK_MODULE
+from holdfast.rank.attending import BESIDE_VARIABLE, END_VARIABLE
+from holdfast.rank.door import DOOR_VARIABLE, Answer, knock, make_door, name_door
+from holdfast.rank.launchers import DOCS, Place, find_place
+from holdfast.rank.process import make_environment
+from holdfast.rank.rendezvous import NODE_VARIABLE
+from holdfast.terminal import counted
+from holdfast.terminal.command import complain
+
+BESIDE_MODULE = "holdfast.attempt.beside"
+# The process that started the first rank. The attempt stops when it has ended. Empty without a launcher.
+LAUNCHER_VARIABLE = "HOLDFAST_LAUNCHER"
+# Variables that torchrun gives its processes, and that torch reads in them.
+TORCHS = ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*", "TORCHELASTIC_*")
+
+
+def attach(config: str | Path, overrides: Sequence[str] = ()) -> NoReturn:
+    """Make this process a rank of a run, and train that, under torchrun, ``accelerate launch`` or srun.
+
+    Call it in the script that the launcher starts, first of all and once in each process::
+
+        import holdfast
+
+        if __name__ == "__main__":
+            holdfast.attach("my_model.toml")
+
+    The number of ranks is the launcher's, and nothing else changes: the configuration says what is trained, and
+    ``holdfast train`` with as many ranks trains the same bytes. A process without a launcher is the only rank.
+
+    The call never returns: the process executes another program, and ends as the attempt does, in each rank with the
+    same exit code: 0 if the run is complete, 3 if it isn't and the launcher should start the processes again, 1 and 2
+    as documented for commands.
+
+    Args:
+        config: the path of the run's configuration.
+        overrides: ``a.b=value``, with the value in TOML, as for `load_config`.
+    """
+    try:
+        code = _become_rank(config, overrides)
+    except HoldfastError as error:
+        code = complain(error.message, error.hint, error.exit_code)
+    sys.exit(code)
+
+
+def _become_rank(path: str | Path, overrides: Sequence[str]) -> int:
+    """Execute the program of a rank. Return the exit code of the attempt if it has ended before it had ranks.
+
+    Raises:
+        ConfigError: this process can't be a rank, or the configuration doesn't fit the launcher.
+        NodesMissing: the attempt doesn't answer.
+    """
+    if MARK_VARIABLE in os.environ:
+        raise ConfigError(
+            "holdfast.attach was called in a rank",
+            hint='call it under if __name__ == "__main__": ranks import the file',
+        )
+    place = find_place()
+    config = settle_place(load_config(path, overrides), place)
+    os.environ[NODE_VARIABLE] = str(place.node)
+    name = name_door(place)
+    beside = _start_beside(config, place, name) if place.local_rank == 0 else None
+    answer = knock(name, config.compute.wait_s)
+    if answer.code is None:
+        _execute_rank(config, place, answer, beside)
+    if beside is not None:
+        beside.wait()
+    return answer.code
+
+
+def settle_place(config: RunConfig, place: Place) -> RunConfig:
+    """Return the configuration with the launcher's numbers of nodes and ranks.
+
+    Raises:
+        ConfigError: it asks for other numbers.
+    """
+    compute = config.compute
+    started = f"{place.launcher} has started" if place.launcher else "no launcher has started this process, which is"
+    if "ranks" in compute.model_fields_set and compute.ranks not in ("all", place.local_size):
+        raise ConfigError(
+            f"compute.ranks = {compute.ranks}: {started} {counted(place.local_size, 'rank')} on this machine",
+            hint=f"start {compute.ranks} processes on each machine, or leave compute.ranks out; {DOCS}",
+        )
+    least, most = compute.node_range
+    if "nodes" in compute.model_fields_set and not least <= place.nodes <= most:
+        raise ConfigError(
+            f"compute.nodes = {compute.nodes}: {started} ranks on {counted(place.nodes, 'machine')}",
+            hint=f"start them on as many machines, or leave compute.nodes out; {DOCS}",
+        )
+    return config.attached(place.nodes, place.local_size)
+
+
+def _start_beside(config: RunConfig, place: Place, name: str) -> "subprocess.Popen[bytes]":
+    """Start the process beside this machine's ranks: the attempt, or a watch over them."""
+    launcher = str(os.getppid()) if place.launcher else ""
+    with make_door(name) as door:
+        environment = make_environment(config, 0) | {LAUNCHER_VARIABLE: launcher, DOOR_VARIABLE: str(door.fileno())}
+        return subprocess.Popen(
+            [sys.executable, "-m", BESIDE_MODULE],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[door.fileno()],
+            start_new_session=True,
+        )
+
+
+def _execute_rank(
+    config: RunConfig, place: Place, answer: Answer, beside: "subprocess.Popen[bytes] | None"
+) -> NoReturn:
+    """Give this process the pipes and the variables of a rank, and execute its program."""
+    kept = {name: value for name, value in os.environ.items() if any(fnmatchcase(name, each) for each in TORCHS)}
+    own = place.variables | {END_VARIABLE: str(answer.files[3])}
+    if beside is not None:
+        own[BESIDE_VARIABLE] = str(beside.pid)
+    environment = make_environment(config, 0) | kept | own | answer.variables
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number, file in enumerate(answer.files[:3]):
+        os.dup2(file, number)
+    os.set_inheritable(answer.files[3], True)
+    os.execve(sys.executable, [sys.executable, "-m", RANK_MODULE], environment)

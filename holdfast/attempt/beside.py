@@ -1,0 +1,99 @@
+"""The process beside the ranks of another launcher: ``python -m holdfast.attempt.beside``.
+
+On the first machine it is the attempt, and on each other one a watch over its ranks. `holdfast.attempt.attaching`
+starts it. It ends with the exit codes of a command, and tells its ranks how it ended.
+"""
+
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from cyclopts import App
+
+from holdfast.attempt.attaching import LAUNCHER_VARIABLE
+from holdfast.attempt.attempt import Attempt
+from holdfast.attempt.carrying import watch_attached
+from holdfast.attempt.life import Acts, Cause, find_ending, train
+from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
+from holdfast.errors import RankDied
+from holdfast.journal.endings import Ending
+from holdfast.machine.preemption import Notice, Source
+from holdfast.machine.processes import is_running
+from holdfast.rank.attached import AttachedRanks
+from holdfast.rank.attending import STOPPED_EARLY
+from holdfast.rank.door import DOOR_VARIABLE, Door
+from holdfast.rank.process import read_environment
+from holdfast.rank.rendezvous import find_node
+from holdfast.terminal import interrupt
+from holdfast.terminal.command import run_app
+
+# One life is one attempt: without new ranks nothing is tried again, and the launcher starts the next life.
+ONCE = Acts(open=Attempt.open, train_chunk=Attempt.train_chunk)
+# The exit codes that a launcher gets as they are. In place of those of signals it gets that of a run that goes on.
+CODES = (0, 1, 2, STOPPED_EARLY)
+
+app = App(name="holdfast.attach")
+
+
+@app.default
+def accompany() -> None:
+    """Train the run with the ranks of another launcher, or watch those of this machine."""
+    config, _ = read_environment()
+    log_plain_lines()
+    if find_node(config.compute):
+        watch_attached(config)
+        return
+    sources = watch_launcher(os.environ[LAUNCHER_VARIABLE], config.resume.stop_within_s)
+    result = train(config, [CommitLines(), ProgressView()], ONCE, sources=sources, find_ending=find_attached_ending)
+    print(result.describe(config.store))
+
+
+def watch_launcher(pid: str, stop_within_s: float) -> list[Source]:
+    """Return the source of a notice that the launcher has ended; none without a launcher.
+
+    torchrun's ranks outlive a torchrun that is killed. They would train on, and whoever starts it again would find two
+    attempts at one run.
+    """
+
+    def look() -> Notice | None:
+        has_ended = not is_running(int(pid))
+        return Notice("the launcher of the ranks has ended", stop_within_s, is_at_once=True) if has_ended else None
+
+    return [look] if pid else []
+
+
+def find_attached_ending(cause: Cause) -> Ending:
+    """Return the ending of an attempt by its cause: a launcher that has told the ranks to end has preempted it."""
+    if isinstance(cause, RankDied) and cause.data.get("is_ordered"):
+        return Ending("preempted", cause.message)
+    return find_ending(cause)
+
+
+def end_once(number: int, frame: object) -> NoReturn:
+    """End this process, as `holdfast.terminal.interrupt.end` does. Further signals don't disturb the save."""
+    signal.signal(number, signal.SIG_IGN)
+    interrupt.end(number, frame)
+
+
+def main() -> int:
+    """Run the process beside the ranks, and tell them its exit code."""
+    config, _ = read_environment()
+    door = AttachedRanks.door = Door(
+        socket.socket(fileno=int(os.environ.pop(DOOR_VARIABLE))), config.compute.rank_count
+    )
+    signal.signal(signal.SIGTERM, end_once)
+    code = 1
+    try:
+        code = run_app(app, [])
+    except SystemExit:
+        code = STOPPED_EARLY
+    finally:
+        code = code if code in CODES else STOPPED_EARLY
+        door.close(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

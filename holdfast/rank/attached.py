@@ -1,0 +1,158 @@
+"""The ranks of an attempt that another launcher has started. The attempt can watch, command and end them, but not
+replace them.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, BinaryIO, ClassVar
+
+from holdfast.config import Compute, RunConfig
+from holdfast.errors import HoldfastError, RankDied, RunStopped
+from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, RankStanding
+from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, is_running
+from holdfast.rank.door import Door
+from holdfast.rank.hanging import PATIENCE_VARIABLE
+from holdfast.rank.holding import HELD_VARIABLE
+from holdfast.rank.launching import Ranks
+from holdfast.rank.lived import LIVED_VARIABLE
+from holdfast.rank.process import COMMIT_VARIABLE
+
+# The ranks that lose another one end by themselves, or their launcher ends them. Those that do neither are ended.
+ALONE_WITHIN_S = 30.0
+LOOK_EVERY_S = 0.5
+# How long a process that has closed its pipes may take to end.
+GONE_WITHIN_S = 0.3
+# The variables that the attempt chooses for all ranks of a machine.
+TOLD = (
+    MARK_VARIABLE, HEARTBEATS_VARIABLE, LONGEST_EPOCH_VARIABLE, PATIENCE_VARIABLE, LIVED_VARIABLE, HELD_VARIABLE,
+    COMMIT_VARIABLE,
+)  # fmt: skip
+RESTART = "the launcher may start it again; it then continues from the last verified checkpoint"
+
+
+class AttachedProcesses:
+    """The processes of this machine's ranks, as the one process that `Ranks` knows.
+
+    They have ended once all of them have closed their pipe: they then wait for the attempt's exit code.
+
+    Attributes:
+        pids: the processes.
+        first_gone: those that have ended first.
+    """
+
+    def __init__(self, pids: Sequence[int], stdin: IO[str], stdout: IO[str]) -> None:
+        self.pids, self.stdin, self.stdout = pids, stdin, stdout
+        self.first_gone: list[int] = []
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self.pids[0]
+
+    def poll(self) -> int | None:
+        return 0 if self.stdout.closed or not any(map(is_running, self.pids)) else None
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            time.sleep(LOOK_EVERY_S / 10)
+        return 0
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the ranks that still run."""
+        for pid in filter(is_running, self.pids):
+            os.kill(pid, number)
+
+    def find_gone(self) -> list[int]:
+        """Return the processes that have ended."""
+        return [pid for pid in self.pids if not is_running(pid)]
+
+    def _watch(self) -> None:
+        """Note which processes end first, and kill those that stay for `ALONE_WITHIN_S` after that."""
+        while self.poll() is None:
+            self.first_gone = self.find_gone()
+            if self.first_gone:
+                deadline = time.monotonic() + ALONE_WITHIN_S
+                while self.poll() is None and time.monotonic() < deadline:
+                    time.sleep(LOOK_EVERY_S)
+                if self.poll() is None:
+                    self.signal(signal.SIGKILL)
+                return
+            time.sleep(LOOK_EVERY_S)
+
+
+class AttachedRanks(Ranks):
+    """The ranks of one attempt, as processes that another launcher has started; see `Ranks`.
+
+    Attributes:
+        door: the door at which they come to the attempt, set before there is one.
+    """
+
+    door: ClassVar[Door | None] = None
+    _process: AttachedProcesses
+
+    def __init__(
+        self, config: RunConfig, log_path: Path, commit: int = 0, *, patience: float = 1.0, lived: Path | None = None
+    ) -> None:
+        """Wait until all ranks of this machine have come.
+
+        Raises:
+            RunStopped: they have come already, and have ended.
+            NodesMissing, RankDied: they don't come; see `Door.let_in`.
+        """
+        door = self.door
+        if door is None or not door.is_open:
+            raise RunStopped("the ranks have ended, and only their launcher can start new ones", hint=RESTART)
+        within_s = config.compute.wait_s
+
+        def let_in(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> AttachedProcesses:
+            return _let_in(door, environment, log, within_s)
+
+        super().__init__(config, log_path, commit, spawn=let_in, patience=patience, lived=lived)
+
+    def signal(self, number: int) -> None:
+        self._process.signal(number)
+
+    def _find_others(self) -> list[int]:
+        return []
+
+    def list_pids(self) -> list[int]:
+        return [*self._process.pids]
+
+    def _describe_end(self) -> HoldfastError:
+        """Return the error for ranks that have ended: it names those that died before the others."""
+        self._events.put(None)
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while not (gone := self._process.first_gone or self._process.find_gone()) and time.monotonic() < deadline:
+            time.sleep(LOOK_EVERY_S / 10)
+        beats = {beat.pid: (rank, beat) for rank, beat in self.watch.read().items()}
+        dead = sorted(beats[pid][0] for pid in gone if pid in beats and not _has_left(beats[pid][1].standing))
+        if self._is_built and not dead:
+            return RankDied("the ranks have ended as their launcher told them to", is_ordered=True)
+        named = ", ".join(f"rank {rank}" for rank in dead) or f"process {gone[0]}" if gone else "all of them"
+        return self._log.describe_end(f"{named} died; its launcher may say how")
+
+
+def _has_left(standing: RankStanding) -> bool:
+    return standing is not RankStanding.TRAINING
+
+
+def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: float) -> AttachedProcesses:
+    """Give the ranks their pipes and variables as they come; return their processes."""
+    variables = {name: environment[name] for name in TOLD}
+    (orders, to_ranks), (from_ranks, events) = os.pipe(), os.pipe()
+    try:
+        pids = door.let_in(variables, [orders, events, log.fileno()], within_s)
+    finally:
+        os.close(orders)
+        os.close(events)
+    stdin = os.fdopen(to_ranks, "w", buffering=1, encoding="utf-8")
+    return AttachedProcesses(pids, stdin, os.fdopen(from_ranks, encoding="utf-8"))
+
+
+def choose_ranks(compute: Compute) -> type[Ranks]:
+    """Return the class of the ranks of a run: those that the attempt starts, or another launcher's."""
+    return AttachedRanks if compute.is_attached else Ranks

@@ -1,0 +1,194 @@
+"""The door between an attempt and the ranks of this machine that another launcher has started; imports no torch.
+
+These ranks are no children of the attempt's, so it can't start them with its pipes. Each one knocks at a socket whose
+name follows from the launcher's variables, and gets the variables and the pipes of a rank. The first rank of a machine
+makes the socket and starts the attempt, which inherits it.
+
+The socket has an abstract name, so that the kernel removes it with its processes. Both sides check that the other one
+is the same user's. Source: unix(7).
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.errors import ConfigError, NodesMissing, RankDied
+from holdfast.machine.processes import is_running
+from holdfast.rank.launchers import Place
+from holdfast.terminal import spell_s
+
+# The file number of the socket, for the attempt that inherits it.
+DOOR_VARIABLE = "HOLDFAST_DOOR"
+LOOK_EVERY_S = 0.5
+# How long a name may still belong to the attempt of ranks that have died before all of them had come.
+NAME_WITHIN_S = 10.0
+# How long an attempt that has failed waits for the ranks that don't know that yet.
+TELL_WITHIN_S = 10.0
+# Variables of the launcher that tell two of its starts apart.
+KEYS = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+PEER = struct.Struct("3i")  # the process, the user and the group at the other end
+FILES = 4
+ANSWER_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a rank that knocks.
+
+    Attributes:
+        variables: the environment variables of the ranks.
+        files: the numbers of its standard input, output and error, and of the pipe with the attempt's exit code.
+        code: the exit code of an attempt that has ended before there were ranks; None if there is one.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    files: Sequence[int] = ()
+    code: int | None = None
+
+
+def name_door(place: Place) -> str:
+    """Return the name of the socket for the ranks of this machine that one start of a launcher has in common."""
+    if place.address is None:
+        start = [str(os.getpid())]
+    else:
+        start = [place.address, str(place.size), str(place.node), *(os.environ.get(name, "") for name in KEYS)]
+    return "\0holdfast-" + hashlib.sha256(json.dumps([os.getuid(), *start]).encode()).hexdigest()[:32]
+
+
+def make_door(name: str) -> socket.socket:
+    """Return the socket of this name, at which ranks can knock from now on.
+
+    Raises:
+        ConfigError: another start of a launcher has the same variables, and its ranks have not all come yet.
+    """
+    door = socket.socket(socket.AF_UNIX)
+    deadline = time.monotonic() + NAME_WITHIN_S
+    while True:
+        try:
+            door.bind(name)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    "another launcher with the same variables starts ranks on this machine",
+                    hint="give each launcher a port of its own, such as torchrun --standalone",
+                ) from None
+            time.sleep(LOOK_EVERY_S)
+    door.listen(1024)
+    return door
+
+
+def knock(name: str, within_s: float) -> Answer:
+    """Return what the attempt of this machine's ranks answers.
+
+    Raises:
+        NodesMissing: nobody has answered for ``within_s`` seconds.
+    """
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX) as own:
+            try:
+                own.connect(name)
+            except OSError:  # the first rank of this machine has not come yet
+                time.sleep(LOOK_EVERY_S / 10)
+                continue
+            own.settimeout(max(LOOK_EVERY_S, deadline - time.monotonic()))
+            with contextlib.suppress(OSError):
+                if _read_peer(own)[1] == os.getuid():
+                    return _receive(own)
+            break
+    raise NodesMissing(
+        f"the attempt that the first rank of this machine starts has not answered within {spell_s(within_s)}",
+        hint="every process of the launcher has to call holdfast.attach; compute.wait_s sets the time",
+    )
+
+
+def _receive(own: socket.socket) -> Answer:
+    text, received, _, _ = socket.recv_fds(own, ANSWER_BYTES, FILES)
+    # Unlike files that Python opens, these would stay open in the program that this process executes.
+    files = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3) for file in received]
+    for file in received:
+        os.close(file)
+    while more := own.recv(ANSWER_BYTES):
+        text += more
+    return Answer(files=files, **json.loads(text)) if text else Answer(code=3)  # the attempt has died
+
+
+def _read_peer(end: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end of a connection."""
+    process, user, _ = PEER.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return process, user
+
+
+class Door:
+    """The attempt's side of the door.
+
+    Attributes:
+        first: the process of the first rank of this machine.
+        is_open: whether the ranks have not been let in yet.
+    """
+
+    def __init__(self, listening: socket.socket, count: int) -> None:
+        """
+        Args:
+            count: the number of this machine's ranks.
+        """
+        self.first = os.getppid()
+        self.is_open = True
+        self._listening, self._count = listening, count
+        self._told_of_end, self._end = os.pipe()
+        self._guests: list[int] = []
+
+    def let_in(self, variables: Mapping[str, str], files: Sequence[int], within_s: float) -> list[int]:
+        """Wait until all ranks have knocked, and give each the variables and files. Return their processes.
+
+        Args:
+            files: the numbers of their standard input, output and error.
+
+        Raises:
+            NodesMissing: a rank has not come within ``within_s`` seconds.
+            RankDied: the first rank has ended meanwhile.
+        """
+        self.is_open = False
+        answer = json.dumps({"variables": dict(variables)}).encode()
+        with self._listening:
+            if not self._answer(answer, [*files, self._told_of_end], within_s):
+                if not is_running(self.first):
+                    raise RankDied("the first rank of this machine has ended before the others came")
+                raise NodesMissing(
+                    f"{len(self._guests)} of {self._count} ranks came to the attempt within {spell_s(within_s)}",
+                    hint="every process of the launcher has to call holdfast.attach; compute.wait_s sets the time",
+                )
+        return self._guests
+
+    def _answer(self, answer: bytes, files: Sequence[int], within_s: float) -> bool:
+        """Answer each rank that knocks, until all have; return False if one hasn't in time."""
+        self._listening.settimeout(LOOK_EVERY_S)
+        deadline = time.monotonic() + within_s
+        while len(self._guests) < self._count:
+            if time.monotonic() > deadline or not is_running(self.first):
+                return False
+            with contextlib.suppress(OSError):  # nobody has come, or who came has gone
+                guest, _ = self._listening.accept()
+                with guest:
+                    process, user = _read_peer(guest)
+                    if user == os.getuid():
+                        socket.send_fds(guest, [answer], files)
+                        self._guests.append(process)
+        return True
+
+    def close(self, code: int) -> None:
+        """Tell the ranks the exit code of the attempt. Those that have not come yet get it as they knock."""
+        if self.is_open:
+            self.is_open = False
+            with self._listening:
+                self._answer(json.dumps({"code": code}).encode(), [], TELL_WITHIN_S)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._end, bytes([code]) * self._count)
