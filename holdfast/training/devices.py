@@ -1,13 +1,19 @@
 """The device that training runs on, and accelerate's part in it."""
 
+import os
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from torch import distributed
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
 from holdfast.machine import determinism
 from holdfast.machine.gpus import too_few_gpus
+from holdfast.machine.processes import MARK_VARIABLE
 from holdfast.state import include_gpus
 from holdfast.terminal import counted
 
@@ -56,6 +62,8 @@ def prepare_device(config: RunConfig) -> Accelerator:
     use_cuda = choose_cuda(compute)
     include_gpus(use_cuda)
     determinism.apply(config.determinism, config.seed)
+    if compute.is_attached and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        connect_attached(compute, use_cuda)
     accelerator = Accelerator(
         cpu=not use_cuda,
         mixed_precision=compute.mixed_precision,
@@ -64,6 +72,21 @@ def prepare_device(config: RunConfig) -> Accelerator:
     )
     determinism.check(config.determinism, "before the recipe is built")
     return accelerator
+
+
+def connect_attached(compute: Compute, use_cuda: bool) -> None:
+    """Connect the ranks that another launcher has started, with keys that no ranks before them have used.
+
+    torchrun serves one store to all ranks that it starts one after the other (``--max-restarts``; seen in torch 2.13).
+    Without a prefix gloo would find the addresses of dead ranks there, and connect to those.
+    """
+    prefix = os.environ[MARK_VARIABLE]  # only the ranks of one machine know it
+    if compute.has_nodes:
+        prefix = "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"))
+    store, rank, size = next(rendezvous("env://"))
+    distributed.init_process_group(
+        "nccl" if use_cuda else "gloo", store=PrefixStore(prefix, store), rank=rank, world_size=size
+    )
 
 
 def required_of_ddp(ranks: int) -> dict[str, bool]:
