@@ -54,7 +54,8 @@ class Orders:
         self._slowing = Slowing()
         self._is_saving = False  # whether a save was under way when the step in progress began
         signal.signal(signal.SIGTERM, self._obey_signal)
-        take_like_sigterm(self._obey_signal)  # a scheduler may send one to every process of a job
+        # A scheduler may send one to every process of a job. At the other one faulthandler writes the stacks of a hang.
+        take_like_sigterm(self._obey_signal, but=heartbeats.STACKS_SIGNAL)
         if attending.is_attached():  # Ctrl-C reaches the ranks of another launcher
             signal.signal(signal.SIGINT, self._obey_signal)
         # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.

@@ -62,10 +62,14 @@ def raise_if_lost() -> None:
         end(_came[0], None)
 
 
-def take_like_sigterm(handle: Callable[[int, Any], object]) -> None:
-    """Handle the signals of `LIKE_SIGTERM`, too, unless they are ignored or the user's code handles them."""
+def take_like_sigterm(handle: Callable[[int, Any], object], but: signal.Signals | None = None) -> None:
+    """Handle the signals of `LIKE_SIGTERM`, too, unless they are ignored or the user's code handles them.
+
+    Args:
+        but: a signal that has another use in this process, which `signal.getsignal` doesn't show.
+    """
     for each in LIKE_SIGTERM:
-        if signal.getsignal(each) is signal.SIG_DFL:
+        if each is not but and signal.getsignal(each) is signal.SIG_DFL:
             signal.signal(each, handle)
 
 
