@@ -122,6 +122,11 @@ class AttachedRanks(Ranks):
     def list_pids(self) -> list[int]:
         return [*self._process.pids]
 
+    def _find_cause(self) -> HoldfastError | None:
+        """Return the error that made one rank lose another; None if that is a rank of another machine."""
+        cause = super()._find_cause()
+        return None if cause is not None and cause.data.get("is_ordered") else cause
+
     def _describe_end(self) -> HoldfastError:
         """Return the error for ranks that have ended: it names those that died before the others."""
         self._events.put(None)
