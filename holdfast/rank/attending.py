@@ -42,6 +42,8 @@ def await_code(code: int) -> int:
     """
     if not is_attached():
         return code
+    # The launcher may end the ranks that are left as soon as the first one has ended.
+    signal.signal(signal.SIGTERM, lambda *_: pass_on_stop())
     given = os.read(int(os.environ[END_VARIABLE]), 1)
     if number := int(os.environ.get(BESIDE_VARIABLE, "0")):
         with contextlib.suppress(ChildProcessError):

@@ -43,11 +43,12 @@ class Launched:
     folder: Path
     settings: Sequence[str] = ('recipe = "tests.support.failing:failing"',)
     script: str = SCRIPT
+    epochs: int = EPOCHS
     started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         lines = [
-            'run = "r"', f"epochs = {EPOCHS}", "chunk.steps = 16", 'compute.device = "cpu"', "log.every = 1",
+            'run = "r"', f"epochs = {self.epochs}", "chunk.steps = 16", 'compute.device = "cpu"', "log.every = 1",
             *self.settings,
         ]  # fmt: skip
         (self.folder / "me.toml").write_text("\n".join(lines))

@@ -35,8 +35,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
 
 # Members without an underscore that are Holdfast's own all the same.
 NOT_PROMISED = {
-    "Facts.read", "Recipe.has_own_loop", "RunConfig.next_stop", "RunConfig.placed", "RunConfig.with_ranks",
-    "RunGone.of",
+    "Facts.read", "Recipe.has_own_loop", "RunConfig.attached", "RunConfig.next_stop", "RunConfig.placed",
+    "RunConfig.with_ranks", "RunGone.of",
 }  # fmt: skip
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -135,11 +135,15 @@ SET_FOR_TESTS = {
     "HOLDFAST_TEST_DEVICE": "the device that the tests of ranks train on; `make test-gpus` sets it",
 }
 SET_BY_HOLDFAST = {
+    "HOLDFAST_BESIDE": "the attempt's process, for a rank that another launcher has started",
     "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
     "HOLDFAST_CONFIG": "the configuration of ranks and of metric sinks, as JSON",
+    "HOLDFAST_DOOR": "the socket at which such ranks come to the attempt: [launchers.md](launchers.md)",
+    "HOLDFAST_END": "the pipe from which such a rank reads the attempt's exit code",
     "HOLDFAST_GPU": "the GPU of a worker that `make up GPUS=...` has started, and of what it starts",
     "HOLDFAST_HEARTBEATS": "the file in which ranks note their places for their attempt",
     "HOLDFAST_HELD": "set for ranks that wait for an order before they build",
+    "HOLDFAST_LAUNCHER": "the process of that launcher, for the attempt",
     "HOLDFAST_LIVED": "the file of the steps that no commit has yet",
     "HOLDFAST_LONGEST_EPOCH": "the largest number of steps of an epoch, to which a proof cuts it",
     "HOLDFAST_PATIENCE": "the factor of the limits after which ranks count as hanging",

@@ -152,15 +152,22 @@ def test_a_rank_that_hangs_is_named_and_its_launcher_starts_again(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_of_two_launchers_at_once_the_later_one_owns_the_run(launched: Launched, reference: str) -> None:
-    first = launched.start(*TORCHRUN, "train_me.py")
-    launched.await_step(16)
-    second = launched.start(*TORCHRUN, "train_me.py")
-    assert first.wait(WITHIN_S) != 0
-    assert second.wait(WITHIN_S) == 0, launched.said()
-    launched.await_end()
-    check_complete(launched, reference)
-    assert launched.endings() == ["superseded", "completed"]
+def test_of_two_launchers_at_once_the_later_one_owns_the_run(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, epochs=10 * EPOCHS)
+    try:
+        first = launched.start(*TORCHRUN, "train_me.py")
+        launched.await_step(16)
+        second = launched.start(*TORCHRUN, "train_me.py")
+        assert first.wait(WITHIN_S) != 0
+        assert "attempt 1 of run 'r' is superseded by attempt 2" in launched.said(0)
+        launched.await_step(launched.step() + 16)
+        second.terminate()
+        assert second.wait(WITHIN_S) != 0
+        launched.await_end()
+        assert launched.endings() == ["superseded", "preempted"], launched.said()
+        assert launched.run(*HOLDFAST, "verify", "r") == 0, launched.said()
+    finally:
+        launched.kill_all()
 
 
 @pytest.mark.slow
