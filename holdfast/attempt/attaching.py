@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.machine.processes import MARK_VARIABLE, RANK_MODULE
 from holdfast.rank.attending import BESIDE_VARIABLE, END_VARIABLE
 from holdfast.rank.door import DOOR_VARIABLE, Answer, knock, make_door, name_door
-from holdfast.rank.launchers import DOCS, Place, find_place
+from holdfast.rank.launchers import DOCS, Slot, find_slot
 from holdfast.rank.process import make_environment
 from holdfast.rank.rendezvous import NODE_VARIABLE
 from holdfast.terminal import counted
@@ -72,44 +72,44 @@ def _become_rank(path: str | Path, overrides: Sequence[str]) -> int:
             "holdfast.attach was called in a rank",
             hint='call it under if __name__ == "__main__": ranks import the file',
         )
-    place = find_place()
-    config = settle_place(load_config(path, overrides), place)
-    os.environ[NODE_VARIABLE] = str(place.node)
-    name = name_door(place)
-    beside = _start_beside(config, place, name) if place.local_rank == 0 else None
+    slot = find_slot()
+    config = settle_slot(load_config(path, overrides), slot)
+    os.environ[NODE_VARIABLE] = str(slot.node)
+    name = name_door(slot)
+    beside = _start_beside(config, slot, name) if slot.local_rank == 0 else None
     answer = knock(name, config.compute.wait_s)
     if answer.code is None:
-        _execute_rank(config, place, answer, beside)
+        _execute_rank(config, slot, answer, beside)
     if beside is not None:
         beside.wait()
     return answer.code
 
 
-def settle_place(config: RunConfig, place: Place) -> RunConfig:
+def settle_slot(config: RunConfig, slot: Slot) -> RunConfig:
     """Return the configuration with the launcher's numbers of nodes and ranks.
 
     Raises:
         ConfigError: it asks for other numbers.
     """
     compute = config.compute
-    started = f"{place.launcher} has started" if place.launcher else "no launcher has started this process, which is"
-    if "ranks" in compute.model_fields_set and compute.ranks not in ("all", place.local_size):
+    started = f"{slot.launcher} has started" if slot.launcher else "no launcher has started this process, which is"
+    if "ranks" in compute.model_fields_set and compute.ranks not in ("all", slot.local_size):
         raise ConfigError(
-            f"compute.ranks = {compute.ranks}: {started} {counted(place.local_size, 'rank')} on this machine",
+            f"compute.ranks = {compute.ranks}: {started} {counted(slot.local_size, 'rank')} on this machine",
             hint=f"start {compute.ranks} processes on each machine, or leave compute.ranks out; {DOCS}",
         )
     least, most = compute.node_range
-    if "nodes" in compute.model_fields_set and not least <= place.nodes <= most:
+    if "nodes" in compute.model_fields_set and not least <= slot.nodes <= most:
         raise ConfigError(
-            f"compute.nodes = {compute.nodes}: {started} ranks on {counted(place.nodes, 'machine')}",
+            f"compute.nodes = {compute.nodes}: {started} ranks on {counted(slot.nodes, 'machine')}",
             hint=f"start them on as many machines, or leave compute.nodes out; {DOCS}",
         )
-    return config.attached(place.nodes, place.local_size)
+    return config.attached(slot.nodes, slot.local_size)
 
 
-def _start_beside(config: RunConfig, place: Place, name: str) -> "subprocess.Popen[bytes]":
+def _start_beside(config: RunConfig, slot: Slot, name: str) -> "subprocess.Popen[bytes]":
     """Start the process beside this machine's ranks: the attempt, or a watch over them."""
-    launcher = str(os.getppid()) if place.launcher else ""
+    launcher = str(os.getppid()) if slot.launcher else ""
     with make_door(name) as door:
         environment = make_environment(config, 0) | {LAUNCHER_VARIABLE: launcher, DOOR_VARIABLE: str(door.fileno())}
         return subprocess.Popen(
@@ -121,12 +121,10 @@ def _start_beside(config: RunConfig, place: Place, name: str) -> "subprocess.Pop
         )
 
 
-def _execute_rank(
-    config: RunConfig, place: Place, answer: Answer, beside: "subprocess.Popen[bytes] | None"
-) -> NoReturn:
+def _execute_rank(config: RunConfig, slot: Slot, answer: Answer, beside: "subprocess.Popen[bytes] | None") -> NoReturn:
     """Give this process the pipes and the variables of a rank, and execute its program."""
     kept = {name: value for name, value in os.environ.items() if any(fnmatchcase(name, each) for each in TORCHS)}
-    own = place.variables | {END_VARIABLE: str(answer.files[3])}
+    own = slot.variables | {END_VARIABLE: str(answer.files[3])}
     if beside is not None:
         own[BESIDE_VARIABLE] = str(beside.pid)
     environment = make_environment(config, 0) | kept | own | answer.variables

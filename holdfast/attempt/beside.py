@@ -34,7 +34,7 @@ ONCE = Acts(open=Attempt.open, train_chunk=Attempt.train_chunk)
 # The exit codes that a launcher gets as they are. In place of those of signals it gets that of a run that goes on.
 CODES = (0, 1, 2, STOPPED_EARLY)
 
-app = App(name="holdfast.attach")
+app = App()
 
 
 @app.default

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import ConfigError, NodesMissing, RankDied
 from holdfast.machine.processes import is_running
-from holdfast.rank.launchers import Place
+from holdfast.rank.launchers import Slot
 from holdfast.terminal import spell_s
 
 # The file number of the socket, for the attempt that inherits it.
@@ -53,12 +53,12 @@ class Answer:
     code: int | None = None
 
 
-def name_door(place: Place) -> str:
+def name_door(slot: Slot) -> str:
     """Return the name of the socket for the ranks of this machine that one start of a launcher has in common."""
-    if place.address is None:
+    if slot.address is None:
         start = [str(os.getpid())]
     else:
-        start = [place.address, str(place.size), str(place.node), *(os.environ.get(name, "") for name in KEYS)]
+        start = [slot.address, str(slot.size), str(slot.node), *(os.environ.get(name, "") for name in KEYS)]
     return "\0holdfast-" + hashlib.sha256(json.dumps([os.getuid(), *start]).encode()).hexdigest()[:32]
 
 

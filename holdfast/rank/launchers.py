@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from holdfast.config import Compute
 from holdfast.errors import ConfigError
 
-# Of its tasks alone: SLURM_NTASKS and SLURM_PROCID = 0 are in the environment of a batch script, too.
-SLURM_SIZE = "SLURM_STEP_NUM_TASKS"
+# srun sets this for its tasks alone: a batch script has a number of tasks and a number 0 of its own, too.
+STEP_SIZE = "SLURM_STEP_NUM_TASKS"
 # One number of tasks, on each of several nodes: 4(x2). Nodes with different numbers are listed: 4,3.
 TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")
 # The first of several hosts: node1 of node[1-3,7], and of node1,node2. Source: scontrol(1), show hostnames.
@@ -23,7 +23,7 @@ DOCS = "docs/launchers.md says how"
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """The place of this process among those that a launcher started.
 
     Attributes:
@@ -61,32 +61,32 @@ class Place:
         return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": host, "MASTER_PORT": port}
 
 
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
+def find_slot(environ: Mapping[str, str] = os.environ) -> Slot:
     """Return the place that a launcher gave this process, as its variables say.
 
     Raises:
         ConfigError: a variable is missing or makes no sense, or the nodes have different numbers of processes.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        place = _read_torchs(environ)
-    elif "SLURM_PROCID" in environ and SLURM_SIZE in environ:
-        place = _read_slurms(environ)
+        slot = _read_torchs(environ)
+    elif "SLURM_PROCID" in environ and STEP_SIZE in environ:
+        slot = _read_slurms(environ)
     else:
-        return Place()
-    if not (place.rank < place.size and place.local_rank < place.local_size):
+        return Slot()
+    if not (slot.rank < slot.size and slot.local_rank < slot.local_size):
         raise ConfigError(
-            f"{place.launcher} gave this process rank {place.rank} of {place.size}, and {place.local_rank} of "
-            f"{place.local_size} on this machine: expected numbers from 0"
+            f"{slot.launcher} gave this process rank {slot.rank} of {slot.size}, and {slot.local_rank} of "
+            f"{slot.local_size} on this machine: expected numbers from 0"
         )
-    if place.size % place.local_size:
+    if slot.size % slot.local_size:
         raise ConfigError(
-            f"{place.launcher} started {place.size} processes, {place.local_size} of them on this machine: "
+            f"{slot.launcher} started {slot.size} processes, {slot.local_size} of them on this machine: "
             "expected the same number on each machine"
         )
-    return place
+    return slot
 
 
-def _read_torchs(environ: Mapping[str, str]) -> Place:
+def _read_torchs(environ: Mapping[str, str]) -> Slot:
     """Return the place by the variables that torch reads."""
     launcher = name_launcher(environ)
     rank, size = _read_number(environ, "RANK"), _read_number(environ, "WORLD_SIZE")
@@ -95,12 +95,12 @@ def _read_torchs(environ: Mapping[str, str]) -> Place:
         local_rank, local_size = _read_number(environ, "LOCAL_RANK"), _read_number(environ, "LOCAL_WORLD_SIZE")
     node = _read_number(environ, "GROUP_RANK") if "GROUP_RANK" in environ else rank // max(1, local_size)
     if size == 1 and "MASTER_ADDR" not in environ:
-        return Place(launcher)
+        return Slot(launcher)
     address = f"{_read(environ, 'MASTER_ADDR')}:{_read_number(environ, 'MASTER_PORT')}"
-    return Place(launcher, rank, size, local_rank, local_size, node, address)
+    return Slot(launcher, rank, size, local_rank, local_size, node, address)
 
 
-def _read_slurms(environ: Mapping[str, str]) -> Place:
+def _read_slurms(environ: Mapping[str, str]) -> Slot:
     """Return the place by the variables of a task of srun."""
     tasks = TASKS.fullmatch(text := _read(environ, "SLURM_STEP_TASKS_PER_NODE"))
     if tasks is None:
@@ -111,10 +111,10 @@ def _read_slurms(environ: Mapping[str, str]) -> Place:
     host = FIRST_HOST.match(_read(environ, "SLURM_STEP_NODELIST"))
     assert host is not None
     job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    size = _read_number(environ, SLURM_SIZE)
+    size = _read_number(environ, STEP_SIZE)
     first = "127.0.0.1" if size == int(tasks[1]) else "".join(part or "" for part in host.groups())
     port = environ.get("MASTER_PORT") or FIRST_PORT + (31 * job + step) % PORTS
-    return Place(
+    return Slot(
         "srun",
         _read_number(environ, "SLURM_PROCID"),
         size,
@@ -153,7 +153,7 @@ def count_processes(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many processes a launcher has started of this command; 1 if none has, or its variables say nothing."""
     sizes = [environ.get("WORLD_SIZE", "")] if "RANK" in environ else []
     sizes += [environ.get("LOCAL_WORLD_SIZE", "")] if "LOCAL_RANK" in environ else []
-    sizes += [environ.get(SLURM_SIZE, "")] if "SLURM_PROCID" in environ else []
+    sizes += [environ.get(STEP_SIZE, "")] if "SLURM_PROCID" in environ else []
     return max([1, *(int(size) for size in sizes if size.isdecimal())])
 
 

@@ -15,6 +15,7 @@ import psutil
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.support.processes import command_of, variables_of
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 ACCELERATE = (
@@ -83,9 +84,9 @@ class Launched:
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                variables = process.environ()
+                variables = variables_of(process)
                 if variables.get(MARK) == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
-                    found[_name(process.cmdline(), variables)] = process
+                    found[_name(command_of(process), variables)] = process
         return found
 
     def await_step(self, step: int) -> None:

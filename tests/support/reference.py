@@ -157,6 +157,8 @@ OF_OTHERS = {
     "GROUP_RANK": "the place of a rank among others, from torchrun; so are `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
     "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Ranks don't see those of an outer launcher",
     "JOB_COMPLETION_INDEX": "the number of this node, in an indexed Job of Kubernetes",
+    "MASTER_ADDR": "the address at which the ranks of another launcher meet, with `MASTER_PORT`: "
+    "[launchers.md](launchers.md)",
     "MLFLOW_TRACKING_URI": "MLflow's server; `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and "
     "`MLFLOW_TRACKING_PASSWORD`, are its secret: [metrics.md](metrics.md)",
     "NO_PROXY": "hosts that are asked without a proxy, as `no_proxy` is; `make up` adds this machine",

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from holdfast import attach
-from holdfast.attempt.attaching import settle_place
+from holdfast.attempt.attaching import settle_slot
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
 from holdfast.machine.processes import MARK_VARIABLE
-from holdfast.rank.launchers import Place
+from holdfast.rank.launchers import Slot
 from tests.support.launchers import ACCELERATE, EPOCHS, STEPS_PER_EPOCH, TORCHRUN, Launched
 from tests.support.waiting import WITHIN_S
 
 HOLDFAST = (TORCHRUN[0], "-m", "holdfast.cli")
-TWO = Place("torchrun", 0, 2, 0, 2, 0, "127.0.0.1:29500")
+TWO = Slot("torchrun", 0, 2, 0, 2, 0, "127.0.0.1:29500")
 END = EPOCHS * STEPS_PER_EPOCH
 
 
@@ -235,10 +235,10 @@ def test_srun_starts_ranks_and_passes_its_end_on(launched: Launched, reference: 
 
 
 @pytest.mark.parametrize(
-    ("compute", "place", "problem"),
+    ("compute", "slot", "problem"),
     [
         ({"ranks": 4}, TWO, "compute.ranks = 4: torchrun has started 2 ranks on this machine"),
-        ({"ranks": 2}, Place(), "compute.ranks = 2: no launcher has started this process, which is 1 rank"),
+        ({"ranks": 2}, Slot(), "compute.ranks = 2: no launcher has started this process, which is 1 rank"),
         ({"nodes": 2, "rendezvous": "a:1"}, TWO, "compute.nodes = 2: torchrun has started ranks on 1 machine"),
         (
             {"nodes": "2:3", "rendezvous": "a:1", "virtual_ranks": 8}, TWO,
@@ -247,19 +247,19 @@ def test_srun_starts_ranks_and_passes_its_end_on(launched: Launched, reference: 
     ],
 )  # fmt: skip
 def test_a_configuration_that_asks_for_other_ranks_than_the_launchers_is_refused(
-    compute: dict[str, object], place: Place, problem: str
+    compute: dict[str, object], slot: Slot, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{problem}"):
-        settle_place(RunConfig(recipe="m:f", run="r", compute=Compute.model_validate(compute)), place)
+        settle_slot(RunConfig(recipe="m:f", run="r", compute=Compute.model_validate(compute)), slot)
 
 
 @pytest.mark.parametrize("compute", [{}, {"ranks": "all"}, {"ranks": 2, "nodes": 1}])
 def test_a_run_has_the_ranks_of_its_launcher(compute: dict[str, object]) -> None:
     config = RunConfig(recipe="m:f", run="r", compute=Compute.model_validate(compute))
-    settled = settle_place(config, TWO)
+    settled = settle_slot(config, TWO)
     assert (settled.compute.ranks, settled.compute.nodes, settled.compute.launcher) == (2, 1, "attached")
     assert settled.identity == config.with_ranks(2).identity
-    wide = settle_place(RunConfig(recipe="m:f", run="r"), Place("srun", 3, 6, 1, 2, 1, "n0:1"))
+    wide = settle_slot(RunConfig(recipe="m:f", run="r"), Slot("srun", 3, 6, 1, 2, 1, "n0:1"))
     assert wide.identity == config.with_ranks(6).identity
 
 

@@ -5,7 +5,7 @@ import pytest
 from holdfast import live
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
-from holdfast.rank.launchers import Place, find_place, refuse_launcher
+from holdfast.rank.launchers import Slot, find_slot, refuse_launcher
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
@@ -21,35 +21,35 @@ SRUN = BATCH | {
 
 
 @pytest.mark.parametrize(
-    ("variables", "place"),
+    ("variables", "slot"),
     [
-        ({}, Place()),
-        (BATCH, Place()),
-        (TORCHRUN, Place("torchrun", 3, 4, 1, 2, 1, "node0:29500")),
-        (ACCELERATE, Place("accelerate launch", 3, 4, 1, 2, 1, "node0:29500")),
-        (SRUN, Place("srun", 3, 4, 1, 2, 1, "gpu03:15217")),
-        (SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "9"}, Place("srun", 3, 4, 1, 2, 1, "10.0.0.1:9")),
+        ({}, Slot()),
+        (BATCH, Slot()),
+        (TORCHRUN, Slot("torchrun", 3, 4, 1, 2, 1, "node0:29500")),
+        (ACCELERATE, Slot("accelerate launch", 3, 4, 1, 2, 1, "node0:29500")),
+        (SRUN, Slot("srun", 3, 4, 1, 2, 1, "gpu03:15217")),
+        (SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "9"}, Slot("srun", 3, 4, 1, 2, 1, "10.0.0.1:9")),
         (
             SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "3", "SLURM_NODEID": "0"},
-            Place("srun", 3, 4, 3, 4, 0, "127.0.0.1:15217"),
+            Slot("srun", 3, 4, 3, 4, 0, "127.0.0.1:15217"),
         ),
-        (SRUN | TORCHRUN, Place("torchrun", 3, 4, 1, 2, 1, "node0:29500")),
+        (SRUN | TORCHRUN, Slot("torchrun", 3, 4, 1, 2, 1, "node0:29500")),
         (
             {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"},
-            Place("a launcher", 1, 2, 0, 1, 1, "pod-0:23456"),
+            Slot("a launcher", 1, 2, 0, 1, 1, "pod-0:23456"),
         ),
     ],
 )
-def test_a_process_has_the_place_that_its_launcher_says(variables: dict[str, str], place: Place) -> None:
-    assert find_place(variables) == place
+def test_a_process_has_the_place_that_its_launcher_says(variables: dict[str, str], slot: Slot) -> None:
+    assert find_slot(variables) == slot
 
 
 def test_torch_finds_the_processes_of_srun() -> None:
-    assert find_place(SRUN).variables == {
+    assert find_slot(SRUN).variables == {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "gpu03", "MASTER_PORT": "15217",
     }  # fmt: skip
-    assert Place().variables == {}
+    assert Slot().variables == {}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_torch_finds_the_processes_of_srun() -> None:
 )
 def test_a_place_that_makes_no_sense_is_refused(variables: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        find_place(variables)
+        find_slot(variables)
 
 
 @pytest.mark.parametrize(
