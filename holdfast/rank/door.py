@@ -76,6 +76,7 @@ def make_door(name: str) -> socket.socket:
             break
         except OSError:
             if time.monotonic() > deadline:
+                door.close()
                 raise ConfigError(
                     "another launcher with the same variables starts ranks on this machine",
                     hint="give each launcher a port of its own, such as torchrun --standalone",

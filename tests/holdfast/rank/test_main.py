@@ -54,6 +54,9 @@ class Heard:
     def send(self, event: Event) -> None:
         self.names.append(type(event).__name__)
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.mark.usefixtures("same_process")
 @pytest.mark.parametrize("is_kept", [False, True])
