@@ -1,5 +1,6 @@
 """Tests of the door at which the ranks of another launcher come to their attempt."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -114,8 +115,18 @@ def test_another_users_process_is_not_answered(name: str, monkeypatch: pytest.Mo
 
 def test_another_users_attempt_is_not_believed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "_read_peer", lambda end: (1, os.getuid() + 1))
-    with make_door(name), pytest.raises(NodesMissing):
-        knock(name, 1.0)
+    with make_door(name) as listening:
+
+        def answer() -> None:
+            guest, _ = listening.accept()
+            with guest, contextlib.suppress(OSError):  # the rank has gone
+                guest.send(b'{"variables": {"PYTHONPATH": "/tmp/evil"}}')
+
+        stranger = threading.Thread(target=answer)
+        stranger.start()
+        with pytest.raises(NodesMissing):
+            knock(name, 1.0)
+        stranger.join()
 
 
 def test_a_name_that_is_taken_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
