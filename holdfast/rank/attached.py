@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import IO, BinaryIO, ClassVar
 
 from holdfast.config import Compute, RunConfig
-from holdfast.errors import HoldfastError, RankDied, RunStopped
+from holdfast.errors import ConfigError, HoldfastError, RankDied, RunStopped
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, RankStanding
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, is_running
 from holdfast.rank.door import Door
 from holdfast.rank.hanging import PATIENCE_VARIABLE
 from holdfast.rank.holding import HELD_VARIABLE
+from holdfast.rank.launchers import DOCS
 from holdfast.rank.launching import Ranks
 from holdfast.rank.lived import LIVED_VARIABLE
 from holdfast.rank.process import COMMIT_VARIABLE
@@ -100,11 +101,17 @@ class AttachedRanks(Ranks):
         """Wait until all ranks of this machine have come.
 
         Raises:
+            ConfigError: no process of a launcher has started this one.
             RunStopped: they have come already, and have ended.
             NodesMissing, RankDied: they don't come; see `Door.let_in`.
         """
         door = self.door
-        if door is None or not door.is_open:
+        if door is None:
+            raise ConfigError(
+                'compute.launcher = "attached": the ranks would be those of another launcher, and there is none',
+                hint=f"leave it out: holdfast.attach sets it in the script that a launcher starts; {DOCS}",
+            )
+        if not door.is_open:
             raise RunStopped("the ranks have ended, and only their launcher can start new ones", hint=RESTART)
         within_s = config.compute.wait_s
 

@@ -163,13 +163,8 @@ def refuse_launcher(compute: Compute, environ: Mapping[str, str] = os.environ) -
     With several nodes in the configuration one command on each is expected; see `holdfast.rank.rendezvous`.
 
     Raises:
-        ConfigError: a launcher has started several processes, or the configuration waits for one.
+        ConfigError: a launcher has started several processes.
     """
-    if compute.is_attached:
-        raise ConfigError(
-            'compute.launcher = "attached": the ranks are those of another launcher, and none was asked',
-            hint=f"leave it out; a script that calls holdfast.attach sets it; {DOCS}",
-        )
     count, launcher = count_processes(environ), name_launcher(environ)
     if count > 1 and not compute.has_nodes:
         raise ConfigError(

@@ -223,10 +223,14 @@ def test_a_script_that_attaches_as_a_rank_imports_it_is_refused(tmp_path: Path) 
     "SLURM_CONF" not in os.environ or not shutil.which("srun"), reason="needs a Slurm cluster: srun and SLURM_CONF"
 )
 def test_srun_starts_ranks_and_passes_its_end_on(launched: Launched, reference: str) -> None:
-    srun = ("srun", "--nodes=1", "--ntasks=2", "--oversubscribe", "--kill-on-bad-exit=1", TORCHRUN[0], "train_me.py")
+    job = f"hf{os.getpid()}"
+    srun = (
+        "srun", f"--job-name={job}", "--nodes=1", "--ntasks=2", "--overcommit", "--kill-on-bad-exit=1", TORCHRUN[0],
+        "train_me.py",
+    )  # fmt: skip
     agent = launched.start(*srun)
     launched.await_step(32)
-    subprocess.run(["scancel", "--signal=TERM", "--name=python"], check=True)
+    subprocess.run(["scancel", "--signal=TERM", f"--name={job}"], check=True)
     assert agent.wait(WITHIN_S) == 3, launched.said()
     launched.await_end()
     assert launched.endings() == ["preempted"], launched.said()

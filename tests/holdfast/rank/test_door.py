@@ -144,7 +144,9 @@ def test_starts_of_a_launcher_have_different_doors(monkeypatch: pytest.MonkeyPat
     assert name_door(SLOT) == name_door(Slot("torchrun", 1, 2, 1, 2, 0, SLOT.address))
 
 
-def test_ranks_are_not_started_a_second_time(tmp_path: Path) -> None:
+def test_ranks_are_not_started_a_second_time(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AttachedRanks, "door", attempt := Door(make_door(name), 0))
+    attempt.close(0)
     with pytest.raises(RunStopped, match="only their launcher can start new ones"):
         AttachedRanks(RunConfig(recipe="m:f", run="r"), tmp_path / "log")
 

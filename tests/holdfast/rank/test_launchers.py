@@ -1,5 +1,7 @@
 """Tests of the place that another launcher gives a process, and of the refusal to start an attempt there."""
 
+from pathlib import Path
+
 import pytest
 
 from holdfast import live
@@ -108,6 +110,8 @@ def test_the_command_on_each_of_several_nodes_is_not_refused(variables: dict[str
     refuse_launcher(Compute(nodes=2, rendezvous="node0:29500"), variables)
 
 
-def test_a_configuration_that_waits_for_another_launcher_is_refused() -> None:
+def test_a_configuration_that_waits_for_another_launcher_is_refused(tmp_path: Path) -> None:
+    config = RunConfig(recipe="m:f", run="r", store=str(tmp_path), compute=Compute(launcher="attached"))
     with pytest.raises(ConfigError, match=r'compute\.launcher = "attached"'):
-        live(RunConfig(recipe="m:f", run="r", compute=Compute(launcher="attached")))
+        live(config)
+    assert list(tmp_path.iterdir()) == []
