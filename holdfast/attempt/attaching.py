@@ -111,10 +111,10 @@ def _start_beside(config: RunConfig, slot: Slot, name: str) -> "subprocess.Popen
     """Start the process beside this machine's ranks: the attempt, or a watch over them."""
     launcher = str(os.getppid()) if slot.launcher else ""
     with make_door(name) as door:
-        environment = make_environment(config, 0) | {LAUNCHER_VARIABLE: launcher, DOOR_VARIABLE: str(door.fileno())}
+        told = {LAUNCHER_VARIABLE: launcher, DOOR_VARIABLE: f"{door.fileno()} {os.getpid()}"}
         return subprocess.Popen(
             [sys.executable, "-m", BESIDE_MODULE],
-            env=environment,
+            env=make_environment(config, 0) | told,
             stdin=subprocess.DEVNULL,
             pass_fds=[door.fileno()],
             start_new_session=True,

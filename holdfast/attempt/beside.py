@@ -80,9 +80,8 @@ def end_once(number: int, frame: object) -> NoReturn:
 def main() -> int:
     """Run the process beside the ranks, and tell them its exit code."""
     config, _ = read_environment()
-    door = AttachedRanks.door = Door(
-        socket.socket(fileno=int(os.environ.pop(DOOR_VARIABLE))), config.compute.rank_count
-    )
+    number, first = map(int, os.environ.pop(DOOR_VARIABLE).split())
+    door = AttachedRanks.door = Door(socket.socket(fileno=number), config.compute.rank_count, first)
     signal.signal(signal.SIGTERM, end_once)
     code = 1
     try:

@@ -24,7 +24,8 @@ from holdfast.machine.processes import is_running
 from holdfast.rank.launchers import Slot
 from holdfast.terminal import spell_s
 
-# The file number of the socket, for the attempt that inherits it.
+# The file number of the socket, and the process of the first rank, for the attempt that inherits it. The attempt can't
+# take its parent for the first rank: that may have died before the attempt could ask.
 DOOR_VARIABLE = "HOLDFAST_DOOR"
 LOOK_EVERY_S = 0.5
 # How long a name may still belong to the attempt of ranks that have died before all of them had come.
@@ -132,16 +133,16 @@ class Door:
     """The attempt's side of the door.
 
     Attributes:
-        first: the process of the first rank of this machine.
         is_open: whether the ranks have not been let in yet.
     """
 
-    def __init__(self, listening: socket.socket, count: int) -> None:
+    def __init__(self, listening: socket.socket, count: int, first: int) -> None:
         """
         Args:
             count: the number of this machine's ranks.
+            first: the process of the first of them.
         """
-        self.first = os.getppid()
+        self._first = first
         self.is_open = True
         self._listening, self._count = listening, count
         self._told_of_end, self._end = os.pipe()
@@ -161,7 +162,7 @@ class Door:
         answer = json.dumps({"variables": dict(variables)}).encode()
         with self._listening:
             if not self._answer(answer, [*files, self._told_of_end], within_s):
-                if not is_running(self.first):
+                if not is_running(self._first):
                     raise RankDied("the first rank of this machine has ended before the others came")
                 raise NodesMissing(
                     f"{len(self._guests)} of {self._count} ranks came to the attempt within {spell_s(within_s)}",
@@ -174,7 +175,7 @@ class Door:
         self._listening.settimeout(LOOK_EVERY_S)
         deadline = time.monotonic() + within_s
         while len(self._guests) < self._count:
-            if time.monotonic() > deadline or not is_running(self.first):
+            if time.monotonic() > deadline or not is_running(self._first):
                 return False
             with contextlib.suppress(OSError):  # nobody has come, or who came has gone
                 guest, _ = self._listening.accept()

@@ -80,7 +80,7 @@ class Launched:
         return (self.folder / f"out{number % len(self.started)}").read_text()
 
     def find(self) -> dict[str, psutil.Process]:
-        """Return the processes of the run that live: ``agent`` for the launcher, ``attempt``, ``0`` and ``1``."""
+        """Return the processes of the run that live: ``attempt``, ``0``, ``1``, and others by their command lines."""
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -93,9 +93,9 @@ class Launched:
         """Wait until the run has a commit at this step, or later."""
         self._wait(lambda: self.step() >= step)
 
-    def await_word(self, word: str) -> None:
-        """Wait until the last command has printed a text."""
-        self._wait(lambda: word in self.said())
+    def await_process(self, name: str) -> None:
+        """Wait until the run has a process of this name; see `find`."""
+        self._wait(lambda: name in self.find())
 
     def await_end(self) -> None:
         """Wait until no process of the run is left."""
@@ -134,4 +134,5 @@ class Launched:
 def _name(words: Sequence[str], variables: dict[str, str]) -> str:
     if "holdfast.attempt.beside" in words:
         return "attempt"
-    return variables["RANK"] if "holdfast.rank" in words and "RANK" in variables else f"agent {' '.join(words)}"
+    rank = variables.get("RANK", "")
+    return rank if "holdfast.rank" in words and rank else f"{rank} {' '.join(words)}"

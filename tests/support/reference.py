@@ -138,7 +138,8 @@ SET_BY_HOLDFAST = {
     "HOLDFAST_BESIDE": "the attempt's process, for a rank that another launcher has started",
     "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
     "HOLDFAST_CONFIG": "the configuration of ranks and of metric sinks, as JSON",
-    "HOLDFAST_DOOR": "the socket at which such ranks come to the attempt: [launchers.md](launchers.md)",
+    "HOLDFAST_DOOR": "the socket at which such ranks come to the attempt, and the first of them: "
+    "[launchers.md](launchers.md)",
     "HOLDFAST_END": "the pipe from which such a rank reads the attempt's exit code",
     "HOLDFAST_GPU": "the GPU of a worker that `make up GPUS=...` has started, and of what it starts",
     "HOLDFAST_HEARTBEATS": "the file in which ranks note their places for their attempt",

@@ -108,6 +108,18 @@ def test_a_killed_launcher_ends_the_attempt_with_the_last_step_committed(launche
 
 
 @pytest.mark.slow
+def test_an_attempt_whose_ranks_die_before_they_come_ends(launched: Launched) -> None:
+    launched.start(*TORCHRUN, "train_me.py")
+    launched.await_process("attempt")
+    attempt = launched.find()["attempt"]
+    for process in launched.find().values():
+        if process != attempt:
+            process.kill()
+    attempt.wait(60)
+    assert not (launched.folder / "runs" / "r" / "attempts").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_commits_the_last_step(
     launched: Launched, number: signal.Signals, reference: str

@@ -51,7 +51,7 @@ class Guests:
 
 
 def test_every_rank_gets_the_variables_and_the_pipes(name: str) -> None:
-    attempt, (told, tell) = Door(make_door(name), 2), os.pipe()
+    attempt, (told, tell) = Door(make_door(name), 2, os.getpid()), os.pipe()
     guests = Guests(name, 2)
     assert attempt.let_in({"A": "1"}, [tell, tell, tell], WITHIN_S) == [os.getpid()] * 2
     guests.wait()
@@ -69,7 +69,7 @@ def test_every_rank_gets_the_variables_and_the_pipes(name: str) -> None:
 
 
 def test_an_attempt_that_has_no_ranks_tells_its_exit_code(name: str) -> None:
-    attempt = Door(make_door(name), 2)
+    attempt = Door(make_door(name), 2, os.getpid())
     guests = Guests(name, 2)
     attempt.close(1)
     guests.wait()
@@ -85,7 +85,7 @@ def test_an_attempt_that_dies_is_an_early_end_for_the_rank_that_knocks(name: str
 
 
 def test_a_rank_that_does_not_come_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = Door(make_door(name), 2)
+    attempt = Door(make_door(name), 2, os.getpid())
     guests = Guests(name, 1)
     with pytest.raises(NodesMissing, match="1 of 2 ranks came to the attempt within 1 s"):
         attempt.let_in({}, [0, 1, 2], 1.0)
@@ -95,16 +95,15 @@ def test_a_rank_that_does_not_come_is_missed(name: str, monkeypatch: pytest.Monk
 
 
 def test_an_attempt_does_not_wait_for_ranks_of_a_dead_start(name: str) -> None:
-    attempt = Door(make_door(name), 2)
     with subprocess.Popen(SLEEP) as first:
-        attempt.first = first.pid
         first.kill()
+    attempt = Door(make_door(name), 2, first.pid)
     with pytest.raises(RankDied, match="the first rank of this machine has ended"):
         attempt.let_in({}, [0, 1, 2], WITHIN_S)
 
 
 def test_another_users_process_is_not_answered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = Door(make_door(name), 1)
+    attempt = Door(make_door(name), 1, os.getpid())
     monkeypatch.setattr(door, "_read_peer", lambda end: (1, os.getuid() + 1))
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(name)
@@ -145,7 +144,7 @@ def test_starts_of_a_launcher_have_different_doors(monkeypatch: pytest.MonkeyPat
 
 
 def test_ranks_are_not_started_a_second_time(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AttachedRanks, "door", attempt := Door(make_door(name), 0))
+    monkeypatch.setattr(AttachedRanks, "door", attempt := Door(make_door(name), 0, os.getpid()))
     attempt.close(0)
     with pytest.raises(RunStopped, match="only their launcher can start new ones"):
         AttachedRanks(RunConfig(recipe="m:f", run="r"), tmp_path / "log")
@@ -179,7 +178,7 @@ def make_ranks(
     config: RunConfig, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[AttachedRanks, Answer]:
     """Return the ranks of an attempt, and what one of them was told."""
-    monkeypatch.setattr(AttachedRanks, "door", Door(make_door(name), 1))
+    monkeypatch.setattr(AttachedRanks, "door", Door(make_door(name), 1, os.getpid()))
     guests = Guests(name, 1)
     ranks = AttachedRanks(config, tmp_path / "log")
     guests.wait()
