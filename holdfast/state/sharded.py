@@ -162,14 +162,14 @@ class Bytewise(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Holders:
+class TensorHolders:
     """The ranks that hold a sharded tensor: the region of each, by rank. It is hashed by its identity."""
 
     regions: Mapping[int, Region]
 
 
 @functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
-def see_bytewise(item_bytes: int, whole: tuple[int, ...], holders: Holders) -> Bytewise:
+def see_bytewise(item_bytes: int, whole: tuple[int, ...], holders: TensorHolders) -> Bytewise:
     """Return the shape and the ranks' regions of a sharded tensor, in bytes.
 
     Args:
@@ -190,17 +190,17 @@ def list_regions(tensor: Any) -> Mapping[int, Region]:
     return find_holders(tensor).regions
 
 
-def find_holders(tensor: Any) -> Holders:
+def find_holders(tensor: Any) -> TensorHolders:
     """Return the ranks of a sharded tensor's mesh. If the mesh has only some ranks, others may hold the tensor, too."""
     return _find_holders(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
 
 
 @functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
-def _find_holders(shape: tuple[int, ...], mesh: Any, placements: Sequence[Any]) -> Holders:
+def _find_holders(shape: tuple[int, ...], mesh: Any, placements: Sequence[Any]) -> TensorHolders:
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
     sizes = tuple(mesh.shape)
     coordinates = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes)).tolist()
     found = [_compute_local_shape_and_global_offset(shape, sizes, each, placements) for each in coordinates]
     regions = [Region(tuple(offset), tuple(local)) for local, offset in found]
-    return Holders(dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True)))
+    return TensorHolders(dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True)))

@@ -4,6 +4,7 @@ A save after hours, or a resume, would find it too late. The checks look at name
 tensor, apart from those of modules that load their ``state_dict`` with code of their own.
 """
 
+import hashlib
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from holdfast.training.structure import has_own_loading
 
 # A model with loading code of its own is loaded on trial if its tensors have at most this many bytes: they are copied.
 MOST_TRIED_BYTES = 2**30
+# The shapes of a state's tensors, by name.
+Shapes = dict[str, tuple[int, ...]]
 LOADS = "its hooks, or its own load_state_dict, have to load all that its state_dict returns"
 
 
@@ -58,18 +61,35 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
     Raises:
         RecipeError: a value can't be saved or restored; all ranks raise it.
     """
-    problem = None
+    problem, shapes = None, Shapes()
     if not any(map(is_lazy, training.recipe.model.parameters())):
         try:
-            _try(training, others or {})
+            shapes = _try(training, others or {})
         except (RecipeError, StateError) as error:
             problem = error.message, error.hint
-    found = next(filter(None, training.ranks.gather(problem)), None)
+    found = next(filter(None, training.ranks.gather(problem)), None) or _find_other_shapes(training, shapes)
     if found is not None:
         raise RecipeError(f"{find_place()}{moment}: {found[0]}", hint=found[1])
 
 
-def _try(training: Training, others: dict[str, Any]) -> None:
+def _find_other_shapes(training: Training, shapes: Shapes) -> tuple[str, str] | None:
+    """Return an error's message and hint if the ranks hold tensors of other names or shapes; None if they don't."""
+    digests = training.ranks.gather(hashlib.sha256(repr(shapes).encode()).hexdigest())
+    other = next((rank for rank, each in enumerate(digests) if each != digests[0]), 0)
+    if not other:
+        return None
+    found = training.ranks.gather(shapes)
+    first, second = found[0], found[other]
+    name = min(each for each in first.keys() | second.keys() if first.get(each) != second.get(each))
+    has = [f"of shape {each[name]}" if name in each else "not there" for each in (first, second)]
+    return (
+        f"{name} is {has[0]} in rank 0 and {has[1]} in rank {other}: a checkpoint has one tensor of each name",
+        "pipeline stages can't be resumed; share layers or experts out as DTensors over a mesh: docs/layouts.md",
+    )
+
+
+def _try(training: Training, others: dict[str, Any]) -> Shapes:
+    """Encode the state; return the shapes of the model's and the optimizer's tensors."""
     try:
         own = capture_own(training)
     except (RecipeError, StateError):
@@ -77,13 +97,15 @@ def _try(training: Training, others: dict[str, Any]) -> None:
     except Exception:  # a user's state_dict may work only after the first step
         if training.progress.step:
             raise
-        return
+        return {}
     payload = state.to_payload(own | others)
     model = training.recipe.model
     is_own = has_own_loading(model)
     _check_stepped(training, payload, {*own["model"]} if is_own else set())
     if is_own and not training.progress.step:
         _try_to_load(model, own["model"])
+    tensors = sorted(payload.tensors.items())
+    return {name: each.shape for name, each in tensors if name.startswith(("model.", "optimizer."))}
 
 
 def _check_stepped(training: Training, payload: Payload, names: set[str]) -> None:

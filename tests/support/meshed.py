@@ -133,6 +133,65 @@ def replicas(run: Run) -> None:
         step.log(loss=loss)
 
 
+def stages(run: Run) -> None:
+    """Keep a stage of a pipeline in each rank."""
+    model = nn.Sequential(*([nn.Linear(8, 8)] * (1 + run.rank // 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.keep(model=nn.ModuleDict({f"stage{run.rank // 2}": model}), optimizer=optimizer)
+    for _ in run.steps(per_epoch=2):
+        raise AssertionError("a step begins")
+
+
+class Experts(nn.Module):
+    """A layer of four experts, of which each rank computes one; every rank sends it all of its points."""
+
+    def __init__(self, mesh: Any) -> None:
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.weight = nn.Parameter(distribute_tensor(torch.randn(4, 8, 8) / 8, mesh, [Shard(0)]))
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Return activations; shape (n, 8)."""
+        from torch.distributed.nn.functional import all_gather, reduce_scatter
+
+        gates = torch.cat(all_gather(torch.softmax(self.gate(points), 1)))  # type: ignore[no-untyped-call]
+        everywhere = torch.cat(all_gather(points))  # type: ignore[no-untyped-call]
+        weight: Any = self.weight
+        own = torch.distributed.get_rank()
+        found = gates[:, own : own + 1] * (everywhere @ weight.to_local()[0])
+        out = torch.empty_like(points)
+        parts = [part.contiguous() for part in found.chunk(torch.distributed.get_world_size())]
+        summed: Tensor = reduce_scatter(out, parts)  # type: ignore[no-untyped-call]
+        return summed
+
+
+def experts(run: Run) -> None:
+    """Train experts that are shared out over all ranks, which each have samples of their own."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(run.device.type, (run.world_size,), mesh_dim_names=("expert",))
+    run.data_parallel(mesh)  # an expert's gradient is summed over all samples in the layer itself
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 8), Experts(mesh), nn.Linear(8, 2)).to(run.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(DataLoader(make_data(), BATCH, shuffle=True)):
+        loss = find_loss(model, step.batch)
+        optimizer.zero_grad()
+        loss.backward()
+        for each in model.parameters():
+            gradient: Any = each.grad
+            if not hasattr(gradient, "to_local"):
+                distributed.all_reduce(gradient)
+                gradient /= run.world_size
+        run.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step.log(loss=loss)
+
+
 def note(path: Path, *tensors: Tensor) -> None:
     """Append the bytes of some tensors to a file, as a line."""
     with path.open("a") as file:
@@ -145,7 +204,8 @@ def parallelize(model: Any, mesh: Any, is_checkpointed: bool = False) -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import parallelize_module
 
-    parallelize_module(model, mesh["tensor"], make_plan())
+    if mesh["tensor"].size() > 1:
+        parallelize_module(model, mesh["tensor"], make_plan())
     for number, block in enumerate(model.blocks if is_checkpointed else ()):
         model.blocks[number] = checkpoint_wrapper(block)
     for part in (*model.blocks, model):
@@ -155,6 +215,13 @@ def parallelize(model: Any, mesh: Any, is_checkpointed: bool = False) -> None:
 def checkpointed(model: Any, mesh: Any) -> None:
     """Shard a `Net` whose blocks compute their activations again in the backward pass."""
     parallelize(model, mesh, is_checkpointed=True)
+
+
+def compiled(model: Any, mesh: Any) -> None:
+    """Shard a `Net` with compiled blocks: one in its place, and one in a wrapper, which changes its names."""
+    model.blocks[0].compile(backend="aot_eager")  # which needs no compiler
+    model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager")
+    parallelize(model, mesh)
 
 
 def misnamed(model: Any, mesh: Any) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, distributed
 
 from holdfast.checkpoint import WINDOWS, Part, Stream, count_window_bytes
 from holdfast.errors import HoldfastError, RunStopped, StateError
-from holdfast.state.sharded import Holders, Region, ShardedBytes, find_holders
+from holdfast.state.sharded import Region, ShardedBytes, TensorHolders, find_holders
 from holdfast.training.sharded.extents import (
     ExchangePlan,
     Move,
@@ -59,7 +59,7 @@ class Exchange:
         self.window_bytes: int | None = None
         self._is_lost = False  # whether another rank is lost
         # The holders of tensors on meshes of some ranks only, and the digests with which the ranks last told them.
-        self._partly: dict[tuple[str, int], Holders] = {}
+        self._partly: dict[tuple[str, int], TensorHolders] = {}
         self._told: list[list[str]] = []
         # The thread of a save agrees and exchanges beside training, whose collectives have an order of their own.
         self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
@@ -135,7 +135,7 @@ class Exchange:
             own.append(Part(part.name, tuple(held)))
         return own, _HeldShards(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
 
-    def list_holders(self, parts: Mapping[str, Sequence[Placed]]) -> dict[str, dict[int, Holders]]:
+    def list_holders(self, parts: Mapping[str, Sequence[Placed]]) -> dict[str, dict[int, TensorHolders]]:
         """Return all ranks that hold the tensor of each sharded piece, by the piece's part and position.
 
         A tensor on a mesh of all ranks knows them. If its mesh has only some ranks, other ranks hold it on meshes of
@@ -144,7 +144,7 @@ class Exchange:
         Raises:
             StateError: in all ranks: they have tensors of other names or shapes.
         """
-        known: dict[str, dict[int, Holders]] = {name: {} for name in parts}
+        known: dict[str, dict[int, TensorHolders]] = {name: {} for name in parts}
         own: dict[tuple[str, int], Region] = {}
         layout: list[Any] = []
         for name, placed in parts.items():
@@ -165,14 +165,14 @@ class Exchange:
             )
         if own and told != self._told:
             found = self.each(lambda: own)
-            self._partly = {key: Holders({rank: each[key] for rank, each in enumerate(found)}) for key in own}
+            self._partly = {key: TensorHolders({rank: each[key] for rank, each in enumerate(found)}) for key in own}
             self._told = told
         for name, position in own:
             known[name][position] = self._partly[name, position]
         return known
 
     def plan_restore(
-        self, pieces: Iterable[Placed], holders: Mapping[int, Holders], owner: int, size_bytes: int
+        self, pieces: Iterable[Placed], holders: Mapping[int, TensorHolders], owner: int, size_bytes: int
     ) -> ExchangePlan:
         """Return the plan by which a part's owner, which reads the part, sends each rank the bytes of its tensors.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from holdfast.checkpoint import Piece
-from holdfast.state.sharded import Holders, Region, cut_boxes, local_of, see_bytewise
+from holdfast.state.sharded import Region, TensorHolders, cut_boxes, local_of, see_bytewise
 from holdfast.state.tensors import TensorBytes
 
 # Pieces of at least this many bytes are sent alone, without a copy; smaller ones of a window are sent together.
@@ -92,7 +92,7 @@ def place_pieces(pieces: Iterable[Piece]) -> list[Placed]:
 
 
 def make_extent(
-    position: int, piece: Any, holders: Holders | None, everywhere: Sequence[int], owner: int | None = None
+    position: int, piece: Any, holders: TensorHolders | None, everywhere: Sequence[int], owner: int | None = None
 ) -> PieceExtent:
     """Return a piece as an extent.
 
@@ -112,7 +112,7 @@ def make_extent(
 
 @functools.lru_cache(maxsize=2**14)  # a run has the same tensors at every save, and training waits for this
 def _describe_cut(
-    item_bytes: int, whole: tuple[int, ...], holders: Holders, start: int, size_bytes: int, owner: int | None
+    item_bytes: int, whole: tuple[int, ...], holders: TensorHolders, start: int, size_bytes: int, owner: int | None
 ) -> tuple[tuple[int, ...], Mapping[int, Region]]:
     shape, regions = see_bytewise(item_bytes, whole, holders)
     (rows,) = cut_boxes(shape, start, start + size_bytes)
@@ -129,12 +129,12 @@ def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
     return {rank: region for region, rank in holders.items()}
 
 
-def take_held(piece: Any, holders: Holders | None, region: Region) -> Piece:
+def take_held(piece: Any, holders: TensorHolders | None, region: Region) -> Piece:
     """Return the bytes of a piece that this rank holds."""
     return piece if holders is None else TensorBytes(view_held(piece, holders, region))
 
 
-def view_held(piece: Any, holders: Holders | None, region: Region) -> Tensor:
+def view_held(piece: Any, holders: TensorHolders | None, region: Region) -> Tensor:
     """Return the region of a piece that this rank holds, as uint8: a view if its memory is contiguous, else a copy."""
     if holders is None:
         return _to_bytes(piece.tensor)

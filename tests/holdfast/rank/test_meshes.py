@@ -64,6 +64,7 @@ MESHES = {
     "replicas of shards": ({"replicate": 2, "shard": 2}, ""),
     "shards of tensor-parallel ranks": ({"shard": 2, "tensor": 2}, "checkpointed"),
     "replicas of tensor-parallel ranks": ({"replicate": 2, "tensor": 2}, "parallelize"),
+    "compiled shards": ({"replicate": 2, "shard": 2}, "compiled"),
 }
 
 
@@ -74,8 +75,10 @@ MESHES = {
         for function, name, is_left in [
             ("tensor_parallel", "shards of tensor-parallel ranks", False),
             ("replicas", "replicas of tensor-parallel ranks", False),
+            ("experts", "replicas of tensor-parallel ranks", False),
             ("recipe", "shards of tensor-parallel ranks", False),
             ("recipe", "replicas of shards", False),
+            ("recipe", "compiled shards", False),
             ("recipe", "replicas of tensor-parallel ranks", True),
             ("wrapped", "shards of tensor-parallel ranks", True),
             ("wrapped", "replicas of shards", True),
@@ -86,7 +89,7 @@ MESHES = {
 def test_ranks_on_a_mesh_are_proved(
     nursery: Lives, tmp_path: Path, function: str, mesh: dict[str, int], how: str
 ) -> None:
-    is_own = function in ("tensor_parallel", "replicas")  # the loop makes its mesh itself
+    is_own = function in ("tensor_parallel", "replicas", "experts")  # the loop makes its mesh itself
     settings = {
         "recipe": f"tests.support.meshed:{function}", "run": "p", "store": str(tmp_path), "epochs": 3,
         "compute": {"ranks": 4, "device": DEVICE} | ({} if is_own else {"parallel": "fsdp", "mesh": mesh}),
@@ -123,7 +126,7 @@ def test_a_model_that_a_mesh_can_not_shard_is_refused(
 
 
 def test_another_number_of_data_ranks_continues(nursery: Lives, tmp_path: Path) -> None:
-    lines = ['compute.parallel = "fsdp"', 'settings.how = "parallelize"']
+    lines = ['compute.parallel = "fsdp"', 'settings.how = "checkpointed"']
     done = train(nursery, tmp_path, "recipe", *lines, "compute.mesh = {shard = 2, tensor = 2}", "epochs = 1")
     assert done.returncode == 0, done.stderr
     lines += ["compute.mesh = {tensor = 2}", 'resume.accept_drift = ["compute.mesh"]']
@@ -138,3 +141,10 @@ def test_a_plugin_of_an_accelerator_of_the_loops_own_is_refused(nursery: Lives, 
     assert done.returncode != 0
     assert "meshed.py" in done.stderr
     assert "accelerate ignores the plugin and prepares models for" in done.stderr
+
+
+def test_pipeline_stages_are_refused_before_the_first_step(nursery: Lives, tmp_path: Path) -> None:
+    done = train(nursery, tmp_path, "stages")
+    assert done.returncode != 0
+    found = "before the first step: model.stage0.0.bias is of shape (8,) in rank 0 and not there in rank 2"
+    assert found in done.stderr
