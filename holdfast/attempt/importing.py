@@ -109,7 +109,7 @@ def _claim(
 ) -> None:
     """Write the new run's first records."""
     present = ranks.present
-    journal.begin(config.recipe)
+    journal.begin(config.recipe, is_imported=True)
     lineage = {"origin": imported.origin.model_dump(mode="json")}
     journal.claim_attempt(number, IMPORTED, platform.node(), os.getpid(), present.environment, lineage, ranks.began_at)
     journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json"))

@@ -7,7 +7,7 @@ import platform
 import time
 from dataclasses import dataclass
 
-from holdfast.errors import NameMissing, RecordDamaged, WrongUse
+from holdfast.errors import NameMissing, RecordDamaged, RunUnknown, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
 from holdfast.machine.processes import is_running
@@ -86,15 +86,15 @@ class Known:
                 )
 
     def has_unfinished_import(self, journal: Journal) -> bool:
-        """Return whether an import was the run's last attempt and has committed nothing.
+        """Return whether an import was the run's last attempt, or was to be its first, and has committed nothing.
 
         Raises:
-            RecordDamaged: the attempt's record can't be read.
+            RecordDamaged: a record can't be read.
         """
-        if self.newest is not None or not self.attempts:
+        if self.newest is not None:
             return False
-        with contextlib.suppress(NameMissing):
-            return journal.read_attempt(self.attempts).why == IMPORTED
+        with contextlib.suppress(NameMissing, RunUnknown):
+            return journal.read_attempt(self.attempts).why == IMPORTED if self.attempts else journal.read_run().imported
         return False
 
     def record_lost_attempts(self, journal: Journal, number: int) -> None:

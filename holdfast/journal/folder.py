@@ -69,8 +69,12 @@ class RunFolder:
             )
         return record
 
-    def begin(self, recipe: str) -> RunRecord:
-        """Create ``run.json`` unless it exists, and return it; replace it if it is damaged."""
+    def begin(self, recipe: str, *, is_imported: bool = False) -> RunRecord:
+        """Create ``run.json`` unless it exists, and return it; replace it if it is damaged.
+
+        Args:
+            is_imported: whether the run begins with an import.
+        """
         try:
             return self.read_run()
         except RunUnknown:
@@ -83,6 +87,7 @@ class RunFolder:
             run=self.run,
             recipe=recipe,
             first_commit=min(self.numbers("commits"), default=1),
+            imported=is_imported,
             created_at=now(),
         )
         try:

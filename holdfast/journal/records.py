@@ -137,6 +137,7 @@ class RunRecord(Record):
     recipe: str
     first_commit: int = Field(1, ge=1, description="above 1 if the run was unpacked from a checkpoint")
     packed: bool = Field(False, description="whether the run was unpacked, so that its first commit has no attempt")
+    imported: bool = Field(False, description="whether the run begins with an import of another program's checkpoint")
     created_at: Time
 
 

@@ -25,6 +25,7 @@ from holdfast.ledger.standing import read_standing
 from holdfast.proof.audit import audit_commit, choose_commits
 from holdfast.rank.launching import Ranks
 from holdfast.recipe.permission import Trust
+from holdfast.store import open_store
 from tests.support.movers import PER_EPOCH, TOTAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
@@ -142,3 +143,17 @@ def test_nothing_is_written_for_a_source_that_is_refused(
         with pytest.raises(WrongUse):
             import_run(make(), str(tmp_path / source), None, {})
         assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_whose_import_was_killed_before_its_claim_waits_for_the_import(
+    alone: tuple[Path, list[float]], make: Make
+) -> None:
+    """It has its run.json alone, and training would begin it at step 0."""
+    path, _ = alone
+    config = make()
+    journal = Journal(open_store(config.store), config.run)
+    journal.begin(config.recipe, is_imported=True)
+    with pytest.raises(WrongUse, match="the import into run 'moved' was not finished"):
+        live(config)
+    assert import_run(config, str(path), None, {}).commit.step == STOP
+    assert live(config).complete
