@@ -49,7 +49,8 @@ class Kept(Recipe):
         own: Holdfast's and accelerate's objects, which `find_forgotten` doesn't enter.
         list_variables: returns the variables that the loop's functions carry, for `find_forgotten`.
         constants: the plain values that the loop reads and never assigns, by name.
-        schedulers: the schedulers, which the loop steps itself.
+        schedulers: the schedulers, which the loop steps itself, in the order of their names.
+        scheduler_names: the names of `schedulers`.
         modules: the modules by name: the model, or its parts.
 
     ``data`` is a loader or an iterable of batches, or None if the loop makes its own; with ``batch_size``, a dataset.
@@ -65,6 +66,7 @@ class Kept(Recipe):
     list_variables: Callable[[], list[Variable]]
     constants: Mapping[str, Any] = field(default_factory=dict)
     schedulers: list[Any] = field(default_factory=list)
+    scheduler_names: list[str] = field(default_factory=list)
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
@@ -118,6 +120,7 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         own[PRUNED] = pruned
     return {
         "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
+        "scheduler_names": list(schedulers),
         "extras": extras | own,
     }  # fmt: skip
 

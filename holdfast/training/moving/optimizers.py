@@ -142,6 +142,11 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
                 hint="are the parameters in another order? Let the source's optimizer name them, or leave it out: "
                 f"--map {name}=",
             )
+        if broken := _find_nan(state):
+            raise ConfigError(
+                f"the source's {broken} of {own_name} has values that are NaN",
+                hint=f"import an earlier checkpoint, or leave the optimizer out: --map {name}=",
+            )
         found.state[own_name] = dict(state)
 
 
@@ -177,15 +182,26 @@ def _pair_by_place(own: Own, groups: Sequence[Mapping[str, Any]]) -> Pairs:
 
 
 def _find_misfit(parameter: Tensor, state: Any) -> str:
-    """Return the name of a moment that has as many dimensions as its parameter and another shape; empty for none.
+    """Return the name of a moment whose shape doesn't fit its parameter; empty for none.
 
-    Adafactor has means over a dimension, whose size is 1.
+    A moment may be a number, or smaller than the parameter: Adafactor has means over a dimension. One that is as large
+    has the parameter's shape.
     """
     for name, value in state.items() if isinstance(state, Mapping) else ():
-        is_whole = isinstance(value, Tensor) and value.dim() == parameter.dim() > 0
-        if is_whole and any(size not in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True)):
+        if not isinstance(value, Tensor) or not value.dim() or not parameter.dim():
+            continue
+        is_whole = value.dim() == parameter.dim()
+        sizes = zip(value.shape, parameter.shape, strict=True) if is_whole else ()
+        is_flat = not is_whole and value.numel() >= parameter.numel() and 1 not in parameter.shape
+        if is_flat or any(size not in (1, own) for size, own in sizes):
             return str(name)
     return ""
+
+
+def _find_nan(state: Any) -> str:
+    """Return the name of a moment with a value that is no number; empty for none."""
+    tensors = state.items() if isinstance(state, Mapping) else ()
+    return next((str(name) for name, each in tensors if isinstance(each, Tensor) and bool(each.isnan().any())), "")
 
 
 def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:

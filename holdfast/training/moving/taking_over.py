@@ -1,6 +1,7 @@
 """The import of another program's checkpoint into a training that has just been built, at step 0."""
 
 import contextlib
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ PROGRESS = {
     "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "_milestones",
     "milestones", "total_steps", "_schedule_phases", "_anneal_func_type", "_scale_fn_ref",
 }  # fmt: skip
+
+
+# The names of the schedulers of a list.
+NUMBERED = re.compile(r"scheduler(_\d+)?")
 
 
 @runtime_checkable
@@ -77,7 +82,8 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
     if any(map(is_sharded, training.recipe.model.parameters())):
         raise ConfigError(
             'compute.parallel = "fsdp": a checkpoint is imported into whole models',
-            hint='--set compute.parallel=ddp; accept_drift = ["compute.parallel"] then lets the run go on with shards',
+            hint="import it with --set compute.parallel=ddp, and continue with "
+            "--set 'resume.accept_drift=[\"compute.parallel\"]'",
         )
     imported = rename(read_foreign(Path(source), training.accelerator.process_index), names)
     check_states(imported)
@@ -198,9 +204,41 @@ class _Into:
                 f"the run has {counted(len(own), 'scheduler')}, and the source {len(sources)}: {', '.join(sources)}",
                 hint="--map NAME= leaves one of them out",
             )
-        for scheduler, (name, saved) in zip(own, sorted(sources.items()), strict=True):
-            self._take_scheduler(scheduler, name, saved)
+        for name, scheduler in self._pair_schedulers():
+            self._take_scheduler(scheduler, name, sources[name])
             self._used.add(name)
+
+    def _pair_schedulers(self) -> list[tuple[str, Any]]:
+        """Return each scheduler with the name of its source.
+
+        Raises:
+            ConfigError: several have their settings, and their names differ.
+        """
+        own, sources = [*self._training.schedulers], self._imported.schedulers
+        if len(own) == 1:
+            return [(next(iter(sources)), own[0])]
+        recipe = self._training.recipe
+        names = recipe.scheduler_names if isinstance(recipe, Kept) else self._training.schedulers.names
+        if {*names} == {*sources}:
+            return list(zip(names, own, strict=True))
+        if all(map(NUMBERED.fullmatch, sources)):  # a list, as accelerate and Lightning save it
+            in_order = sorted(sources, key=lambda each: int(each.rpartition("_")[2]) if "_" in each else 0)
+            shown = ", ".join(f"{each} is {name}" for each, name in zip(in_order, names, strict=True))
+            self.notes.append(f"the source's schedulers have no names, and are taken in their order: {shown}")
+            return list(zip(in_order, own, strict=True))
+        pairs = []
+        for name, scheduler in zip(names, own, strict=True):
+            keys = {*scheduler.state_dict()} - PROGRESS
+            fitting = [key for key, saved in sources.items() if {*saved} - PROGRESS == keys]
+            if len(fitting) != 1:
+                known = ", ".join(sorted(fitting or sources))
+                raise ConfigError(
+                    f"which of the source's schedulers ({known}) is {name}?",
+                    hint=f"--map {(fitting or [*sources])[0]}={name}; the run's are {', '.join(names)}",
+                )
+            self.notes.append(f"scheduler {name}: {fitting[0]} of the source, by its settings")
+            pairs.append((fitting[0], scheduler))
+        return pairs
 
     def _take_scheduler(self, scheduler: Any, name: str, saved: Mapping[str, Any]) -> None:
         built = scheduler.state_dict()

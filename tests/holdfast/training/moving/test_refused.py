@@ -74,6 +74,10 @@ def change(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
                 optimizer["param_groups"] = [{**optimizer["param_groups"][0], "params": [*range(6)]}]
             case "moments":
                 optimizer["state"][0]["exp_avg"] = torch.zeros(3, 2)
+            case "flat moments":
+                optimizer["state"][0]["exp_avg"] = torch.zeros(32)
+            case "nan":
+                optimizer["state"][0]["exp_avg_sq"][0, 0] = torch.nan
             case "scheduler":
                 return {"lr_scheduler": {"last_epoch": 6, "step_size": 3, "gamma": 0.1, "base_lrs": [0.01, 0.01]}}
             case "two":
@@ -101,6 +105,8 @@ REFUSED = {
     "decay": "group 0 of the optimizer has weight_decay = 0.3 in the source, and 0.1 in the run",
     "groups": "the optimizer has groups of [2, 4] parameters, and the source's (optimizer) of [6]",
     "moments": "the source's exp_avg of 0.weight is (3, 2), and the parameter is (16, 2)",
+    "flat moments": "the source's exp_avg of 0.weight is (32,), and the parameter is (16, 2)",
+    "nan": "the source's exp_avg_sq of 0.weight has values that are NaN",
     "scheduler": "the source's lr_scheduler is another scheduler than the run's CosineAnnealingLR: it has gamma, "
     "step_size and lacks T_max, eta_min",
     "two": "the weights of ema, other fit the names of the model alike",
