@@ -190,7 +190,7 @@ class SeparateRanks(Cooperation):
             data: the data ranks, if ranks train the same samples; by default each has samples of its own.
         """
         super().__init__(accelerator, data.count if data else accelerator.num_processes, data)
-        self._trains_own = data is None
+        self._is_told = data is not None
 
     @property
     def has_parts(self) -> bool:
@@ -200,13 +200,9 @@ class SeparateRanks(Cooperation):
         pass  # FSDP2 averages the gradients of each element over the ranks, whatever the optimizer
 
     def attach(self, models: Sequence[nn.Module]) -> None:
-        """Check that ranks which compute with one tensor together train the same samples.
-
-        Nothing else is to do: DDP, FSDP2 or `Synchronized` averages the gradients.
-        """
-        if self.number > 1 and self._trains_own:
-            for model in models:
-                check_model(model, self.data.numbers)
+        """Check that the models' layout fits the samples: DDP, FSDP2 or `Synchronized` averages the gradients."""
+        for model in models if self.number > 1 else ():
+            check_model(model, self.data, is_told=self._is_told)
 
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
         if keeps_seeds:

@@ -88,26 +88,36 @@ def check_groups(found: Sequence[tuple[int, int]]) -> None:
         raise RecipeError(f"run.data_parallel(...): the data ranks of ranks 0, 1, ... don't fit together: {shown}")
 
 
-def check_model(model: nn.Module, numbers: Sequence[int]) -> None:
-    """Raise RecipeError if ranks that hold parts of one computation would train different samples.
+def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
+    """Raise RecipeError if the layout of a model shows that the data ranks are wrong.
 
     Args:
-        numbers: the numbers of the data ranks of all ranks, by rank.
+        is_told: whether the program has named its data ranks. Ranks that compute with one tensor together may then have
+            different samples, as experts have.
     """
-    for name, ranks in _list_groups(model):
-        if len({numbers[each] for each in ranks}) > 1:
+    for name, together, apart in _list_groups(model):
+        if not is_told and len({data.numbers[each] for each in together}) > 1:
             raise RecipeError(
-                f"ranks {', '.join(map(str, ranks))} compute with one tensor {name!r} together, and each would train "
-                "samples and random numbers of its own",
+                f"ranks {_join(together)} compute with one tensor {name!r} together, and each would train samples and "
+                "random numbers of its own",
+                hint=HINT,
+            )
+        if len(apart) > 1 and data.count > 1 and len({data.numbers[each] for each in apart}) == 1:
+            raise RecipeError(
+                f"ranks {_join(apart)} average the gradient of {name!r}, and would all train the same samples",
                 hint=HINT,
             )
 
 
-def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
-    """Yield the name of each parameter that isn't sharded by FSDP2 alone, with the ranks that compute with it together.
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
-    FSDP2 gathers a tensor for its pass, so its ranks are data-parallel. If another plan has sharded the tensor before,
-    the last dimension of the mesh is that plan's.
+
+def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Yield each parameter's name, the ranks that compute with it together, and those whose gradients FSDP2 averages.
+
+    FSDP2 gathers a tensor for its pass. If another plan has sharded the tensor before, the last dimension of the mesh
+    is that plan's.
     """
     if not any(map(is_sharded, model.parameters())):
         return
@@ -123,6 +133,9 @@ def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
         tensor: Any = each
         mesh, placements = tensor.device_mesh, tensor.placements
         if id(each) not in gathered:
-            yield name, mesh.mesh.flatten().tolist()
+            yield name, mesh.mesh.flatten().tolist(), []
         elif mesh.ndim > 2 or (mesh.ndim == 2 and not isinstance(placements[0], Replicate)):
-            yield name, mesh.mesh[tuple(mesh.get_coordinate()[:-1])].tolist()
+            *outer, inner = mesh.get_coordinate()
+            yield name, mesh.mesh[tuple(outer)].tolist(), mesh.mesh[..., inner].flatten().tolist()
+        else:
+            yield name, [], mesh.mesh.flatten().tolist()

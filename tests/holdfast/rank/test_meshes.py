@@ -46,6 +46,10 @@ def test_tensor_parallel_ranks_see_the_same_samples_and_masks(nursery: Lives, tm
     ("lines", "message"),
     [
         (['settings.told = ""'], "compute with one tensor 'blocks.0.up.weight' together, and each would train samples"),
+        (
+            ['settings.told = "tensor"'],
+            "average the gradient of 'blocks.0.up.weight', and would all train the same samples",
+        ),
         (['settings.sampler = "world"'], "ranks 0 and 1 are data rank 0 of 2 together, and train different samples"),
         (["compute.virtual_ranks = 4"], "run.data_parallel(...): virtual ranks train different samples each"),
     ],
