@@ -21,6 +21,7 @@ from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.forgotten_state.search import find_holder
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
+from holdfast.training.sharded.restoring import find_shards, find_unplaced
 from holdfast.training.structure import has_own_loading
 
 # A model with loading code of its own is loaded on trial if its tensors have at most this many bytes: they are copied.
@@ -100,6 +101,11 @@ def _try(training: Training, others: dict[str, Any]) -> Shapes:
         return {}
     payload = state.to_payload(own | others)
     model = training.recipe.model
+    if state.has_shards(payload) and (name := find_unplaced(payload, find_shards(training.recipe))):
+        raise RecipeError(
+            f"{name} is sharded over the ranks in another way than a parameter: a resume couldn't lay it out again",
+            hint="take an optimizer whose state has the shapes of its parameters, such as AdamW",
+        )
     is_own = has_own_loading(model)
     _check_stepped(training, payload, {*own["model"]} if is_own else set())
     if is_own and not training.progress.step:

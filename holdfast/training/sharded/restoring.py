@@ -45,6 +45,27 @@ def find_shards(recipe: Recipe) -> Shards:
     return dict(_list_shards({"model": recipe.model.state_dict(), "extras": extras, PARAMETERS: parameters}, ""))
 
 
+def find_unplaced(payload: Payload, shards: Shards) -> str:
+    """Return the name of a sharded tensor of the model or the optimizer that a resume couldn't shard as it is now.
+
+    Args:
+        payload: the state, as a save has it.
+        shards: see `find_shards`.
+
+    Returns: empty for none.
+    """
+    for name, tensor in payload.tensors.items():
+        piece = tensor.pieces[0] if tensor.pieces else b""
+        if isinstance(piece, ShardedBytes) and name.startswith(("model.", "optimizer.")):
+            like = _find_shard(name, shards)
+            layouts = [
+                (each.device_mesh, each.placements, each.shape) for each in (piece.tensor, like) if each is not None
+            ]
+            if len(layouts) < 2 or layouts[0] != layouts[1]:
+                return name
+    return ""
+
+
 def _list_shards(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if is_sharded(value):
         yield name, value

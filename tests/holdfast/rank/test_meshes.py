@@ -152,3 +152,11 @@ def test_pipeline_stages_are_refused_before_the_first_step(nursery: Lives, tmp_p
     assert done.returncode != 0
     found = "before the first step: model.stage0.0.bias is of shape (8,) in rank 0 and not there in rank 2"
     assert found in done.stderr
+
+
+def test_state_that_is_sharded_in_another_way_is_refused_after_the_first_step(nursery: Lives, tmp_path: Path) -> None:
+    lines = ['compute.parallel = "fsdp"', 'settings.kind = "RowMeans"']
+    done = train(nursery, tmp_path, "wrapped", *lines, ranks=2)
+    assert done.returncode != 0
+    assert "after the first step: optimizer.state.blocks.0.down.weight.rows" in done.stderr
+    assert "is sharded over the ranks in another way than a parameter" in done.stderr
