@@ -14,6 +14,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.ledger.standing import Outcome
 from holdfast.proof.drill import Striker
+from holdfast.terminal import interrupt
 from tasks import own_run, pool
 from tasks.chunks import ACTS
 from tasks.heartbeat import heartbeat
@@ -33,6 +34,7 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
         number: The attempt's number; an attempt of a higher number fences this one off.
     """
     own_run.outlive_worker()
+    interrupt.send_ignored_again()
     asked = own_run.Asked(config.resume.stop_within_s)
     with heartbeat():
         try:

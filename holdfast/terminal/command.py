@@ -23,6 +23,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. Print an error as one line, and its hint as another."""
     _escape_unknown_characters()
     interrupt.catch()
+    interrupt.send_ignored_again()
     with contextlib.suppress(ValueError):  # not in the main thread
         interrupt.take_like_sigterm(interrupt.pass_on)
     with printing():

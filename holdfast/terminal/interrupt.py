@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 # the third. By default each signal ends a process silently.
 LIKE_SIGTERM = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 COMMANDS = ("flows.", "deployments.", "holdfast.cli.")
+SENT_AGAIN_AFTER_S = 0.05
 _came: list[int] = []  # the signals that `end` has had
 
 
@@ -60,6 +62,32 @@ def raise_if_lost() -> None:
     """
     if _came:
         end(_came[0], None)
+
+
+def send_ignored_again() -> None:
+    """Send a signal again if the exception of its handler was ignored.
+
+    Python ignores an exception that is raised in a destructor or in the callback of a weak reference, and prints it. If
+    a signal comes there, its handler's exception is lost, such as that of Prefect's handler of SIGTERM, and the process
+    would go on. Source: `sys.unraisablehook`.
+    """
+    before = sys.unraisablehook
+    if getattr(before, "sends_again", False):
+        return
+
+    def hook(ignored: "sys.UnraisableHookArgs") -> None:
+        told = ignored.exc_value
+        number = signal.SIGINT if isinstance(told, KeyboardInterrupt) else getattr(told, "signal", None)
+        if not isinstance(told, BaseException) or isinstance(told, Exception) or number is None:
+            before(ignored)
+            return
+        # Later, and from another thread: this function still runs in the destructor.
+        again = threading.Timer(SENT_AGAIN_AFTER_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
+    hook.sends_again = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook
 
 
 def take_like_sigterm(handle: Callable[[int, Any], object], but: signal.Signals | None = None) -> None:
