@@ -15,7 +15,7 @@ from holdfast.state.generators import (
 )
 from holdfast.state.layout import has_layouts, lay_as, leave_out_layouts, lies_by_rows, strides_of
 from holdfast.state.originals import has_methods
-from holdfast.state.sharded import gather_whole, has_shards, is_sharded, local_of, localize
+from holdfast.state.sharded import gather_whole, has_shards, is_sharded, list_moved, local_of, localize
 from holdfast.state.ties import Ties
 from holdfast.state.values import as_stateful
 from holdfast.state.writing import has_same_bits
@@ -40,6 +40,7 @@ __all__ = [
     "lay_as",
     "leave_out_layouts",
     "lies_by_rows",
+    "list_moved",
     "local_of",
     "localize",
     "read_generator",

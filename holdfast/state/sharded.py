@@ -106,6 +106,20 @@ def localize(payload: Payload) -> Payload:
     return Payload({name: _localize(tensor) for name, tensor in payload.tensors.items()}, payload.tree)
 
 
+def list_moved(saved: Payload, now: Payload) -> list[str]:
+    """Return the names of the sharded tensors of a state that aren't sharded, or are sharded otherwise, in another."""
+    places = {name: _describe_place(each) for name, each in saved.tensors.items()}
+    common = [name for name, place in places.items() if place is not None and name in now.tensors]
+    return [name for name in common if _describe_place(now.tensors[name]) != places[name]]
+
+
+def _describe_place(tensor: Tensor) -> Any:
+    """Return a tensor's mesh and placements; None if it is not sharded."""
+    if not tensor.pieces or not isinstance(piece := tensor.pieces[0], ShardedBytes):
+        return None
+    return piece.tensor.device_mesh.mesh.tolist(), tuple(piece.tensor.placements)
+
+
 def _localize(tensor: Tensor) -> Tensor:
     if not tensor.pieces or not isinstance(piece := tensor.pieces[0], ShardedBytes):
         return tensor

@@ -126,7 +126,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     captured = state.to_payload(_capture_as(training, saved))
     if not state.has_layouts(payload.tree):
         captured = Payload(captured.tensors, state.leave_out_layouts(captured.tree))
-    names = differences(state.localize(payload), state.localize(captured))
+    found = {*differences(state.localize(payload), state.localize(captured)), *state.list_moved(payload, captured)}
+    names = sorted(found)
     if state.has_shards(captured):  # each rank compares its own shares and extras
         own = f"extras.{training.accelerator.process_index if len(saved['extras']) > 1 else 0}."
         names = [name for name in names if name.startswith(own) or not name.startswith("extras.")]
@@ -137,10 +138,10 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
         if name.partition(".")[0] not in left_out and (is_same_device or not re.match(r"rng\.\d+\.cuda", name))
     ]
     # All ranks raise: those that went on to the probe would wait there for the others.
-    found = training.ranks.gather(different)
-    for rank, names in enumerate(found):
+    gathered = training.ranks.gather(different)
+    for rank, names in enumerate(gathered):
         if names:
-            whose = "" if all(found) else f" of rank {rank}"
+            whose = "" if all(gathered) else f" of rank {rank}"
             some = shorten(names, SHOWN_NAMES)
             message = f"after the restore, {some}{whose} differ from the saved state"
             raise GateTripped(message, check="state", different=names)

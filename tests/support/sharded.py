@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset
 from holdfast import Recipe, Run, Schedule, checkpoint
 from holdfast.checkpoint import Payload, Saved, Saver, differences
 from holdfast.config import Compute, Determinism, Resume, RunConfig
-from holdfast.errors import CheckpointDamaged, StoreFull
+from holdfast.errors import CheckpointDamaged, GateTripped, StoreFull
 from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
@@ -279,6 +279,36 @@ def save_after_evaluating(folder: str) -> int:
         assert data == bytes(TensorBytes(gather_whole(each)).in_memory()), name
     assert saved.metadata.metrics["metric0"] == 0.5
     resume_in(make(folder), store, saved, "exact")
+    return 0
+
+
+class Replicated:
+    """An extra with a tensor that every rank holds whole, as a `DTensor`. It loads another kind of tensor."""
+
+    def __init__(self) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, distribute_tensor
+
+        mesh = init_device_mesh(DEVICE, (int(os.environ["WORLD_SIZE"]),))
+        self.value: Any = distribute_tensor(torch.arange(4.0), mesh, [Replicate()])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = gather_whole(state["value"])
+
+
+def resume_elsewhere(folder: str) -> int:
+    """Resume with a tensor of the saved values that is no `DTensor` any more: the gate names it."""
+    store, found = LocalStore(f"{folder}/r"), []
+    for training in (make(folder), make(folder)):
+        training.recipe.extras["held"] = Replicated()
+        found.append(training)
+    train_to(found[0], 1)
+    saved = save_step(found[0], store)
+    with pytest.raises(GateTripped, match=r"extras\.0\.held\.value differ"):
+        resume_in(found[1], store, saved, "exact")
     return 0
 
 

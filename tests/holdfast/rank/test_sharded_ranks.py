@@ -52,6 +52,10 @@ def test_a_save_is_whole_if_the_ranks_have_metrics_of_their_own(nursery: Lives, 
     check(nursery, 2, "save_after_evaluating", str(tmp_path))
 
 
+def test_a_tensor_that_is_restored_otherwise_than_it_was_sharded_trips_the_gate(nursery: Lives, tmp_path: Path) -> None:
+    check(nursery, 2, "resume_elsewhere", str(tmp_path))
+
+
 @pytest.mark.gpus(4)
 def test_tensors_cut_over_two_dimensions_of_ranks_have_the_same_bytes(nursery: Lives, tmp_path: Path) -> None:
     check(nursery, 4, "save_meshes", str(tmp_path))
