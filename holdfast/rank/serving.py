@@ -18,6 +18,7 @@ from holdfast.errors import (
     GateTripped,
     HoldfastError,
     RankDied,
+    StateError,
 )
 from holdfast.journal import Commit
 from holdfast.machine import heartbeats
@@ -309,7 +310,13 @@ def _load_checkpoint(
     """
     loaded, problem = None, None
     try:
-        if shards := find_shards(training.recipe):
+        shards = find_shards(training.recipe)
+        if len({*training.ranks.gather(bool(shards))}) > 1:
+            raise StateError(
+                "some ranks hold sharded tensors, and others hold none, so they can't read a checkpoint together",
+                hint="shard each model in all ranks alike: docs/layouts.md",
+            )
+        if shards:
             training.saver.wait()
             payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers)
         else:

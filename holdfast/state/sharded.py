@@ -182,6 +182,13 @@ class TensorHolders:
     regions: Mapping[int, Region]
 
 
+@functools.lru_cache(maxsize=4096)
+def list_alike(holders: TensorHolders, rank: int) -> tuple[int, ...]:
+    """Return the ranks that hold the same region of a tensor as this rank, in order; empty if it holds no element."""
+    own = holders.regions[rank]
+    return tuple(sorted(each for each, region in holders.regions.items() if region == own)) if own.size else ()
+
+
 @functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
 def see_bytewise(item_bytes: int, whole: tuple[int, ...], holders: TensorHolders) -> Bytewise:
     """Return the shape and the ranks' regions of a sharded tensor, in bytes.

@@ -11,23 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from holdfast import state
+from holdfast import checkpoint, state
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
 from holdfast.provenance.location import find_place
-from holdfast.state.sharded import is_sharded, place_of
+from holdfast.state.sharded import ShardedBytes, is_sharded, place_of
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.forgotten_state.search import find_holder
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
+from holdfast.training.sharded.replicas import check_replicas
 from holdfast.training.sharded.restoring import find_shards, find_unplaced
 from holdfast.training.structure import has_own_loading
 
 # A model with loading code of its own is loaded on trial if its tensors have at most this many bytes: they are copied.
 MOST_TRIED_BYTES = 2**30
-# The shapes of a state's tensors, by name.
-Shapes = dict[str, tuple[int, ...]]
 LOADS = "its hooks, or its own load_state_dict, have to load all that its state_dict returns"
 
 
@@ -62,35 +61,49 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
     Raises:
         RecipeError: a value can't be saved or restored; all ranks raise it.
     """
-    problem, shapes = None, Shapes()
+    problem, payload = None, Payload({}, {})
     if not any(map(is_lazy, training.recipe.model.parameters())):
         try:
-            shapes = _try(training, others or {})
+            payload = _try(training, others or {})
         except (RecipeError, StateError) as error:
             problem = error.message, error.hint
-    found = next(filter(None, training.ranks.gather(problem)), None) or _find_other_shapes(training, shapes)
+    tensors = {name: each for name, each in payload.tensors.items() if name.startswith(("model.", "optimizer."))}
+    common = Payload(tensors, None)
+    found = next(filter(None, training.ranks.gather(problem)), None) or _find_other_tensors(training, common)
+    if found is None and training.ranks.has_others and state.has_shards(common):
+        try:
+            check_replicas(training.ranks.exchange, common)
+        except StateError as error:
+            found = error.message, error.hint
     if found is not None:
         raise RecipeError(f"{find_place()}{moment}: {found[0]}", hint=found[1])
 
 
-def _find_other_shapes(training: Training, shapes: Shapes) -> tuple[str, str] | None:
-    """Return an error's message and hint if the ranks hold tensors of other names or shapes; None if they don't."""
-    digests = training.ranks.gather(hashlib.sha256(repr(shapes).encode()).hexdigest())
+def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str] | None:
+    """Return an error's message and hint if the ranks hold tensors of other names, shapes or kinds; else None."""
+    own = {name: (each.shape, _is_cut(each)) for name, each in sorted(payload.tensors.items())}
+    digests = training.ranks.gather(hashlib.sha256(repr(own).encode()).hexdigest())
     other = next((rank for rank, each in enumerate(digests) if each != digests[0]), 0)
     if not other:
         return None
-    found = training.ranks.gather(shapes)
+    found = training.ranks.gather(own)
     first, second = found[0], found[other]
     name = min(each for each in first.keys() | second.keys() if first.get(each) != second.get(each))
-    has = [f"of shape {each[name]}" if name in each else "not there" for each in (first, second)]
+    has = [f"of shape {each[name][0]}" if name in each else "not there" for each in (first, second)]
+    if has[0] == has[1]:
+        has = ["sharded" if each[name][1] else "whole" for each in (first, second)]
     return (
         f"{name} is {has[0]} in rank 0 and {has[1]} in rank {other}: a checkpoint has one tensor of each name",
         "pipeline stages can't be resumed; share layers or experts out as DTensors over a mesh: docs/layouts.md",
     )
 
 
-def _try(training: Training, others: dict[str, Any]) -> Shapes:
-    """Encode the state; return the shapes of the model's and the optimizer's tensors."""
+def _is_cut(tensor: checkpoint.Tensor) -> bool:
+    return any(isinstance(piece, ShardedBytes) for piece in tensor.pieces)
+
+
+def _try(training: Training, others: dict[str, Any]) -> Payload:
+    """Encode the state; return it. It is empty if a user's ``state_dict`` doesn't work yet."""
     try:
         own = capture_own(training)
     except (RecipeError, StateError):
@@ -98,7 +111,7 @@ def _try(training: Training, others: dict[str, Any]) -> Shapes:
     except Exception:  # a user's state_dict may work only after the first step
         if training.progress.step:
             raise
-        return {}
+        return Payload({}, {})
     payload = state.to_payload(own | others)
     model = training.recipe.model
     if state.has_shards(payload) and (name := find_unplaced(payload, find_shards(training.recipe))):
@@ -110,8 +123,7 @@ def _try(training: Training, others: dict[str, Any]) -> Shapes:
     _check_stepped(training, payload, {*own["model"]} if is_own else set())
     if is_own and not training.progress.step:
         _try_to_load(model, own["model"])
-    tensors = sorted(payload.tensors.items())
-    return {name: each.shape for name, each in tensors if name.startswith(("model.", "optimizer."))}
+    return payload
 
 
 def _check_stepped(training: Training, payload: Payload, names: set[str]) -> None:

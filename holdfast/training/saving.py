@@ -22,6 +22,7 @@ from holdfast.training.capturing import capture
 from holdfast.training.checksums import describe_components
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import read_lines
+from holdfast.training.sharded.replicas import check_replicas
 
 
 def begin_save(
@@ -73,6 +74,7 @@ def begin_save(
             # Plain values may differ between ranks, such as metrics. The main rank's are saved, and the length of their
             # text shifts the bytes of all tensors behind them.
             payload = checkpoint.Payload(payload.tensors, peers.decide(lambda: payload.tree))
+            check_replicas(peers, payload)
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
         def note(saved: checkpoint.Saved) -> None:

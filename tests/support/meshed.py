@@ -106,8 +106,12 @@ def tensor_parallel(run: Run, told: str = "data", sampler: str = "", notes: str 
             note(Path(notes) / f"{run.rank}.txt", points, model.mask)
 
 
-def replicas(run: Run) -> None:
-    """Train a `Net` that two ranks share by a plan alone; the loop averages the gradients of two such pairs itself."""
+def replicas(run: Run, averages: bool = True) -> None:
+    """Train a `Net` that two ranks share by a plan alone; the loop averages the gradients of two such pairs itself.
+
+    Args:
+        averages: whether it does; otherwise each pair goes its own way.
+    """
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
@@ -123,7 +127,7 @@ def replicas(run: Run) -> None:
         loss = find_loss(model, step.batch)
         optimizer.zero_grad()
         loss.backward()
-        for each in model.parameters():
+        for each in model.parameters() if averages else ():
             gradient: Any = each.grad
             own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             distributed.all_reduce(own, distributed.ReduceOp.SUM, group=mesh["data"].get_group())
@@ -138,6 +142,27 @@ def stages(run: Run) -> None:
     model = nn.Sequential(*([nn.Linear(8, 8)] * (1 + run.rank // 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.keep(model=nn.ModuleDict({f"stage{run.rank // 2}": model}), optimizer=optimizer)
+    for _ in run.steps(per_epoch=2):
+        raise AssertionError("a step begins")
+
+
+def twins(run: Run, whole: bool = False) -> None:
+    """Keep two models of equal names in two pairs of ranks, each of which shards its own.
+
+    Args:
+        whole: whether the second pair holds the first one's model whole instead.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(run.device.type, (2, 2), mesh_dim_names=("stage", "data"))
+    run.data_parallel(mesh["data"])
+    stage = run.rank // 2
+    torch.manual_seed(3 if whole else stage)
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    if not (whole and stage):
+        fully_shard(model, mesh=mesh["data"])
+    run.keep(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in run.steps(per_epoch=2):
         raise AssertionError("a step begins")
 

@@ -33,6 +33,9 @@ from holdfast.training.sharded.extents import (
 # Waiting for a slow store is no error; a rank that dies closes its connections, which is noticed at once.
 PATIENCE = datetime.timedelta(days=7)
 
+# The layouts whose holders the ranks remember: that of a save, those of the checks before it, and that of a restore.
+MOST_TOLD = 4
+
 T = TypeVar("T")
 
 
@@ -58,9 +61,8 @@ class Exchange:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.window_bytes: int | None = None
         self._is_lost = False  # whether another rank is lost
-        # The holders of tensors on meshes of some ranks only, and the digests with which the ranks last told them.
-        self._partly: dict[tuple[str, int], TensorHolders] = {}
-        self._told: list[list[str]] = []
+        # The holders of tensors on meshes of some ranks only, by the digests with which the ranks told them.
+        self._partly: dict[tuple[str, ...], dict[tuple[str, int], TensorHolders]] = {}
         # The thread of a save agrees and exchanges beside training, whose collectives have an order of their own.
         self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._in_training, self._beside = Link(None, device), Link(self.group, torch.device("cpu"))
@@ -163,12 +165,16 @@ class Exchange:
                 "the tensors of the ranks have different names or shapes, so one checkpoint can't hold them all",
                 hint="give each module, optimizer and extra the same names and shapes in all ranks",
             )
-        if own and told != self._told:
+        key = tuple(own_digest for _, own_digest in told)
+        if own and key not in self._partly:
             found = self.each(lambda: own)
-            self._partly = {key: TensorHolders({rank: each[key] for rank, each in enumerate(found)}) for key in own}
-            self._told = told
+            if len(self._partly) >= MOST_TOLD:
+                self._partly.clear()
+            self._partly[key] = {
+                place: TensorHolders({rank: each[place] for rank, each in enumerate(found)}) for place in own
+            }
         for name, position in own:
-            known[name][position] = self._partly[name, position]
+            known[name][position] = self._partly[key][name, position]
         return known
 
     def plan_restore(

@@ -160,3 +160,21 @@ def test_state_that_is_sharded_in_another_way_is_refused_after_the_first_step(nu
     assert done.returncode != 0
     assert "after the first step: optimizer.state.blocks.0.down.weight.rows" in done.stderr
     assert "is sharded over the ranks in another way than a parameter" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "lines", "message"),
+    [
+        ("twins", [], "before the first step: ranks 0 and 2 hold the same rows of model.0.bias with different"),
+        ("twins", ["settings.whole = true"], "before the first step: model.0.bias is sharded in rank 0 and whole in"),
+        ("replicas", ["settings.averages = false"], "after the first step: ranks 0 and 2 hold the same rows of model."),
+    ],
+    ids=["stages of equal names", "sharded and whole", "no average"],
+)  # fmt: skip
+def test_ranks_whose_state_a_checkpoint_would_lose_are_refused(
+    nursery: Lives, tmp_path: Path, function: str, lines: list[str], message: str
+) -> None:
+    done = train(nursery, tmp_path, function, *lines, "resume.hung_after_s = 60")
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert not list((tmp_path / "r").glob("epoch-*"))

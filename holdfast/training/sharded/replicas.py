@@ -1,0 +1,66 @@
+"""The check that ranks which hold the same rows of a tensor have the same values of them.
+
+A checkpoint has one value of each row. Replicas of a shard differ if nobody averages their gradients, and so do the
+stages of a pipeline whose layers have the same names: a resume would give all of them the values of one.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from holdfast.checkpoint import Payload
+from holdfast.errors import StateError
+from holdfast.state.checksum import checksum, checksum_together
+from holdfast.state.sharded import ShardedBytes, list_alike, local_of
+from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.sharded.extents import Placed
+
+
+def check_replicas(exchange: Exchange, payload: Payload) -> None:
+    """Raise StateError in all ranks if the replicas of a shard differ. It reads those shards that have replicas.
+
+    All ranks call it together, while no save is in progress.
+
+    Args:
+        payload: a state; of its tensors only the sharded ones are compared.
+    """
+    pieces = {name: piece for name, each in payload.tensors.items() for piece in each.pieces}
+    cut = {name: piece for name, piece in pieces.items() if isinstance(piece, ShardedBytes)}
+    holders = exchange.list_holders({name: [Placed(0, piece)] for name, piece in cut.items()})
+    groups: dict[tuple[int, ...], dict[str, Any]] = {}
+    for name, piece in cut.items():
+        if len(ranks := list_alike(holders[name][0], exchange.rank)) > 1:
+            groups.setdefault(ranks, {})[name] = local_of(piece.tensor)
+    # One number for each group of replicas: a rank belongs to one or two.
+    sums = exchange.each(lambda: {ranks: checksum_together([*each.values()]) for ranks, each in groups.items()})
+    if _find_different(sums) is None:
+        return
+    named = exchange.each(
+        lambda: {
+            (name, ranks): value
+            for ranks, each in groups.items()
+            for name, value in zip(each, checksum([*each.values()]), strict=True)
+        }
+    )
+    found = _find_different(named)
+    assert found is not None
+    (name, _), first, second = found
+    raise StateError(
+        f"ranks {first} and {second} hold the same rows of {name} with different values: a checkpoint has one of them",
+        hint="give the replicas of a tensor the same first values and the same gradients; pipeline stages can't be "
+        "resumed: docs/layouts.md",
+    )
+
+
+def _find_different(sums: Sequence[Mapping[Any, int]]) -> tuple[Any, int, int] | None:
+    """Return a key under which two ranks have different sums, and these ranks; None if there is none.
+
+    Args:
+        sums: those of each rank.
+    """
+    known: dict[Hashable, tuple[int, int]] = {}
+    for rank, own in enumerate(sums):
+        for key, value in own.items():
+            first, before = known.setdefault(key, (rank, value))
+            if value != before:
+                return key, first, rank
+    return None
