@@ -19,6 +19,8 @@ from holdfast.store import Store
 
 # A state and its metadata have an entry for each of this many last epochs. A run may have many thousand.
 EPOCHS_KEPT = 1000
+# The key of a state's progress that tells that a loop's code at the end of its last epoch has run.
+ENDED_EPOCH = "has_ended_epoch"
 
 
 @dataclass(frozen=True)

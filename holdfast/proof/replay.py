@@ -10,8 +10,9 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, begin_from_ancestor, choose_gate, describe_present, find_ancestor
 from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Lines, Saved
+from holdfast.checkpoint.progress import ENDED_EPOCH
 from holdfast.config import Log, RunConfig
-from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
+from holdfast.errors import CheckpointDamaged, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
 from holdfast.machine.gpus import check_gpus, gather_nodes
 from holdfast.rank.launching import Ranks
@@ -43,8 +44,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         "store": journal.store_url,
         "run": journal.run,
         "log": Log(every=config.log.every, folder=str(scratch)),
-        # The record has the epochs at the first use of the settings; the run may have been extended since.
-        "epochs": max(config.epochs, commit.epoch + 1),
+        "epochs": _count_epochs(journal, config, commit),
     }
     with contextlib.suppress(RecordDamaged):
         if metadata := checkpoint.read_metadata(journal.store, commit.path):  # this setting may change within a run
@@ -53,6 +53,20 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         commit_number = record.identity["init_from"]["commit"]
         moved["init_from"] = config.init_from.model_copy(update={"commit": commit_number})
     return config.model_copy(update=moved)
+
+
+def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
+    """Return the epochs with which a commit's steps are trained again.
+
+    The record has those at the first use of the settings, and the run may have been extended since. A loop's code at
+    the end of its last epoch belongs to the run's last step, so a commit that has run it was the last one then.
+    """
+    with contextlib.suppress(CheckpointDamaged, NameMissing, KeyError):
+        first, *_ = checkpoint.find_parts(commit)
+        header = checkpoint.read_headers(journal.store, commit, [first])[first.name]
+        if header.tree["progress"].get(ENDED_EPOCH):
+            return commit.epoch
+    return max(config.epochs, commit.epoch + 1)
 
 
 def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:

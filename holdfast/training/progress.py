@@ -4,9 +4,10 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.checkpoint.progress import ENDED_EPOCH
+
 # The probe's "loss_window" is the mean loss of this many last steps.
 WINDOW_STEPS = 20
-ENDED = "has_ended_epoch"
 
 
 class Stage(enum.Enum):
@@ -39,11 +40,11 @@ class TrainingProgress:
     has_ended_epoch: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != ENDED or value}
+        return {name: value for name, value in vars(self).items() if name != ENDED_EPOCH or value}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        vars(self).update({name: saved[name] for name in vars(self) if name != ENDED})
-        self.has_ended_epoch = bool(saved.get(ENDED))
+        vars(self).update({name: saved[name] for name in vars(self) if name != ENDED_EPOCH})
+        self.has_ended_epoch = bool(saved.get(ENDED_EPOCH))
 
     def add_loss(self, loss: float) -> None:
         """Add the loss of one more step."""
