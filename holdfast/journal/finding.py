@@ -1,6 +1,7 @@
 """The search for runs and commits by the names that a user types."""
 
 import contextlib
+import itertools
 
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import NameMissing, RunUnknown, WrongUse
@@ -10,6 +11,8 @@ from holdfast.store import Store, open_store
 
 # Folders of records, by which a run is known whose run.json is lost.
 RECORDS = {"attempts", "commits"}
+# The remaining commits that an error lists.
+SHOWN_COMMITS = 5
 
 
 def open_journal(run: str) -> Journal:
@@ -59,6 +62,9 @@ def find_commit(journal: Journal, text: str = "") -> Commit:
             found = journal.read_commit(int(text))
     else:
         found = next((commit for commit in journal.candidates() if text in ("", commit.path)), None)
+        if found is None and text:
+            known = (journal.find_commit(number) for number in reversed(journal.numbers("commits")))
+            found = next((commit for commit in known if commit and commit.path == text), None)
     if found is None and not text:
         raise WrongUse(f"run {journal.run!r} has no commit that counts")
     if found is None:
@@ -66,6 +72,11 @@ def find_commit(journal: Journal, text: str = "") -> Commit:
     if journal.is_pruned(found.number):
         raise WrongUse(
             f"the checkpoint of commit {found.number} of run {journal.run!r} was pruned",
-            hint="holdfast verify lists the remaining checkpoints",
+            hint=f"the newest are {', '.join(_list_newest(journal))}; holdfast verify lists the remaining checkpoints",
         )
     return found
+
+
+def _list_newest(journal: Journal) -> list[str]:
+    """Return the folders of the newest checkpoints."""
+    return [commit.path for commit in itertools.islice(journal.candidates(), SHOWN_COMMITS)]
