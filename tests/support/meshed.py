@@ -1,5 +1,6 @@
 """Loops and a recipe whose ranks train one model together on a mesh: two data ranks of two tensor-parallel ranks."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,7 @@ def tensor_parallel(run: Run, told: str = "data", sampler: str = "", notes: str 
     own = DistributedSampler(data, run.data_ranks, run.data_rank) if sampler == "data" else own
     loader = DataLoader(data, BATCH // 2 if own else BATCH, shuffle=own is None, sampler=own)
     for step in run.steps(loader):
-        points, classes = step.batch
-        loss = F.cross_entropy(model(points), classes)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        run.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step.log(loss=loss)
+        points, _ = learn(run, step, model, optimizer)
         if notes:
             note(Path(notes) / f"{run.rank}.txt", points, model.mask)
 
@@ -123,18 +118,14 @@ def replicas(run: Run, averages: bool = True) -> None:
     parallelize_module(model, mesh["tensor"], make_plan())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run.keep(model=model, optimizer=optimizer)
+
+    def average(gradient: Any) -> None:
+        own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        distributed.all_reduce(own, distributed.ReduceOp.SUM, group=mesh["data"].get_group())
+        own /= run.data_ranks
+
     for step in run.steps(DataLoader(make_data(), BATCH, shuffle=True)):
-        loss = find_loss(model, step.batch)
-        optimizer.zero_grad()
-        loss.backward()
-        for each in model.parameters() if averages else ():
-            gradient: Any = each.grad
-            own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-            distributed.all_reduce(own, distributed.ReduceOp.SUM, group=mesh["data"].get_group())
-            own /= run.data_ranks
-        run.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step.log(loss=loss)
+        learn(run, step, model, optimizer, average if averages else None)
 
 
 def stages(run: Run) -> None:
@@ -203,18 +194,35 @@ def experts(run: Run) -> None:
     model = nn.Sequential(nn.Linear(8, 8), Experts(mesh), nn.Linear(8, 2)).to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run.keep(model=model, optimizer=optimizer)
+
+    def average(gradient: Any) -> None:
+        if not hasattr(gradient, "to_local"):
+            distributed.all_reduce(gradient)
+            gradient /= run.world_size
+
     for step in run.steps(DataLoader(make_data(), BATCH, shuffle=True)):
-        loss = find_loss(model, step.batch)
-        optimizer.zero_grad()
-        loss.backward()
-        for each in model.parameters():
-            gradient: Any = each.grad
-            if not hasattr(gradient, "to_local"):
-                distributed.all_reduce(gradient)
-                gradient /= run.world_size
-        run.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step.log(loss=loss)
+        learn(run, step, model, optimizer, average)
+
+
+def learn(
+    run: Run, step: Any, model: nn.Module, optimizer: torch.optim.Optimizer,
+    average: Callable[[Any], object] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Take a step of a loop and return its batch.
+
+    Args:
+        average: averages a gradient over the ranks, in place, if nobody else does.
+    """
+    batch: tuple[Tensor, Tensor] = step.batch
+    loss = find_loss(model, batch)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for each in model.parameters() if average else ():
+        average(each.grad)
+    run.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    step.log(loss=loss)
+    return batch
 
 
 def note(path: Path, *tensors: Tensor) -> None:
@@ -344,12 +352,7 @@ def wrapped(run: Run, how: str = "", kind: str = "AdamW") -> None:
     optimizer = (RowMeans if kind == "RowMeans" else torch.optim.AdamW)(model.parameters(), lr=0.01)
     run.keep(model=model, optimizer=optimizer)
     for step in run.steps(DataLoader(make_data(), BATCH, shuffle=True)):
-        loss = find_loss(model, step.batch)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        run.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step.log(loss=loss)
+        learn(run, step, model, optimizer)
 
 
 def with_plugin(run: Run) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.attempt import Attempt
-from holdfast.checkpoint import FileDamage
+from holdfast.attempt.pipeline import Chunk
+from holdfast.checkpoint import FileDamage, Saved
 from holdfast.config import Checkpoint, ChunkLength, KeepBest, Log, Retention, RunConfig
 from holdfast.journal import Commit
 from holdfast.journal.endings import Ending
@@ -40,11 +41,17 @@ def make_config(folder: Path, **fields: object) -> RunConfig:
 
 
 def train_chunk(attempt: Attempt) -> None:
+    _, saved = save_chunk(attempt)
+    attempt.commit(saved)
+
+
+def save_chunk(attempt: Attempt) -> tuple[Chunk, Saved]:
+    """Train the next chunk and save it, without a commit."""
     chunk = attempt.next_chunk()
     assert chunk is not None
     saved = attempt.train_chunk(chunk)
     assert saved is not None
-    attempt.commit(saved)
+    return chunk, saved
 
 
 def kept(config: RunConfig) -> list[str]:
@@ -109,10 +116,7 @@ def test_steps_whose_folder_is_being_deleted_are_trained_again(tmp_path: Path) -
     attempt = Attempt(make_config(tmp_path))
     attempt.open()
     train_chunk(attempt)
-    chunk = attempt.next_chunk()
-    assert chunk
-    saved = attempt.train_chunk(chunk)
-    assert saved
+    chunk, saved = save_chunk(attempt)
     assert attempt.journal.assign_folder(saved.path, 0) == 0
     assert attempt.commit(saved) == attempt.journal.read_commit(1)
     assert attempt.next_chunk() == chunk
@@ -130,10 +134,7 @@ def test_a_checkpoint_is_adopted_whose_number_another_one_has_taken(tmp_path: Pa
     attempt = Attempt(config)
     attempt.open()
     train_chunk(attempt)
-    chunk = attempt.next_chunk()
-    assert chunk
-    saved = attempt.train_chunk(chunk)
-    assert saved
+    chunk, saved = save_chunk(attempt)
     assert attempt.journal.assign_folder(saved.path, 2) == 2
     attempt.end(Ending("killed"))
     attempt.journal.store.replace("commits/00000001.json", b"{")

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.errors import NameTaken, RecordDamaged, RunUnknown, Superseded, WrongUse
 from holdfast.journal import Commit, ConfigRecord, Journal
+from holdfast.journal.finding import find_commit
 from holdfast.store.local import LocalStore
 from tests.support.makers import claim, make_commit, make_latest, publish
 
@@ -238,6 +239,17 @@ def test_pins(journal: Journal) -> None:
     with pytest.raises(WrongUse, match="was pruned"):
         journal.pin(1)
     assert journal.numbers("pins") == []
+
+
+def test_a_pruned_commit_is_named_as_such_by_its_number_and_by_its_folder(journal: Journal) -> None:
+    for number in (1, 2):
+        publish(journal, make_commit(number))
+    journal.store.create("pruned/00000001.json", b"")
+    newest = journal.read_commit(2).path
+    for text in ("1", journal.read_commit(1).path):
+        with pytest.raises(WrongUse, match=r"the checkpoint of commit 1 of run .* was pruned") as refused:
+            find_commit(journal, text)
+        assert refused.value.hint.startswith(f"the newest are {newest};")
 
 
 @pytest.mark.parametrize("commits", [10, 1000])
