@@ -46,6 +46,7 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
         config: The run's configuration.
     """
     own_run.outlive_worker()
+    interrupt.send_ignored_again()
     with heartbeat():
         return train_run(config)
 

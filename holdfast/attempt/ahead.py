@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.machine.gpus import settle_ranks
-from holdfast.rank.attached import AttachedRanks
+from holdfast.rank.attached import choose_ranks
 from holdfast.rank.launching import Ranks
 from holdfast.rank.lived import name_lived
 from holdfast.store import open_store
@@ -17,7 +17,7 @@ from holdfast.store import open_store
 def start_ranks(
     config: RunConfig, number: int, newest: Commit | None, *, patience: float = 1.0, is_held: bool = False
 ) -> Ranks:
-    """Start ranks for an attempt, or let in those that another launcher has started; see `Ranks` and `AttachedRanks`.
+    """Start ranks for an attempt, or let in those that another launcher has started; see `choose_ranks`.
 
     Args:
         number: the attempt's.
@@ -25,10 +25,8 @@ def start_ranks(
     """
     lived = name_lived(Path(config.log.folder) / config.run, number)
     commit = newest.number if newest else 0
-    log = name_log(config, number)
-    if config.compute.is_attached:
-        return AttachedRanks(config, log, commit, patience=patience, lived=lived)
-    return Ranks(config, log, commit, patience=patience, lived=lived, is_held=is_held)
+    ranks = choose_ranks(config.compute)
+    return ranks(config, name_log(config, number), commit, patience=patience, lived=lived, is_held=is_held)
 
 
 def name_log(config: RunConfig, number: int) -> Path:

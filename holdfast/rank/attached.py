@@ -96,9 +96,13 @@ class AttachedRanks(Ranks):
     _process: AttachedProcesses
 
     def __init__(
-        self, config: RunConfig, log_path: Path, commit: int = 0, *, patience: float = 1.0, lived: Path | None = None
-    ) -> None:
+        self, config: RunConfig, log_path: Path, commit: int = 0, *, patience: float = 1.0, lived: Path | None = None,
+        is_held: bool = False,
+    ) -> None:  # fmt: skip
         """Wait until all ranks of this machine have come.
+
+        Args:
+            is_held: not used: nobody starts these ranks before they are needed.
 
         Raises:
             ConfigError: no process of a launcher has started this one.
@@ -141,15 +145,12 @@ class AttachedRanks(Ranks):
         while not (gone := self._process.first_gone or self._process.find_gone()) and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S / 10)
         beats = {beat.pid: (rank, beat) for rank, beat in self.watch.read().items()}
-        dead = sorted(beats[pid][0] for pid in gone if pid in beats and not _has_left(beats[pid][1].standing))
+        own = [beats[pid] for pid in gone if pid in beats]
+        dead = sorted(rank for rank, beat in own if beat.standing is RankStanding.TRAINING)
         if self._is_built and not dead:
             return RankDied("the ranks have ended as their launcher told them to", is_ordered=True)
         named = ", ".join(f"rank {rank}" for rank in dead) or f"process {gone[0]}" if gone else "all of them"
         return self._log.describe_end(f"{named} died; its launcher may say how")
-
-
-def _has_left(standing: RankStanding) -> bool:
-    return standing is not RankStanding.TRAINING
 
 
 def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: float) -> AttachedProcesses:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 
+from holdfast.errors import RunStopped
 from holdfast.machine import heartbeats
 from holdfast.machine.processes import is_running
 
@@ -13,7 +14,7 @@ from holdfast.machine.processes import is_running
 END_VARIABLE = "HOLDFAST_END"
 # The process of the attempt, which is a child of the first rank of its machine.
 BESIDE_VARIABLE = "HOLDFAST_BESIDE"
-STOPPED_EARLY = 3
+STOPPED_EARLY = RunStopped.exit_code
 _told: list[int] = []  # the attempts that a signal was passed on to
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.errors import ConfigError, NodesMissing, RankDied
+from holdfast.errors import ConfigError, NodesMissing, RankDied, RunStopped
 from holdfast.machine.processes import is_running
 from holdfast.rank.launchers import Slot
 from holdfast.terminal import spell_s
@@ -120,7 +120,9 @@ def _receive(own: socket.socket) -> Answer:
         os.close(file)
     while more := own.recv(ANSWER_BYTES):
         text += more
-    return Answer(files=files, **json.loads(text)) if text else Answer(code=3)  # the attempt has died
+    if not text:  # the attempt has died
+        return Answer(code=RunStopped.exit_code)
+    return Answer(files=files, **json.loads(text))
 
 
 def _read_peer(end: socket.socket) -> tuple[int, int]:

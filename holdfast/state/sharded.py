@@ -81,9 +81,15 @@ def is_sharded(value: Any) -> bool:
     return found is not None and isinstance(value, found.DTensor)
 
 
+def shard_of(tensor: Tensor) -> Any:
+    """Return the `DTensor` that a tensor of a state is; None if it is not sharded."""
+    piece = tensor.pieces[0] if tensor.pieces else None
+    return piece.tensor if isinstance(piece, ShardedBytes) else None
+
+
 def has_shards(payload: Payload) -> bool:
     """Return whether some of a state's tensors are sharded."""
-    return any(isinstance(piece, ShardedBytes) for tensor in payload.tensors.values() for piece in tensor.pieces)
+    return any(shard_of(tensor) is not None for tensor in payload.tensors.values())
 
 
 def local_of(tensor: Any) -> torch.Tensor:
@@ -115,15 +121,14 @@ def list_moved(saved: Payload, now: Payload) -> list[str]:
 
 def _describe_place(tensor: Tensor) -> Any:
     """Return a tensor's mesh and placements; None if it is not sharded."""
-    if not tensor.pieces or not isinstance(piece := tensor.pieces[0], ShardedBytes):
-        return None
-    return piece.tensor.device_mesh.mesh.tolist(), tuple(piece.tensor.placements)
+    shard = shard_of(tensor)
+    return None if shard is None else (shard.device_mesh.mesh.tolist(), tuple(shard.placements))
 
 
 def _localize(tensor: Tensor) -> Tensor:
-    if not tensor.pieces or not isinstance(piece := tensor.pieces[0], ShardedBytes):
+    if (shard := shard_of(tensor)) is None:
         return tensor
-    local = local_of(piece.tensor)
+    local = local_of(shard)
     return Tensor(tensor.dtype, tuple(local.shape), (TensorBytes(local) if local.numel() else b"",))
 
 

@@ -211,9 +211,10 @@ class Training:
         heartbeats.mark(Place.LOADING)
         samples, batch = next(self.batches)
         heartbeats.mark(Place.COMPUTING)
-        if self.ranks.has_groups and not self.record.is_grouped:
-            self.ranks.gather_samples(samples)  # refused before a step is trained
+        if not self.record.is_grouped:
             self.record.is_grouped = True
+            if self.ranks.has_groups:
+                self.ranks.gather_samples(samples)  # refused before a step is trained
         if self.order is None and self.progress.step == 0:
             self.first.keep(batch, self.ranks.gather)
         return samples, send_to_device(batch, self.accelerator.device) if is_moved else batch

@@ -25,18 +25,14 @@ def capture(training: Training) -> dict[str, Any]:
     The tensors are the live ones, not copies. All ranks call it together.
     """
     own, ranks = capture_own(training), training.ranks
-    groups = {DATA_RANKS: [*ranks.data.numbers]} if ranks.data.count < ranks.number else {}
-    return (
-        own
-        | groups
-        | {
-            "extras": _of_each_rank(training, own["extras"], "extras"),
-            "rng": _of_each_rank(training, training.generators.state_dict(), "rng"),
-            "data": _of_each_rank(training, training.batches.state_dict(), "data"),
-            "progress": training.progress.state_dict(),
-            "built": training.built,
-        }
-    )
+    captured = own | {
+        "extras": _of_each_rank(training, own["extras"], "extras"),
+        "rng": _of_each_rank(training, training.generators.state_dict(), "rng"),
+        "data": _of_each_rank(training, training.batches.state_dict(), "data"),
+        "progress": training.progress.state_dict(),
+        "built": training.built,
+    }
+    return captured | ({DATA_RANKS: [*ranks.data.numbers]} if ranks.has_groups else {})
 
 
 def capture_own(training: Training) -> dict[str, Any]:

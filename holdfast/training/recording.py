@@ -21,8 +21,8 @@ def record_step(training: Training) -> None:
     training.progress.step = unread.step
     if (unread.step - 1) % training.steps_per_epoch == 0:
         record.first_lrs.append(unread.lrs)
-    is_compared = training.ranks.has_groups and (record.is_detailed or record.recorded < COMPARED_STEPS)
-    if is_compared and unread.samples:
+    is_compared = record.is_detailed or record.recorded < COMPARED_STEPS
+    if is_compared and training.ranks.has_groups and unread.samples:
         training.ranks.gather_samples(combine(unread.samples))
     record.recorded += 1
     facts: dict[str, Any] = {"rng": training.generators.digest()}

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from holdfast import checkpoint, state
+from holdfast import state
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
 from holdfast.provenance.location import find_place
-from holdfast.state.sharded import ShardedBytes, is_sharded, place_of
+from holdfast.state.sharded import is_sharded, place_of, shard_of
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.forgotten_state.search import find_holder
@@ -61,14 +61,12 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
     Raises:
         RecipeError: a value can't be saved or restored; all ranks raise it.
     """
-    problem, payload = None, Payload({}, {})
+    problem, common = None, Payload({}, None)
     if not any(map(is_lazy, training.recipe.model.parameters())):
         try:
-            payload = _try(training, others or {})
+            common = _try(training, others or {})
         except (RecipeError, StateError) as error:
             problem = error.message, error.hint
-    tensors = {name: each for name, each in payload.tensors.items() if name.startswith(("model.", "optimizer."))}
-    common = Payload(tensors, None)
     found = next(filter(None, training.ranks.gather(problem)), None) or _find_other_tensors(training, common)
     if found is None and training.ranks.has_others and state.has_shards(common):
         try:
@@ -81,7 +79,7 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
 
 def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str] | None:
     """Return an error's message and hint if the ranks hold tensors of other names, shapes or kinds; else None."""
-    own = {name: (each.shape, _is_cut(each)) for name, each in sorted(payload.tensors.items())}
+    own = {name: (each.shape, shard_of(each) is not None) for name, each in sorted(payload.tensors.items())}
     digests = training.ranks.gather(hashlib.sha256(repr(own).encode()).hexdigest())
     other = next((rank for rank, each in enumerate(digests) if each != digests[0]), 0)
     if not other:
@@ -98,12 +96,11 @@ def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str]
     )
 
 
-def _is_cut(tensor: checkpoint.Tensor) -> bool:
-    return any(isinstance(piece, ShardedBytes) for piece in tensor.pieces)
-
-
 def _try(training: Training, others: dict[str, Any]) -> Payload:
-    """Encode the state; return it. It is empty if a user's ``state_dict`` doesn't work yet."""
+    """Encode the state; return that of the model and the optimizer, which all ranks have in common.
+
+    It is empty if a user's ``state_dict`` doesn't work yet.
+    """
     try:
         own = capture_own(training)
     except (RecipeError, StateError):
@@ -111,10 +108,12 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
     except Exception:  # a user's state_dict may work only after the first step
         if training.progress.step:
             raise
-        return Payload({}, {})
+        return Payload({}, None)
     payload = state.to_payload(own | others)
+    tensors = {name: each for name, each in payload.tensors.items() if name.startswith(("model.", "optimizer."))}
+    common = Payload(tensors, None)
     model = training.recipe.model
-    if state.has_shards(payload) and (name := find_unplaced(payload, find_shards(training.recipe))):
+    if state.has_shards(common) and (name := find_unplaced(common, find_shards(training.recipe))):
         raise RecipeError(
             f"{name} is sharded over the ranks in another way than a parameter: a resume couldn't lay it out again",
             hint="take an optimizer whose state has the shapes of its parameters, such as AdamW",
@@ -123,7 +122,7 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
     _check_stepped(training, payload, {*own["model"]} if is_own else set())
     if is_own and not training.progress.step:
         _try_to_load(model, own["model"])
-    return payload
+    return common
 
 
 def _check_stepped(training: Training, payload: Payload, names: set[str]) -> None:

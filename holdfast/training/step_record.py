@@ -49,7 +49,7 @@ class StepRecord:
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
             share, for a proof.
         is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
-        is_grouped: whether the ranks of each data rank have compared their first samples in this process.
+        is_grouped: whether the ranks of each data rank have compared their first samples in this process, or needn't.
         recorded: the steps that this process has recorded.
         unsaved_s: seconds of rehearsed steps.
         drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.

@@ -133,7 +133,7 @@ def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> di
                 f"parallelize has untied {names}: each would be trained for itself",
                 hint=f"after parallelize_module, set the parameter of {name} to the other one again",
             )
-    return {key: each for key, each in found.items() if not any(each is whole for whole in before.values())}
+    return {key: each for key, each in found.items() if id(each) != key}
 
 
 def cut_model(
@@ -155,18 +155,23 @@ def cut_model(
     """
     made: dict[int, nn.Parameter] = {}
     mesh = find_mesh(config, accelerator)
-    if mesh is None or parallelize is None:
-        if mesh is not None and mesh["tensor"].size() > 1:
-            raise _can_not_shard("layers over mesh.tensor by itself", PARALLELIZE_HINT)
-        for block in list_blocks(model):
-            materialize(block, accelerator.device, made)
-            if mesh is not None:
-                _cut_block(block, accelerator, mesh)
+    if mesh is not None and parallelize is not None:
+        materialize(model, accelerator.device, made)
+        _share_tensors(model, accelerator)
+        _cut_by(parallelize, model, mesh)
         return
+    if mesh is not None and mesh["tensor"].size() > 1:
+        raise _can_not_shard("layers over mesh.tensor by itself", PARALLELIZE_HINT)
+    for block in list_blocks(model):
+        materialize(block, accelerator.device, made)
+        if mesh is not None:
+            _cut_block(block, accelerator, mesh)
+
+
+def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
+    """Let a function of the user's shard a whole model; see `cut_model`."""
     from torch.distributed.fsdp import FSDPModule
 
-    materialize(model, accelerator.device, made)
-    _share_tensors(model, accelerator)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Parallelize plan key")
         try:

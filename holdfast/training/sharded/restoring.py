@@ -16,7 +16,7 @@ from holdfast.memory import Buffers
 from holdfast.recipe import Recipe
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES
-from holdfast.state.sharded import ShardedBytes, is_sharded, local_of
+from holdfast.state.sharded import ShardedBytes, is_sharded, local_of, shard_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.kept import GRADIENTS
@@ -46,24 +46,24 @@ def find_shards(recipe: Recipe) -> Shards:
 
 
 def find_unplaced(payload: Payload, shards: Shards) -> str:
-    """Return the name of a sharded tensor of the model or the optimizer that a resume couldn't shard as it is now.
+    """Return the name of a sharded tensor that a resume couldn't shard as it is now.
 
     Args:
-        payload: the state, as a save has it.
+        payload: the state of the model and the optimizer, as a save has it.
         shards: see `find_shards`.
 
     Returns: empty for none.
     """
     for name, tensor in payload.tensors.items():
-        piece = tensor.pieces[0] if tensor.pieces else b""
-        if isinstance(piece, ShardedBytes) and name.startswith(("model.", "optimizer.")):
+        if (own := shard_of(tensor)) is not None:
             like = _find_shard(name, shards)
-            layouts = [
-                (each.device_mesh, each.placements, each.shape) for each in (piece.tensor, like) if each is not None
-            ]
-            if len(layouts) < 2 or layouts[0] != layouts[1]:
+            if like is None or _describe_layout(like) != _describe_layout(own):
                 return name
     return ""
+
+
+def _describe_layout(shard: Any) -> tuple[Any, ...]:
+    return shard.device_mesh, shard.placements, shard.shape
 
 
 def _list_shards(value: Any, name: str) -> Iterator[tuple[str, Any]]:
