@@ -513,7 +513,7 @@ class Attempt:
         deadline = time.monotonic() + self.config.resume.stop_within_s
         self.rehearsals.forget()
         self.ranks.put_back()
-        ranks = self.ranks.running
+        ranks, trained = self.ranks.running, 0
         if ranks is not None and self._is_claimed:
             ranks.stop()
             try:
@@ -525,11 +525,31 @@ class Attempt:
                 pass  # the ranks have ended, as they were told to
             except Unhealthy as error:
                 log.warning("%s", error)
+            trained = ranks.watch.count_steps()
         self.close()
         while self._pipeline.uncommitted:
             self.commit(self._pipeline.uncommitted[0])
-        if self._is_claimed:
+        if self._is_claimed and trained > self.step:
+            within_s = self.config.resume.stop_within_s
+            log.warning(
+                "stopped at step %d, but steps %d-%d could not be saved within resume.stop_within_s = %g s; the same "
+                "command trains them again", trained, self.step + 1, trained, within_s,
+            )  # fmt: skip
+        elif self._is_claimed:
             log.info("stopped after step %d, which is saved and committed; the same command continues it", self.step)
+
+    def finish_stopped(self) -> bool:
+        """Finish a run that was told to end in its last step, after `stop`: do its upkeep.
+
+        Returns:
+            whether the run is complete.
+        """
+        if not self._is_claimed or self.head is None or not self.is_complete:
+            return False
+        self.upkeep.do()  # a damaged checkpoint is found here, and its steps are to be trained again
+        if self.is_complete:
+            log.info("the step was the run's last")
+        return self.is_complete
 
     def close(self) -> None:
         """End this attempt's ranks."""

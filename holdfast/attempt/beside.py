@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-from typing import NoReturn
 
 from cyclopts import App
 
@@ -71,18 +70,12 @@ def find_attached_ending(cause: Cause) -> Ending:
     return find_ending(cause)
 
 
-def end_once(number: int, frame: object) -> NoReturn:
-    """End this process, as `holdfast.terminal.interrupt.end` does. Further signals don't disturb the save."""
-    signal.signal(number, signal.SIG_IGN)
-    interrupt.end(number, frame)
-
-
 def main() -> int:
     """Run the process beside the ranks, and tell them its exit code."""
     config, _ = read_environment()
     number, first = map(int, os.environ.pop(DOOR_VARIABLE).split())
     door = AttachedRanks.door = Door(socket.socket(fileno=number), config.compute.rank_count, first)
-    signal.signal(signal.SIGTERM, end_once)
+    signal.signal(signal.SIGTERM, interrupt.end)
     code = 1
     try:
         code = run_app(app, [])

@@ -15,6 +15,7 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Ready
 from holdfast.rank.rendezvous import describe_node_wait, find_node
 from holdfast.store import open_store
+from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +36,14 @@ def carry(config: RunConfig) -> None:
     """
     carrier = _NodeCarrier(settle_ranks(config))
     log.info("node %d: %s", find_node(config.compute), describe_node_wait(config.compute))
-    while not carrier.is_over():
-        try:
-            carrier.join()
-        except NodesMissing:
-            if carrier.is_late():
-                raise
-        time.sleep(MEET_AGAIN_AFTER_S)
+    with interrupt.raised_once(config.resume.stop_within_s):
+        while not carrier.is_over():
+            try:
+                carrier.join()
+            except NodesMissing:
+                if carrier.is_late():
+                    raise
+            time.sleep(MEET_AGAIN_AFTER_S)
     carrier.report()
 
 

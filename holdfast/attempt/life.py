@@ -104,9 +104,10 @@ def live(
     """Train a run, from where its journal says that it stands, until it is complete or this process is told to end.
 
     Two things tell the process to end: a notice, or a signal whose handler raises an exception that is no `Exception`,
-    such as SystemExit. The attempt then saves and commits the trained steps. However it ends, it records its ending and
-    leaves no rank behind. It sends each commit to the run's metric sinks and observers (``log.sinks`` and
-    ``log.observers``), and keeps the run's report up to date.
+    such as SystemExit. The attempt then saves and commits the trained steps, and ignores further signals for
+    ``resume.stop_within_s`` seconds. However it ends, it records its ending and leaves no rank behind. It sends each
+    commit to the run's metric sinks and observers (``log.sinks`` and ``log.observers``), and keeps the run's report up
+    to date.
 
     Args:
         observers: told of each step and commit; see `Observer`.
@@ -118,11 +119,24 @@ def live(
     Raises:
         ConfigError: another launcher has started several processes, each of which would train the run.
         HoldfastError: the run can't be opened, trained or committed.
-        BaseException: the exception of a signal handler, after what was trained is committed.
+        BaseException: the exception of a signal handler, after what was trained is committed, unless that completed
+            the run.
     """
     if acts == Acts():  # whoever passes others, as a flow does, starts one attempt at a time
         refuse_launcher(config.compute)
-    ending, attempt = TOLD_BY_A_SIGNAL, None  # a second signal may come before `find_ending` returns
+    with interrupt.raised_once(config.resume.stop_within_s):
+        return _live(config, observers, acts, number, sources, find_ending)
+
+
+def _live(
+    config: RunConfig,
+    observers: Sequence[Observer],
+    acts: Acts,
+    number: int | None,
+    sources: Sequence[Source],
+    find_ending: Callable[[Cause], Ending],
+) -> Outcome:
+    ending, attempt = TOLD_BY_A_SIGNAL, None  # a late second signal may come before `find_ending` returns
     try:
         own = [*make_observers(config.log.observers), Reporting(config), Sending(config)]
         attempt = Attempt(config, number, [*observers, *own], acts.publish)
@@ -150,7 +164,8 @@ def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
         raise
     except BaseException:  # the exception of a signal's handler
         attempt.stop()
-        raise
+        if not attempt.finish_stopped():
+            raise
 
 
 def train(

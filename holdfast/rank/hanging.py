@@ -84,6 +84,10 @@ class Watch:
         """Return the heartbeat of each rank of this machine, by rank."""
         return self._heartbeats.read()
 
+    def count_steps(self) -> int:
+        """Return the newest step that all ranks of this machine have trained, saved or not; 0 if none is known."""
+        return min((beat.step - (beat.phase is Phase.STEP) for beat in self.read().values()), default=0)
+
     def look(self) -> dict[int, Beat]:
         """Return the heartbeats of the ranks that hang, by rank. Call it every `LOOK_EVERY_S`."""
         now = time.monotonic()

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,6 +89,65 @@ def send_ignored_again() -> None:
 
     hook.sends_again = True  # type: ignore[attr-defined]
     sys.unraisablehook = hook
+
+
+class _Guards:
+    """The blocks of `raised_once` that this process is in.
+
+    Attributes:
+        depth: their number.
+        handlers: the handlers that they have set, which need no second one.
+        told_at: when the first signal came inside the outermost one, on the clock of `time.monotonic`; None before.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.handlers: list[object] = []
+        self.told_at: float | None = None
+
+    def guard(self, handle: Callable[[int, Any], object], within_s: float) -> Callable[[int, Any], None]:
+        """Return a handler that calls another one for the first signal, and ignores further ones for some seconds."""
+
+        def handle_first(number: int, frame: Any) -> None:
+            now = time.monotonic()
+            if self.told_at is None or now - self.told_at >= within_s:
+                self.told_at = self.told_at or now
+                handle(number, frame)
+
+        self.handlers.append(handle_first)
+        return handle_first
+
+
+_guards = _Guards()
+
+
+@contextlib.contextmanager
+def raised_once(within_s: float) -> Iterator[None]:
+    """While the block lasts, let the first SIGTERM or Ctrl-C raise its handler's exception, and ignore further ones.
+
+    A scheduler may send several: Slurm sends two SIGTERMs within 0.1 s to a job under srun. The exception of the second
+    one would end the save that the first one began. Blocks may be nested; outside the main thread this does nothing.
+
+    Args:
+        within_s: seconds after the first signal from which a further one raises again.
+    """
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    found = {each: handle for each, handle in before.items() if callable(handle) and handle not in _guards.handlers}
+    guards = {each: _guards.guard(handle, within_s) for each, handle in found.items()}
+    _guards.depth += 1
+    try:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            for each, guard in guards.items():
+                signal.signal(each, guard)
+        yield
+    finally:
+        for each, guard in guards.items():
+            if signal.getsignal(each) is guard:
+                signal.signal(each, before[each])
+        _guards.depth -= 1
+        if not _guards.depth:
+            _guards.told_at = None
+            _guards.handlers.clear()
 
 
 def take_like_sigterm(handle: Callable[[int, Any], object], but: signal.Signals | None = None) -> None:
