@@ -14,13 +14,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
 from flows.attempt import attempt
-from holdfast.attempt import started_ahead
+from holdfast.attempt import queued_again, started_ahead
 from holdfast.attempt.progress import log_plain_lines
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.keeping.retention import prune_run
 from holdfast.ledger.standing import Outcome, TrainResult, read_standing, stopped_early
+from holdfast.rank.launchers import refuse_launcher
 from holdfast.store import open_store
 from holdfast.terminal import interrupt
 from holdfast.terminal.command import EXIT_CODES, run_app
@@ -109,12 +110,17 @@ def main(
     log_plain_lines()
     # While a flow runs, Prefect's own handler is in place. It calls this one after the flow has ended.
     signal.signal(signal.SIGTERM, interrupt.end)
-    # Start the ranks ahead, because their start takes as long as that of Prefect's server.
-    ahead = started_ahead(settings) if settings.where == "here" else contextlib.nullcontext()
-    with ahead, server():
+    with contextlib.ExitStack() as here:
+        if settings.where == "here":
+            refuse_launcher(settings.compute)
+            # Start the ranks ahead, because their start takes as long as that of Prefect's server.
+            here.enter_context(started_ahead(settings))
+        here.enter_context(server())
+        if settings.where == "here":
+            here.enter_context(queued_again(settings))
         result = train(settings)
-    if not isinstance(result, TrainResult) or not result.complete:
-        raise stopped_early(settings.run)
+        if not isinstance(result, TrainResult) or not result.complete:
+            raise stopped_early(settings.run)
     print(result.describe(settings.store))
 
 

@@ -18,6 +18,7 @@ from holdfast.attempt.life import (
 from holdfast.attempt.line import Line
 from holdfast.attempt.observers import AttemptView, Observer
 from holdfast.attempt.pipeline import Chunk
+from holdfast.attempt.requeue import queued_again
 
 __all__ = [
     "RETRIES",
@@ -35,6 +36,7 @@ __all__ = [
     "live",
     "opens_again",
     "publish_commit",
+    "queued_again",
     "started_ahead",
     "train",
     "trains_again",

@@ -11,6 +11,7 @@ from holdfast.journal import Journal
 from holdfast.ledger.standing import is_trained
 from holdfast.machine.gpus import check_gpus, settle_ranks
 from holdfast.rank.attached import choose_ranks
+from holdfast.rank.launchers import refuse_launcher
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Ready
 from holdfast.rank.rendezvous import describe_node_wait, find_node
@@ -30,10 +31,12 @@ def carry(config: RunConfig) -> None:
     all nodes stop at one step and save first.
 
     Raises:
+        ConfigError: srun has started several commands on this node.
         NodesMissing: no attempt could be joined for ``compute.wait_s`` seconds.
         RunStopped: the attempt has ended before the run is complete; the same command on all nodes continues it.
         HoldfastError: the ranks of this node can't be started.
     """
+    refuse_launcher(config.compute)
     carrier = _NodeCarrier(settle_ranks(config))
     log.info("node %d: %s", find_node(config.compute), describe_node_wait(config.compute))
     with interrupt.raised_once(config.resume.stop_within_s):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast.attempt import carry, train
+from holdfast.attempt import carry, queued_again, train
 from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
 from holdfast.cli.app import Json, Set, app, print_json
 from holdfast.config import load_config
@@ -40,7 +40,8 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
     if find_node(settings.compute):
         carry(settings)
         return
-    result = train(settings, [CommitLines(), ProgressView(), Striker()])
+    with queued_again(settings):
+        result = train(settings, [CommitLines(), ProgressView(), Striker()])
     if json:
         print_json(result.model_dump(mode="json"))
     else:

@@ -233,7 +233,8 @@ class Compute(Section):
     """
     nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = 1
     """Number of machines that train the run together, each with this number of ranks. "1:4" takes as many as come, from
-    1 to 4. Start the same command on each, or let Ray carry the ranks; see nodes.md.
+    1 to 4; "slurm", in a configuration file or with --set, is the number of the Slurm job. Start the same command on
+    each, or let Ray carry the ranks; see nodes.md and slurm.md.
     """
     launcher: Annotated[Literal["torchrun", "ray", "attached"], OPERATIONAL] = "torchrun"
     """Launcher of the ranks. torchrun: the command on each machine, with a rendezvous if there are several. ray: one
@@ -272,7 +273,7 @@ class Compute(Section):
                 return validate(nodes)
         except ValidationError:  # one line instead of one for each type
             pass
-        raise ValueError('expected a number from 1 to 1024, or a range such as "1:4"')
+        raise ValueError('expected a number from 1 to 1024, a range such as "1:4", or, in a Slurm job, "slurm"')
 
     @field_validator("rendezvous")
     @classmethod
@@ -365,6 +366,10 @@ class Resume(Section):
     """Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."""
     stop_within_s: Seconds = Field(default=25.0, gt=0)
     """Seconds in which a run saves and commits after SIGTERM or Ctrl-C."""
+    requeue: Literal["auto", "off"] = "auto"
+    """auto: in a Slurm job, queue the job again if the run stops early and another attempt may complete it. See
+    slurm.md.
+    """
     drain_file: str | None = Field(default=None, min_length=1)
     """While this file exists, this machine is being drained. It may hold the seconds that are left. Notices of AWS,
     Google Cloud and Azure are asked for without a setting.

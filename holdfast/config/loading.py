@@ -13,6 +13,7 @@ from holdfast.config.earlier import read_earlier
 from holdfast.config.fields import MEANINGS, RunConfig, Section
 from holdfast.config.hints import hint_for
 from holdfast.config.limits import MAX_FILE_BYTES, MAX_JSON_BYTES, find_infinite
+from holdfast.config.slurm import settle_nodes
 from holdfast.errors import ConfigError
 from holdfast.store.failures import without_secrets
 
@@ -31,7 +32,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises:
         ConfigError: the file is missing or not TOML, a key is unknown (the nearest known one is named), or a
-            value is out of range.
+            value is out of range; ``compute.nodes = "slurm"`` outside of a Slurm job.
     """
     try:
         with Path(path).open("rb") as file:
@@ -49,6 +50,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path} is not TOML: {error}", hint=hint) from None
     for override in overrides:
         _set(fields, override)
+    settle_nodes(fields)
     for line in read_earlier(fields)[1]:
         log.warning("%s: %s", path, line)
     return parse_config(fields, where=str(path))

@@ -5,20 +5,15 @@ several processes, because each of them would start the same attempt. Nothing he
 """
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.config import Compute
+from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigError
 
 # srun sets this for its tasks alone: a batch script has a number of tasks and a number 0 of its own, too.
 STEP_SIZE = "SLURM_STEP_NUM_TASKS"
-# One number of tasks, on each of several nodes: 4(x2). Nodes with different numbers are listed: 4,3.
-TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")
-# The first of several hosts: node1 of node[1-3,7], and of node1,node2. Source: scontrol(1), show hostnames.
-FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)")
-FIRST_PORT, PORTS = 15000, 15000  # below the ports that Linux gives to clients
 DOCS = "docs/launchers.md says how"
 
 
@@ -102,35 +97,36 @@ def _read_torchs(environ: Mapping[str, str]) -> Slot:
 
 def _read_slurms(environ: Mapping[str, str]) -> Slot:
     """Return the place by the variables of a task of srun."""
-    tasks = TASKS.fullmatch(text := _read(environ, "SLURM_STEP_TASKS_PER_NODE"))
-    if tasks is None:
+    job = find_job(environ)
+    if job is None or not job.tasks:
+        raise _make_missing_error("SLURM_STEP_TASKS_PER_NODE" if job else "SLURM_JOB_ID", environ)
+    if len(job.tasks) > 1:
         raise ConfigError(
-            f"srun started {text} processes on its nodes: expected the same number on each",
+            f"srun started {','.join(map(str, job.tasks))} processes on its nodes: expected the same number on each",
             hint="srun --ntasks-per-node=... with as many nodes",
         )
-    host = FIRST_HOST.match(_read(environ, "SLURM_STEP_NODELIST"))
-    assert host is not None
-    job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    size = _read_number(environ, STEP_SIZE)
-    first = "127.0.0.1" if size == int(tasks[1]) else "".join(part or "" for part in host.groups())
-    port = environ.get("MASTER_PORT") or FIRST_PORT + (31 * job + step) % PORTS
+    size, local_size = _read_number(environ, STEP_SIZE), job.tasks[0]
+    is_alone = size == local_size and "MASTER_ADDR" not in environ
     return Slot(
         "srun",
         _read_number(environ, "SLURM_PROCID"),
         size,
         _read_number(environ, "SLURM_LOCALID"),
-        int(tasks[1]),
+        local_size,
         _read_number(environ, "SLURM_NODEID"),
-        f"{environ.get('MASTER_ADDR') or first}:{port}",
+        f"127.0.0.1:{job.address.rpartition(':')[2]}" if is_alone else job.address,
     )
 
 
 def _read(environ: Mapping[str, str], name: str) -> str:
     if not environ.get(name):
-        raise ConfigError(
-            f"{name_launcher(environ)} started this process without {name}", hint="start it with torchrun or srun"
-        )
+        raise _make_missing_error(name, environ)
     return environ[name]
+
+
+def _make_missing_error(name: str, environ: Mapping[str, str]) -> ConfigError:
+    started = f"{name_launcher(environ)} started this process without {name}"
+    return ConfigError(started, hint="start it with torchrun or srun")
 
 
 def _read_number(environ: Mapping[str, str], name: str) -> int:
@@ -160,16 +156,23 @@ def count_processes(environ: Mapping[str, str] = os.environ) -> int:
 def refuse_launcher(compute: Compute, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse to start an attempt as one of several processes of a launcher: each of them would start it.
 
-    With several nodes in the configuration one command on each is expected; see `holdfast.rank.rendezvous`.
+    With several nodes in the configuration one command on each is expected.
 
     Raises:
         ConfigError: a launcher has started several processes.
     """
     count, launcher = count_processes(environ), name_launcher(environ)
-    if count > 1 and not compute.has_nodes:
-        raise ConfigError(
-            f"{launcher} has started {count} processes of this command, and each would train the run: the command "
-            "starts its ranks itself",
-            hint=f"start it once, with --set compute.ranks={count}; or let {launcher} start a script that calls "
-            f"holdfast.attach; {DOCS}",
-        )
+    job = find_job(environ)
+    if job is not None and job.is_step and max(job.tasks, default=1) > 1:
+        instead = f"once on each node: srun --ntasks-per-node=1 ... --set compute.ranks={max(job.tasks)}"
+    elif count < 2 or compute.has_nodes:
+        return
+    elif job is not None and job.is_step:
+        instead = "with --set compute.nodes=slurm"
+    else:
+        instead = f"once, with --set compute.ranks={count}"
+    raise ConfigError(
+        f"{launcher} has started {count} processes of this command, and each would train the run: the command starts "
+        "its ranks itself",
+        hint=f"start it {instead}; or let {launcher} start a script that calls holdfast.attach; {DOCS}",
+    )

@@ -18,7 +18,7 @@ ACCELERATE = TORCHRUN | {"ACCELERATE_MIXED_PRECISION": "no"}
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 SRUN = BATCH | {
     "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_STEP_ID": "0",
+    "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_STEP_ID": "0",
 }  # fmt: skip
 
 
@@ -105,9 +105,21 @@ def test_a_command_that_is_started_once_is_not_refused(variables: dict[str, str]
     refuse_launcher(Compute(), variables)
 
 
-@pytest.mark.parametrize("variables", [SRUN, {"RANK": "1", "WORLD_SIZE": "2"}])
+@pytest.mark.parametrize("variables", [SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, {"RANK": "1", "WORLD_SIZE": "2"}])
 def test_the_command_on_each_of_several_nodes_is_not_refused(variables: dict[str, str]) -> None:
     refuse_launcher(Compute(nodes=2, rendezvous="node0:29500"), variables)
+
+
+def test_several_commands_on_one_of_several_nodes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="srun has started 4 processes") as refused:
+        refuse_launcher(Compute(nodes=2, rendezvous="node0:29500"), SRUN)
+    assert "srun --ntasks-per-node=1 ... --set compute.ranks=2" in refused.value.hint
+
+
+def test_one_command_on_each_node_of_a_run_of_one_is_told_of_the_nodes() -> None:
+    with pytest.raises(ConfigError) as refused:
+        refuse_launcher(Compute(), SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_STEP_NUM_NODES": "4"})
+    assert "--set compute.nodes=slurm" in refused.value.hint
 
 
 def test_a_configuration_that_waits_for_another_launcher_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""The return of a Slurm job to the queue: a command that ends before its run is complete queues its own job again.
+
+Slurm itself queues a preempted job again only if the job still lives when its grace ends. A run that saves in time and
+ends would never continue.
+
+=========================================  =========================================================================
+what is known                              the job
+=========================================  =========================================================================
+the run is complete                        ends
+a person pressed Ctrl-C                    ends
+wrong use, damage, a budget that is spent  ends: see `holdfast.attempt.supervision`
+the job runs                               is queued again: its grace or its time has not ended
+it completes because its time is over      is queued again
+it completes for another reason            ends: `scancel` ends it so, and Slurm would let a cancelled job run again
+=========================================  =========================================================================
+"""
+
+import contextlib
+import logging
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+from holdfast.attempt.supervision import choose_wait_s
+from holdfast.config import RunConfig
+from holdfast.config.slurm import SlurmJob, find_job
+from holdfast.errors import HoldfastError, RunStopped
+from holdfast.journal import Journal
+from holdfast.store import open_store
+from holdfast.terminal import interrupt
+
+log = logging.getLogger(__name__)
+
+ANSWER_WITHIN_S = 10.0  # for one request to Slurm's controller
+TRIES, TRY_AGAIN_S = 3, 1.0
+# The states, with their reasons, in which a job may be queued again. `scancel` gives COMPLETING with the reason None.
+RETURNING = (("RUNNING", None), ("COMPLETING", "TimeLimit"))
+
+
+@contextlib.contextmanager
+def queued_again(config: RunConfig) -> Iterator[None]:
+    """Queue this process's Slurm job again if the block raises and another attempt may complete the run.
+
+    Use it around a command's training, on node 0 alone: other nodes don't know why the attempt ended. Without a job,
+    and with ``resume.requeue = "off"``, it does nothing.
+    """
+    job = find_job() if config.resume.requeue == "auto" else None
+    if job is None:
+        yield
+        return
+    journal = Journal(open_store(config.store), config.run)
+    before = journal.attempts()
+    with interrupt.raised_once(config.resume.stop_within_s + TRIES * ANSWER_WITHIN_S):
+        try:
+            yield
+        except BaseException as error:
+            if refusal := find_refusal(config, journal, before, job, error):
+                log.info("job %s is not queued again: %s", job.name, refusal)
+            else:
+                _requeue(job)
+            raise
+
+
+def find_refusal(config: RunConfig, journal: Journal, before: int, job: SlurmJob, error: BaseException) -> str:
+    """Return why another attempt must not follow the one that ended with an error; empty if it may.
+
+    Args:
+        before: the number of the run's last attempt before this one.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "it was stopped by Ctrl-C"
+    if isinstance(error, HoldfastError) and error.exit_code != RunStopped.exit_code:
+        return "another attempt would end with the same error"
+    limits = config.supervision
+    try:
+        newest = journal.attempts()
+        ended = journal.read_ending(newest) if newest > before else None
+        if ended is not None and ended.reason == "completed":
+            return "the run is complete"
+        if ended is not None:
+            choose_wait_s(journal.endings(), limits)
+        elif job.restarts >= newest + limits.max_failures:
+            return f"it has begun {job.restarts + 1} times, and the run has {newest} attempts"
+    except HoldfastError as refused:
+        return refused.message
+    return ""
+
+
+def _requeue(job: SlurmJob) -> None:
+    """Ask Slurm for the job's state, and queue the job again if that state allows it."""
+    found = _ask("squeue", "-h", "-j", job.name, "-O", "State:|,Reason:|")
+    if found is None:
+        return
+    state, reason = [*found.split("|"), "", ""][:2]
+    if not any(state == each and because in (None, reason) for each, because in RETURNING):
+        seen = f"its state is {state} ({reason})" if state else "squeue doesn't know it"
+        log.info("job %s is not queued again by this command: %s", job.name, seen)
+    elif _ask("scontrol", "requeue", job.name) is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm ends what is left of this life of the job
+        log.info("job %s is queued again, and then continues the run", job.name)
+
+
+def _ask(*command: str) -> str | None:
+    """Return the output of one of Slurm's commands; None, after a warning, if it fails or doesn't answer in time."""
+    problem = ""
+    for number in range(TRIES):
+        time.sleep(TRY_AGAIN_S if number else 0.0)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+            continue
+        if done.returncode == 0:
+            return done.stdout.strip()
+        problem = done.stderr.strip().replace("\n", "; ")
+    log.warning("this job is not queued again: %s (#SBATCH --requeue allows it)", problem)
+    return None

@@ -1,0 +1,94 @@
+"""The Slurm job of this process, by its environment variables: its nodes, and the address where they meet."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import ConfigError
+
+# One number of tasks, on each of several nodes: 4(x2). Nodes with different numbers are listed: 4,3.
+TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")
+# The first of several hosts: node1 of node[1-3,7], and of node1,node2. Source: scontrol(1), show hostnames.
+FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)")
+FIRST_PORT, PORTS = 15000, 15000  # below the ports that Linux gives to clients
+# Factors without a common one with `PORTS`: jobs whose numbers are close have ports that differ, and so have a job's
+# steps, and its life after Slurm has queued it again, when another program may have the port of the life before.
+PER_JOB, PER_RESTART = 31, 1009
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A Slurm job, as a process of it sees it.
+
+    Attributes:
+        name: its number, as scontrol takes it: 7; or 7_3, the task of an array.
+        restarts: how often Slurm has queued it again.
+        nodes: the number of nodes of the process's step; of the job, if srun has not started the process.
+        is_step: whether srun has started the process.
+        tasks: the number of processes of the step on each node, in runs of equal ones; empty without a step.
+        address: host:port of the first node. Variables MASTER_ADDR and MASTER_PORT replace each.
+    """
+
+    name: str
+    restarts: int
+    nodes: int
+    is_step: bool
+    tasks: tuple[int, ...]
+    address: str
+
+
+def find_job(environ: Mapping[str, str] = os.environ) -> SlurmJob | None:
+    """Return the Slurm job of a process with these variables; None if it belongs to none."""
+    if not environ.get("SLURM_JOB_ID", "").isdecimal():
+        return None
+    is_step = "SLURM_STEP_NUM_NODES" in environ
+    scope = "SLURM_STEP" if is_step else "SLURM_JOB"
+    number, step = int(environ["SLURM_JOB_ID"]), _read_number(environ, "SLURM_STEP_ID", 0)
+    restarts = _read_number(environ, "SLURM_RESTART_COUNT", 0)
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    host = FIRST_HOST.match(environ.get(f"{scope}_NODELIST", ""))
+    first = environ.get("MASTER_ADDR") or ("".join(part or "" for part in host.groups()) if host else "127.0.0.1")
+    port = environ.get("MASTER_PORT") or FIRST_PORT + (PER_JOB * number + step + PER_RESTART * restarts) % PORTS
+    return SlurmJob(
+        name=f"{array}_{task}" if array and task else str(number),
+        restarts=restarts,
+        nodes=_read_number(environ, f"{scope}_NUM_NODES", 1),
+        is_step=is_step,
+        tasks=tuple(int(found) for found in TASKS.findall(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))),
+        address=f"{first}:{port}",
+    )
+
+
+def settle_nodes(fields: dict[str, Any], environ: Mapping[str, str] = os.environ) -> None:
+    """Put a Slurm job's number of nodes, and the address where they meet, in place of ``compute.nodes = "slurm"``.
+
+    Args:
+        fields: a configuration before its validation; it is changed in place.
+
+    Raises:
+        ConfigError: the process belongs to no job, or it is one of several nodes' without the others.
+    """
+    compute = fields.get("compute")
+    if not isinstance(compute, dict) or compute.get("nodes") != "slurm":
+        return
+    job = find_job(environ)
+    if job is None:
+        raise ConfigError(
+            'compute.nodes = "slurm": this process belongs to no Slurm job',
+            hint="start it with sbatch, or give a number, as with --set compute.nodes=1; docs/slurm.md",
+        )
+    if job.nodes > 1 and not job.is_step:
+        raise ConfigError(
+            f'compute.nodes = "slurm": job {job.name} has {job.nodes} nodes, and this command runs on one of them',
+            hint="start it on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=1 holdfast train ...",
+        )
+    compute["nodes"] = job.nodes
+    if job.nodes > 1:
+        compute.setdefault("rendezvous", job.address)
+
+
+def _read_number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else default

@@ -1,0 +1,134 @@
+"""Which endings queue a Slurm job again: a table. The queue itself is tested on a real Slurm."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from holdfast.attempt import requeue
+from holdfast.attempt.requeue import find_refusal, queued_again
+from holdfast.config import RunConfig
+from holdfast.config.slurm import SlurmJob
+from holdfast.errors import ConfigError, GateTripped, HoldfastError, NodesMissing, RankDied, StoreError
+from holdfast.journal import Journal
+from holdfast.journal.endings import Ending
+from holdfast.store import open_store
+
+JOB = SlurmJob("7", restarts=0, nodes=1, is_step=True, tasks=(1,), address="n0:15217")
+
+
+def make_journal(folder: Path, *reasons: str) -> Journal:
+    """Return the journal of a run whose attempts ended so, none with a committed step."""
+    journal = Journal(open_store(str(folder)), "r")
+    journal.begin("m:f")
+    for number, reason in enumerate(reasons, 1):
+        journal.claim_attempt(number, "test", "host", 1, {}, {}, "")
+        if reason:
+            journal.end_attempt(number, Ending(reason))
+    return journal
+
+
+def make_config(folder: Path, **supervision: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {"recipe": "m:f", "run": "r", "store": str(folder), "supervision": supervision, "resume": {"stop_within_s": 1}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "reasons", "error", "refusal"),
+    [
+        (0, ["preempted"], SystemExit(143), ""),
+        (0, ["rank_crashed"], RankDied("gone"), ""),
+        (2, ["preempted"] * 3, SystemExit(143), ""),
+        (0, [], SystemExit(143), ""),  # told to end before it had claimed the run
+        (0, [], NodesMissing("no node came"), ""),
+        (0, [""], StoreError("the ending can't be recorded"), ""),
+        (0, ["preempted"], KeyboardInterrupt(), "Ctrl-C"),
+        (0, [], ConfigError("wrong"), "the same error"),
+        (0, ["settings"], ConfigError("wrong"), "the same error"),
+        (0, ["refused"], GateTripped("other weights"), "the same error"),
+        (0, ["completed"], SystemExit(143), "is complete"),
+        (2, ["rank_crashed"] * 3, RankDied("gone"), "3 attempts in a row failed"),
+        (0, ["superseded"], RankDied("gone"), "superseded"),
+    ],
+)
+def test_a_job_is_queued_again_if_another_attempt_may_help(
+    tmp_path: Path, before: int, reasons: list[str], error: BaseException, refusal: str
+) -> None:
+    found = find_refusal(make_config(tmp_path), make_journal(tmp_path, *reasons), before, JOB, error)
+    assert refusal in found
+    assert bool(refusal) == bool(found)
+
+
+def test_lost_machines_have_the_budget_of_supervision(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path, "preempted", "preempted")
+    assert find_refusal(make_config(tmp_path, max_preemptions=2), journal, 1, JOB, SystemExit(143)) == ""
+    found = find_refusal(make_config(tmp_path, max_preemptions=1), journal, 1, JOB, SystemExit(143))
+    assert "2 machines were lost, and supervision.max_preemptions is 1" in found
+
+
+@pytest.mark.parametrize(("restarts", "is_allowed"), [(4, True), (5, False)])
+def test_a_job_that_never_begins_is_not_queued_for_ever(tmp_path: Path, restarts: int, is_allowed: bool) -> None:
+    job = SlurmJob("7", restarts, nodes=2, is_step=True, tasks=(1,), address="n0:15217")
+    journal = make_journal(tmp_path, "preempted", "preempted")
+    assert bool(find_refusal(make_config(tmp_path), journal, 2, job, NodesMissing("none"))) is not is_allowed
+
+
+@pytest.fixture
+def slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a squeue and a scontrol of our own on the path; return the file in which scontrol notes its arguments."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(requeue, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "asked"
+
+
+def install(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def train_and_stop(folder: Path, **fields: object) -> None:
+    config = RunConfig.model_validate({"recipe": "m:f", "run": "r", "store": str(folder), "resume": fields})
+    with contextlib.suppress(HoldfastError, SystemExit), queued_again(config):
+        raise SystemExit(143)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_queued"),
+    [
+        ("RUNNING|None|", True),
+        ("RUNNING|Preempted|", True),
+        ("COMPLETING|TimeLimit|", True),
+        ("COMPLETING|None|", False),  # scancel
+        ("COMPLETING|NodeDown|", False),  # Slurm queues it again by itself
+        ("CANCELLED|None|", False),
+        ("", False),
+    ],
+)
+def test_the_state_of_the_job_decides(slurms: Path, tmp_path: Path, state: str, is_queued: bool) -> None:
+    install(tmp_path, "squeue", f"echo '{state}'")
+    install(tmp_path, "scontrol", f'echo "$@" > {slurms}')
+    train_and_stop(tmp_path)
+    assert slurms.exists() is is_queued
+    assert not is_queued or slurms.read_text() == "requeue 7\n"
+
+
+def test_requeue_off_asks_nothing(slurms: Path, tmp_path: Path) -> None:
+    install(tmp_path, "squeue", "echo 'RUNNING|None|'")
+    install(tmp_path, "scontrol", f"echo asked > {slurms}")
+    train_and_stop(tmp_path, requeue="off")
+    assert not slurms.exists()
+
+
+@pytest.mark.parametrize("broken", ["squeue", "scontrol"])
+def test_a_slurm_that_refuses_is_one_warning(
+    slurms: Path, tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(tmp_path, "squeue", "echo 'RUNNING|None|'")
+    install(tmp_path, "scontrol", f"echo asked > {slurms}")
+    install(tmp_path, broken, "echo 'disabled for this job' >&2; exit 1")
+    train_and_stop(tmp_path)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "disabled for this job" in caplog.text
+    assert not slurms.exists()
