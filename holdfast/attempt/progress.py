@@ -7,12 +7,14 @@ import time
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from holdfast.attempt.observers import AttemptView, Observer
+from holdfast.config.slurm import find_job
 from holdfast.journal import Commit
 from holdfast.rank.messages import Progress
 from holdfast.terminal import printable
 from holdfast.terminal.bar import Bar, open_console
 
 PLAIN_LINE_EVERY_S = 30.0
+TIME = "%Y-%m-%d %H:%M:%S "
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +23,19 @@ console = open_console(soft_wrap=True)
 
 
 class ConsoleLines(logging.Handler):
-    """A log handler that prints plain lines on the console of the bar."""
+    """A log handler that prints plain lines on the console of the bar.
+
+    In a Slurm job each line begins with its time: the lives of a job that is queued again share one file.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_times = find_job() is not None and not console.is_terminal
 
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else None
         mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        mark = time.strftime(TIME, time.localtime(record.created)) + mark if self._has_times else mark
         with contextlib.suppress(OSError):  # a closed terminal must not end the run
             console.print(mark + printable(record.getMessage()), style=style, markup=False)
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.resources import files
@@ -57,11 +58,28 @@ steps = {chunk_steps}
 # Parameters of the function.
 {settings}
 """
+BATCH = """\
+#!/bin/bash
+#SBATCH --job-name={name} --output={name}-%j.log --open-mode=append
+#SBATCH --nodes=1
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+# Add what the run needs here, such as #SBATCH --time=24:00:00 --gpus-per-node=8
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 {command} train {name}.toml \
+--set compute.nodes=slurm --set compute.ranks=all
+"""
 
 
 @app.command
 def new(
-    name: str, /, *, recipe: Flag = False, loop: Flag = False, trainer: Flag = False, lightning: Flag = False
+    name: str,
+    /,
+    *,
+    recipe: Flag = False,
+    loop: Flag = False,
+    trainer: Flag = False,
+    lightning: Flag = False,
+    slurm: Flag = False,
 ) -> None:
     """Write a starting point, NAME.py and NAME.toml, into this folder. It trains, is proved and resumes as it stands.
 
@@ -71,6 +89,7 @@ def new(
         loop: A training loop of your own.
         trainer: A Hugging Face Trainer.
         lightning: A Lightning module.
+        slurm: Write NAME.sbatch, too: a Slurm job that trains the run, and queues itself again until it is complete.
     """
     chosen = [kind for kind, is_chosen in zip(TEMPLATES, (recipe, loop, trainer, lightning), strict=True) if is_chosen]
     if len(chosen) > 1:
@@ -80,13 +99,17 @@ def new(
     if name in sys.stdlib_module_names or PathFinder.find_spec(name, _packages()):
         hint = f"give another name: import {name} would find {name}.py in place of the package"
         raise WrongUse(f"{name} is the name of a Python package", hint=hint)
-    kind = chosen[0] if chosen else "recipe"
-    _write_template(name, kind, Path.cwd())
+    kind, command = chosen[0] if chosen else "recipe", _spell_command()
+    contents = _fill_template(name, kind)
+    if slurm:
+        contents[f"{name}.sbatch"] = BATCH.format(name=name, command=command).encode()
+    _write(contents, Path.cwd())
     print(f"{name}.py      what to train")
     print(f"{name}.toml    how long, and where it is saved")
+    if slurm:
+        print(f"{name}.sbatch  the Slurm job: sbatch {name}.sbatch")
     if needs := TEMPLATES[kind].needs:
         print(f"it needs       {spell_install(needs)}")
-    command = _spell_command()
     print(f"train it with  {command} train {name}.toml")
     print(f"prove it with  {command} prove {name}.toml")
 
@@ -103,15 +126,18 @@ def _spell_command() -> str:
     return typed if Path(typed).name == "holdfast" and not (found and Path(found).samefile(typed)) else "holdfast"
 
 
-def _write_template(name: str, kind: str, folder: Path) -> None:
-    """Write a template's code and configuration.
+def _fill_template(name: str, kind: str) -> dict[str, bytes]:
+    """Return the files of a template by their names."""
+    code = files("holdfast.cli").joinpath("templates", f"{kind}.py.txt").read_bytes()
+    return {f"{name}.py": code, f"{name}.toml": CONFIGURATION.format(name=name, **vars(TEMPLATES[kind])).encode()}
+
+
+def _write(contents: Mapping[str, bytes], folder: Path) -> None:
+    """Write files into a folder.
 
     Raises:
-        ConfigError: a file of either name exists; then nothing is written.
+        ConfigError: one of them exists; then nothing is written.
     """
-    template = TEMPLATES[kind]
-    code = files("holdfast.cli").joinpath("templates", f"{kind}.py.txt").read_bytes()
-    contents = {f"{name}.py": code, f"{name}.toml": CONFIGURATION.format(name=name, **vars(template)).encode()}
     if taken := [each for each in contents if (folder / each).exists()]:
         raise ConfigError(f"{taken[0]} exists", hint="give another name, or remove it")
     for file, content in contents.items():

@@ -41,6 +41,16 @@ def test_a_starting_point_is_the_docs_example(folder: Path, kind: str) -> None:
     assert function in {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
 
 
+def test_a_slurm_job_comes_with_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A real Slurm takes such a file in tests/holdfast/rank/test_slurm.py."""
+    assert run_app(app, ["new", "mine", "--slurm"]) == 0
+    lines = (folder / "mine.sbatch").read_text().splitlines()
+    assert len(lines) == 7
+    assert lines[-1].startswith("srun --ntasks-per-node=1 --kill-on-bad-exit=1 ")
+    assert lines[-1].endswith("train mine.toml --set compute.nodes=slurm --set compute.ranks=all")
+    assert "sbatch mine.sbatch" in capfd.readouterr().out
+
+
 def test_without_an_option_it_is_a_recipe(folder: Path) -> None:
     assert run_app(app, ["new", "mine"]) == 0
     assert "-> Recipe:" in (folder / "mine.py").read_text()
