@@ -46,6 +46,7 @@ class Orders:
         self._queue: queue.SimpleQueue[Order | SaveFailed | None] = queue.SimpleQueue()
         self._failure: Exception | None = None  # the error of the thread that reads orders
         self.is_ended = False  # whether the attempt ended the ranks, rather than a signal or another node
+        self.is_orphaned = False  # whether the attempt's process has ended before it ended the ranks
         self._stop_at = math.inf  # on the clock of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
@@ -64,6 +65,7 @@ class Orders:
 
     def _read(self) -> None:
         # Not sys.stdin: this thread would hold its lock, and Python aborts at exit if it can't get that lock.
+        order: Order | None = None
         try:
             with open(0, "rb", buffering=0, closefd=False) as lines:
                 for line in lines:
@@ -77,6 +79,8 @@ class Orders:
                     else:
                         self.is_ended = True
                         self._stop_at = min(self._stop_at, time.monotonic() + order.within_s)
+                else:
+                    self.is_orphaned = not isinstance(order, End)
         except Exception as error:
             self._failure = error
         finally:

@@ -42,10 +42,6 @@ def find_node(compute: Compute, environ: Mapping[str, str] = os.environ) -> int:
         if number := environ.get(name, ""):
             if not number.isdecimal():
                 raise ConfigError(f"{name} = {number!r}: expected the number of this node, from 0")
-            if name == "SLURM_NODEID" and environ.get("SLURM_LOCALID", "0") != "0":
-                raise ConfigError(
-                    "srun has started several commands on this node", hint="srun --ntasks-per-node=1 holdfast train ..."
-                )
             return int(number)
     raise ConfigError(
         f"compute.nodes = {compute.nodes}: this node's number is not known",
@@ -181,8 +177,8 @@ def explain_end(text: str, compute: Compute) -> HoldfastError | None:
         return None
     if PORT_TAKEN in text:
         port = split_address(compute)[1]
-        hint = "another run may be trained on this machine: choose another port, the same on all nodes"
-        return ConfigError(f"{name_rendezvous(compute)}: port {port} is taken on {socket.gethostname()}", hint=hint)
+        hint = "if another run is trained on this machine, choose another port, the same on all nodes"
+        return NodesMissing(f"{name_rendezvous(compute)}: port {port} is taken on {socket.gethostname()}", hint=hint)
     if TOO_FEW in text:
         return _make_too_few_error(compute)
     if NOT_REACHED in text:

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from tests.support.machines import LONG, LONG_STEPS, Nodes, nodes_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.pool]
 
+
+FREE_WITHIN_S = 100  # a third of torchrun's own time
 
 MINE = """
 from holdfast import Recipe
@@ -97,9 +100,34 @@ def test_a_port_that_is_taken_is_named(nodes: Nodes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         nodes.start(0, "--set", f"compute.rendezvous=127.0.0.1:{port}")
-        assert nodes.wait(0) == 1
+        assert nodes.wait(0) == 3
     assert f"error: compute.rendezvous = 127.0.0.1:{port}: port {port} is taken on" in nodes.said(0)
     assert "Traceback" not in nodes.said(0)
+
+
+def test_a_killed_command_frees_the_port_for_the_next(nodes: Nodes, undisturbed: str) -> None:
+    """torchrun would keep it for 300 s, while it waits for the other node's."""
+    host, _, port = nodes.settings[-1].split('"')[1].rpartition(":")
+    nodes.start(0)
+    nodes.start(1)
+    nodes.await_step(16)
+    nodes.started[0].kill()
+    nodes.wait(0)
+    deadline = time.monotonic() + FREE_WITHIN_S
+    while is_served(host, int(port)):
+        assert time.monotonic() < deadline, "the port is still taken"
+        time.sleep(0.2)
+    nodes.start(0)
+    assert nodes.wait(0) == nodes.wait(1) == 0, nodes.said(0)
+    assert nodes.list_commits()[LONG_STEPS] in undisturbed
+
+
+def is_served(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_a_node_that_does_not_come_is_waited_for_and_missed(nodes: Nodes) -> None:

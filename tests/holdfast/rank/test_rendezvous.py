@@ -41,7 +41,6 @@ def test_the_only_node_needs_no_number() -> None:
     [
         ({}, "this node's number is not known"),
         ({"HOLDFAST_NODE": "first"}, "HOLDFAST_NODE = 'first': expected the number"),
-        ({"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "srun has started several commands on this node"),
     ],
 )
 def test_a_node_without_a_number_of_its_own_is_refused(variables: dict[str, str], message: str) -> None:
@@ -52,9 +51,9 @@ def test_a_node_without_a_number_of_its_own_is_refused(variables: dict[str, str]
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"nodes": 0}, "expected a number from 1 to 1024, or a range"),
-        ({"nodes": "2:1"}, "expected a number from 1 to 1024, or a range"),
-        ({"nodes": "all"}, "expected a number from 1 to 1024, or a range"),
+        ({"nodes": 0}, "expected a number from 1 to 1024, a range"),
+        ({"nodes": "2:1"}, "expected a number from 1 to 1024, a range"),
+        ({"nodes": "all"}, "expected a number from 1 to 1024, a range"),
         ({"nodes": 2, "rendezvous": None}, "nodes = 2 needs a rendezvous"),
         ({"nodes": "1:2"}, 'nodes = "1:2" changes the number of ranks, which needs virtual_ranks'),
         ({"nodes": 2, "rendezvous": "node0"}, "expected host:port"),
