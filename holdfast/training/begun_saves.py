@@ -1,7 +1,7 @@
-"""The last saves that all ranks have begun, with the lines of the trail that each has.
+"""The last saves that all ranks have begun, each with the lines of the trail since the save before.
 
-The main rank knows which of its saves is durable. Another rank has to look for the checkpoint on the store, if it saves
-in the main rank's place: the newest one there is the parent of its own.
+The main rank knows which of its saves is durable. A rank that saves in the main rank's place doesn't know: it looks for
+these checkpoints on the store. The newest that it finds becomes the parent of its own checkpoint.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ class BegunSave:
     """A save that was begun, or the checkpoint that was restored.
 
     Attributes:
-        content_id: its content id, empty for the run's beginning; None if this rank doesn't know it.
-        lines: the trail since the save before, a line a step.
+        content_id: the checkpoint's content id; empty for the run's beginning, None if this rank doesn't know it.
+        lines: the lines of the trail since the save before, one for each step.
         shown: the texts and pictures of these steps, as in ``shown.jsonl``.
         train_s: the seconds that these steps took.
     """
@@ -50,11 +50,11 @@ class BegunSaves:
         self._saves = [*self._saves[1 - KEPT :], save]
 
     def find_durable(self, folder: Store, steps_per_epoch: int, fingerprint: str) -> BegunSave | None:
-        """Return the newest durable save, with lines, texts and seconds of the saves after it; None if there is none.
+        """Return the newest durable save, with lines, texts and seconds of the later saves; None if none is durable.
 
         Args:
             folder: the run's folder on the store.
-            fingerprint: that of the settings with which the saves were begun.
+            fingerprint: the fingerprint of the settings under which the saves were begun.
         """
         lost = BegunSave(0)
         for save in reversed(self._saves):

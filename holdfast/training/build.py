@@ -48,28 +48,28 @@ class Training:
 
     Attributes:
         program: what is trained: a recipe, or a loop of the user's own.
-        recipe: the program's; see `Program`.
-        own_steps_per_epoch: the recipe's own length of an epoch.
+        recipe: the program's recipe; see `Program`.
+        own_steps_per_epoch: the length of an epoch that the recipe gives.
         steps_per_epoch: the length of an epoch in force, which a proof may cut.
         order: the order of map-style data; None for a stream.
         schedulers: torch schedulers over the optimizers.
         synchronized: the modules that several ranks train together without DDP.
         ranks: how the ranks cooperate.
-        gradients: the gradients that a step of the user's own leaves for the next one; None for the engine's.
+        gradients: the gradients that a step of a user's own loop leaves for the next step; None if there are none.
         generators: the states of the random generators that training draws from.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
         grouping: the parameter groups as the recipe built them.
         structure: the layers and tensors of the modules as the recipe built them.
         built: the hyperparameters as the recipe built them.
         first: a stream's first micro-batch, for the probe.
-        touched: what the model's calls in the last probe changed, and no checkpoint has; see
+        touched: the values that the model's calls in the last probe changed and that no checkpoint has; see
             `undisturbed.ModelSnapshot`.
         parent: the content id of the last durable checkpoint; empty for none.
         saver: writes checkpoints in the background, one at a time.
         record: the steps since the last save.
-        begun: the last saves, which this rank leaves to the main rank.
-        stage: whether the state is that after the last completed step.
-        notes: lines for a person about how it was built.
+        begun: the last saves that were begun and that the main rank writes.
+        stage: whether the state is the one after the last completed step.
+        notes: lines for a person about how the training was built.
 
     Raises:
         RecipeError: the recipe can't be built.
@@ -79,7 +79,7 @@ class Training:
     def __init__(self, config: RunConfig, program: Program | None = None) -> None:
         """
         Args:
-            program: the program, if it is built already.
+            program: the program; built from the configuration if None.
         """
         self.config = config
         self.program = program = program or build_program(config)
@@ -98,7 +98,7 @@ class Training:
         _check_anneals(self.recipe, self.own_steps_per_epoch)
         self.model, self.optimizer = program.prepare(config, self.ranks)
         self.synchronized = Synchronized(self.recipe, self.ranks)
-        if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:  # FSDP2 shares no buffers
+        if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:  # FSDP2 doesn't share buffers
             self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None
@@ -111,7 +111,7 @@ class Training:
         self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""
-        # Fewer checkpoints share a file than are kept, so that damage to the file spares a checkpoint to fall back to.
+        # Fewer checkpoints share a file than the run keeps: if the file is damaged, an older checkpoint is still whole.
         self.saver = Saver(
             config.checkpoint.part_bytes,
             shared_by=max(1, config.retention.keep_last - 1),
@@ -120,7 +120,7 @@ class Training:
         self.probe: Probe | None = None  # the probe of the last checkpoint
         self.touched: dict[str, str] = {}
         self.replayed: dict[str, float] | None = None  # micro-batches and seconds of the last reread of a stream
-        self._has_begun = False  # whether the data has begun
+        self._has_begun = False  # whether `begin_data` has set the data's position
         self.begun = BegunSaves()
         self.stage = Stage.SETTLED
         self.generators = state.Generators()
@@ -214,7 +214,7 @@ class Training:
         if not self.record.is_grouped:
             self.record.is_grouped = True
             if self.ranks.has_groups:
-                self.ranks.gather_samples(samples)  # refused before a step is trained
+                self.ranks.gather_samples(samples)  # refuses wrong samples before the first step is trained
         if self.order is None and self.progress.step == 0:
             self.first.keep(batch, self.ranks.gather)
         return samples, send_to_device(batch, self.accelerator.device) if is_moved else batch
@@ -243,13 +243,13 @@ class Training:
 
 
 def cut_epoch(steps: int) -> int:
-    """Return the length of an epoch in force: `holdfast prove` cuts epochs, so that its few steps cross an end."""
+    """Return the length of an epoch in force. `holdfast prove` shortens epochs, so that its few steps cross an end."""
     longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
     return min(steps, longest or steps)
 
 
 def _list_roots(recipe: Recipe) -> dict[str, torch.nn.Module]:
-    """Return the modules whose layers a resume builds as they were, by a prefix for their names."""
+    """Return the modules whose layers a resume rebuilds as they were saved, by the prefix of the layers' names."""
     found: dict[str, Any] = {"": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
     modules = {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}
     return {name: each for name, each in modules.items() if not has_own_loading(each)}

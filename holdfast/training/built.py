@@ -67,8 +67,8 @@ def describe_built(training: Training) -> dict[str, Any]:
 def _describe_constants(constants: Mapping[str, Any], ranks: int, seen: set[int]) -> dict[str, Any]:
     """Return the numbers, switches and words among the values that a loop reads and never assigns.
 
-    Other texts mostly name files. Some numbers follow from the number of ranks, which is in their names: on another
-    number, such a name is a new one and not a changed value.
+    Texts that aren't words are left out, because most of them name files. Some values follow from the number of ranks.
+    With several ranks, that number is part of each name, so that other ranks add a name instead of changing a value.
     """
     found: dict[str, Any] = {}
     of_ranks = "" if ranks == 1 else f".of_{ranks}_ranks"
@@ -172,13 +172,14 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
         return
     if not is_own(inner):
         return
-    # Another Python compiles other bytecode. With its tag in the name, that is a new name and not a changed value.
+    # Another Python version compiles other bytecode. Its tag is part of the name, so that the digest of its bytecode
+    # gets a new name and doesn't count as a changed value.
     yield f"{name}.code.{sys.implementation.cache_tag}", _digest_code(code)
     values = _find_captured(inner)
     defaults = {**dict(enumerate(inner.__defaults__ or ())), **(inner.__kwdefaults__ or {})}
     for kind, each in (("captured", values), ("defaults", defaults)):
         for key, value in sorted(each.items(), key=str):
-            # None is left out like a path: a variable may hold either one, depending on whether a file exists.
+            # None is left out, as paths are: a variable may hold a path or None, depending on whether a file exists.
             if value is not None and not isinstance(value, types.ModuleType | type):
                 yield from _walk(f"{name}.{kind}.{key}", value, seen)
 

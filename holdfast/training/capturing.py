@@ -36,7 +36,7 @@ def capture(training: Training) -> dict[str, Any]:
 
 
 def capture_own(training: Training) -> dict[str, Any]:
-    """Return the state that a step changes in this rank, by component. Needs no other rank."""
+    """Return the state that a step changes in this rank, by component. This rank can call it alone."""
     scaler = training.accelerator.scaler
     return {
         "model": training.recipe.model.state_dict(),
@@ -64,7 +64,7 @@ def copy_extras(training: Training) -> Callable[[], None]:
 
 
 def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
-    """Return the states of all ranks, by rank; if all have equal extras, or with virtual ranks, a list with just one.
+    """Return the states of all ranks, by rank; a list of a single state if all have equal extras, or are virtual ranks.
 
     Raises:
         RecipeError: ranks that train virtual ranks have different states.
@@ -73,7 +73,7 @@ def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
         return [state]
     if not training.ranks.has_common_state and name != "extras":
         return training.ranks.gather(state)
-    # An extra with shards is one in all ranks.
+    # The ranks' shards differ because they are parts of one extra, so they aren't compared.
     cut = {key: each for key, each in state.items() if has_shards(to_payload(each))} if name == "extras" else {}
     if cut:
         others = {key: each for key, each in state.items() if key not in cut}
@@ -91,8 +91,8 @@ def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
 def decode(payload: Payload) -> dict[str, Any]:
     """Return the state that `capture` returned, from a checkpoint's payload.
 
-    The model's tensors are views of the payload: ``load_state_dict`` copies them. A caller that keeps one keeps the
-    payload's memory, too; see `memory.Buffers.lend`.
+    The model's tensors are views of the payload: ``load_state_dict`` copies them. A caller that keeps such a tensor
+    keeps the payload's memory in use, too; see `memory.Buffers.lend`.
     """
     state: dict[str, Any] = from_payload(payload, lent=["model"])
     return state
@@ -105,7 +105,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
 
     Raises:
         StateError: the saved state of a component doesn't fit what the recipe built.
-        ConfigError: another number of ranks saved it, and it can't be shared out.
+        ConfigError: another number of ranks saved the state, and these ranks can't share it out.
     """
     accelerator = training.accelerator
     try:
@@ -115,7 +115,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     model = training.recipe.model
     # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
     weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])
-    # Versions before 0.2 write all tensors row by row.
+    # Versions before 0.2 wrote all tensors row by row; a tensor with other strides shows that a later version wrote it.
     are_laid_out = any(isinstance(each, Tensor) and not lies_by_rows(each) for each in weights.values())
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
@@ -146,12 +146,12 @@ def restore(training: Training, state: dict[str, Any]) -> None:
 def fitted(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool = False) -> Iterator[None]:
     """Make room for saved tensors in a model, for the block that loads them.
 
-    A buffer gets the shape and the strides of the saved one: a step may change them, or put one in place of None. A
-    tensor that ``expand`` has made, whose elements share memory, has memory for each of them in the block, and is
-    expanded again.
+    A buffer gets the saved buffer's shape and strides: a step may change these, or set a buffer that was None. The
+    elements of a tensor that ``expand`` made share memory. For the block each of them gets memory of its own; after it
+    the tensor is expanded again.
 
     Args:
-        have_strides: whether the saved ones have the strides that they had.
+        have_strides: whether the tensors were saved with their strides.
     """
     devices = {each.device for each in model.parameters()}
     for prefix, module in model.named_modules():
@@ -203,7 +203,7 @@ def load_optimizer(training: Training, saved: dict[str, Any], *, are_laid_out: b
     """Load the optimizer's saved state, matching parameters by name.
 
     Args:
-        are_laid_out: whether the saved tensors have the strides that they had.
+        are_laid_out: whether the tensors were saved with their strides.
 
     Raises:
         StateError: the saved state doesn't fit the optimizer.
@@ -219,7 +219,7 @@ def load_optimizer(training: Training, saved: dict[str, Any], *, are_laid_out: b
 
 
 def _wraps_optimizer(training: Training, extra: Any) -> bool:
-    """Return whether an extra has one of the training's optimizers as an attribute, whose state it may save, too."""
+    """Return whether an attribute of an extra is one of the training's optimizers, so that both may save its state."""
     parts = {id(part) for part in parts_of(training.recipe.optimizer)}
     is_own = type(extra).__module__.startswith("holdfast.")
     return not is_own and any(id(value) in parts for value in getattr(extra, "__dict__", {}).values())
@@ -254,7 +254,7 @@ def _check_shards(training: Training) -> None:
 
 
 def tie_to_model(training: Training, payload: Payload) -> None:
-    """Make values of an optimizer's state the model's tensors again, if they were at the save, as with SAM.
+    """Replace values of an optimizer's state by the model's tensors if they were one object at the save, as with SAM.
 
     Args:
         payload: the payload that was restored.

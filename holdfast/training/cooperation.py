@@ -1,8 +1,8 @@
 """How the ranks of a training cooperate: which work they divide, what they exchange, and which state is common.
 
 There are two ways. `SeparateRanks` train a part of each batch each, with random numbers, extras and a position in the
-data of their own, and average their gradients. `holdfast.training.virtual_ranks.step.VirtualRanks` train shares whose
-number doesn't depend on that of the ranks, so that all ranks have the same state.
+data of their own, and average their gradients. `holdfast.training.virtual_ranks.step.VirtualRanks` train shares. The
+number of shares doesn't depend on the number of ranks, so that all ranks have the same state.
 """
 
 import abc
@@ -24,7 +24,7 @@ from holdfast.training.data_ranks import DataRanks, check_model, separate
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.step_record import Unread
 
-# Called with a step and shares of a batch; returns the names of the shares' micro-batches, by loading them again.
+# A function of a step and shares of a batch: it loads the shares' micro-batches again and returns their names.
 ReadNames = Callable[[int, Iterable[int]], list[str]]
 
 
@@ -32,12 +32,12 @@ class Cooperation(abc.ABC):
     """This rank's view of all ranks of a training.
 
     Attributes:
-        has_common_state: whether all ranks have the same generators, extras and position in the data, of which a
-            checkpoint then has one.
-        sums_gradients: whether the ranks sum gradients themselves, so that no DDP does it.
+        has_common_state: whether all ranks have the same generators, extras and position in the data; a checkpoint
+            then has these once.
+        sums_gradients: whether the ranks sum the gradients themselves, in place of DDP.
         is_alone: whether this rank continues without the others, because one of them is lost; see `surviving`.
         shares: the number of parts into which each batch is cut.
-        data: the numbers of the ranks among those that train different samples.
+        data: the data ranks, which say which ranks train the same samples.
     """
 
     has_common_state: bool
@@ -71,7 +71,7 @@ class Cooperation(abc.ABC):
 
     @property
     def exchange(self) -> Exchange:
-        """The ranks that save and restore a sharded state together. All of them ask for it together."""
+        """Return the exchange by which the ranks save and restore a sharded state. All ranks ask for it together."""
         if self._exchange is None:
             self._exchange = Exchange(self.accelerator.device)
         return self._exchange
@@ -138,7 +138,7 @@ class Cooperation(abc.ABC):
         """Register the models that the ranks train together, before the first step and the first probe.
 
         Raises:
-            RecipeError: they don't fit the samples that the ranks train.
+            RecipeError: the models' layout doesn't fit the samples that the ranks train.
         """
 
     @abc.abstractmethod
@@ -155,11 +155,15 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def mean(self, numbers: Sequence[Tensor]) -> Tensor:
-        """Return the mean of each logged number: a scalar of each rank, or of shape (shares,) if shares log it."""
+        """Return the mean of each logged number over ranks and shares.
+
+        Args:
+            numbers: this rank's scalars; of shape (shares,) where each share has logged a number of its own.
+        """
 
     @abc.abstractmethod
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
-        """Scale the gradient of some parameters down to a norm of at most ``limit``. Return its norm from before."""
+        """Scale the gradient of some parameters down to a norm of at most ``limit``. Return the norm before that."""
 
     @abc.abstractmethod
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
@@ -187,7 +191,7 @@ class SeparateRanks(Cooperation):
     def __init__(self, accelerator: Accelerator, data: DataRanks | None = None) -> None:
         """
         Args:
-            data: the data ranks, if ranks train the same samples; by default each has samples of its own.
+            data: the data ranks, if some ranks train the same samples; by default each rank has samples of its own.
         """
         super().__init__(accelerator, data.count if data else accelerator.num_processes, data)
         self._is_told = data is not None
@@ -200,7 +204,7 @@ class SeparateRanks(Cooperation):
         pass  # FSDP2 averages the gradients of each element over the ranks, whatever the optimizer
 
     def attach(self, models: Sequence[nn.Module]) -> None:
-        """Check that the models' layout fits the samples: DDP, FSDP2 or `Synchronized` averages the gradients."""
+        """Check that the models' layout fits the samples, as DDP, FSDP2 or `Synchronized` averages the gradients."""
         for model in models if self.number > 1 else ():
             check_model(model, self.data, is_told=self._is_told)
 
@@ -249,7 +253,7 @@ class SeparateRanks(Cooperation):
 
 
 def _group_by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the parameters with a gradient, those on one mesh together: torch computes with no two on different ones.
+    """Return the parameters that have a gradient, grouped by mesh: torch can't combine tensors of different meshes.
 
     A plan of tensor parallelism skips some layers, whose parameters then lie on the data-parallel ranks' mesh alone.
     """

@@ -1,7 +1,7 @@
 """The data-parallel rank: which ranks train the same samples, and which train different ones.
 
-Without tensor, pipeline or context parallelism every rank trains samples of its own. With it the ranks of a group train
-one model together, and need the same samples and the same random numbers.
+Without tensor, pipeline or context parallelism every rank trains samples of its own. With one of these the ranks of a
+group train one model together, and need the same samples and the same random numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ HINT = "before the loop, run.data_parallel(mesh) names the mesh dimensions whose
 
 @dataclass(frozen=True)
 class DataRanks:
-    """The numbers of all ranks among those that train different samples.
+    """The data rank of every rank.
 
     Attributes:
-        numbers: by rank. Ranks with the same number train the same samples, with the same random numbers.
+        numbers: the data ranks, by rank. Ranks of one data rank train the same samples, with the same random numbers.
         rank: this rank.
     """
 
@@ -32,17 +32,17 @@ class DataRanks:
 
     @property
     def number(self) -> int:
-        """Return this rank's number."""
+        """Return this rank's data rank."""
         return self.numbers[self.rank]
 
     @property
     def count(self) -> int:
-        """Return how many different numbers there are."""
+        """Return the number of data ranks."""
         return len(set(self.numbers))
 
 
 def separate(accelerator: Accelerator) -> DataRanks:
-    """Return the data ranks if each rank trains samples of its own."""
+    """Return data ranks with which each rank trains samples of its own."""
     return DataRanks(tuple(range(accelerator.num_processes)), int(accelerator.process_index))
 
 
@@ -53,7 +53,7 @@ def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
         mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone, with any number of dimensions.
 
     Raises:
-        RecipeError: it is no such mesh, or its groups differ in size.
+        RecipeError: `mesh` is no DeviceMesh, or lacks this rank, or its groups differ in size.
     """
     rank = int(accelerator.process_index)
     own = (_number_in(mesh, rank), mesh.size())

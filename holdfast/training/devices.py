@@ -19,12 +19,14 @@ from holdfast.terminal import counted
 
 # Options of DistributedDataParallel with which a resumed run ends on the same bits, whatever the loop does.
 DDP_OPTIONS = {
-    # Otherwise it arranges its buckets anew after a process's first step. Where more than two ranks sum in a ring, an
-    # element's place in its bucket decides in which order they sum it. And a step may leave parameters out.
+    # With other values of these two, DDP rearranges its buckets after a process's first step. If more than two ranks
+    # sum in a ring, an element's place in its bucket decides in which order they sum it. Unused parameters have to be
+    # found, because a step may leave parameters out.
     "find_unused_parameters": True,
     "static_graph": False,
-    # It divides a gradient by the number of ranks if that is a view of its bucket, and multiplies any other by the
-    # inverse. A gradient that the loop leaves to the next step is a view, and no longer one once it is restored.
+    # DDP divides a gradient that is a view of its bucket by the number of ranks, and multiplies any other gradient by
+    # the inverse, which may round differently. With views, a gradient that the loop leaves to the next step would be a
+    # view before a resume, and none after it.
     "gradient_as_bucket_view": False,
 }
 
@@ -38,7 +40,7 @@ def choose_cuda(compute: Compute) -> bool:
     use_cuda = torch.cuda.is_available() and compute.device != "cpu"
     if compute.device == "cuda" and not use_cuda:
         raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='device = "auto" or "cpu"')
-    # Another launcher may show each rank a GPU of its own alone.
+    # Under another launcher a rank may see its own GPU alone, so that the count here says nothing.
     if use_cuda and torch.cuda.device_count() < compute.rank_count and not compute.is_attached:
         raise too_few_gpus(compute.rank_count, f"torch sees {counted(torch.cuda.device_count(), 'GPU')} here")
     if compute.mixed_precision == "fp16" and not use_cuda:
@@ -75,12 +77,12 @@ def prepare_device(config: RunConfig) -> Accelerator:
 
 
 def connect_attached(compute: Compute, use_cuda: bool) -> None:
-    """Connect the ranks that another launcher has started, with keys that no ranks before them have used.
+    """Connect the ranks that another launcher has started, under store keys that no earlier ranks have used.
 
-    torchrun serves one store to all ranks that it starts one after the other (``--max-restarts``; seen in torch 2.13).
-    Without a prefix gloo would find the addresses of dead ranks there, and connect to those.
+    torchrun serves one store to the first ranks and to those that it restarts (``--max-restarts``; seen in torch 2.13).
+    Without a prefix gloo would find the addresses of dead ranks there, and connect to them.
     """
-    prefix = os.environ[MARK_VARIABLE]  # only the ranks of one machine know it
+    prefix = os.environ[MARK_VARIABLE]  # only the ranks of one machine have the same mark
     if compute.has_nodes:
         prefix = "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"))
     store, rank, size = next(rendezvous("env://"))
@@ -90,8 +92,8 @@ def connect_attached(compute: Compute, use_cuda: bool) -> None:
 
 
 def required_of_ddp(ranks: int) -> dict[str, bool]:
-    """Return the options without which a DistributedDataParallel that others make ends on other bits after a resume.
+    """Return the options that a user's own DistributedDataParallel needs to end on the same bits after a resume.
 
-    One or two ranks need none: two numbers have one sum, and halves are exact.
+    One or two ranks need none: the sum of two numbers doesn't depend on their order, and halving is exact.
     """
     return DDP_OPTIONS if ranks > 2 else {}

@@ -1,7 +1,7 @@
 """The resume of a checkpoint that another number of ranks has saved.
 
-Without virtual ranks each rank has generators, extras and a position in the data of its own. What all ranks have alike
-continues with any number of them; what they have apart is made anew, or the resume is refused.
+Without virtual ranks each rank has generators, extras and a position in the data of its own. A state that is equal in
+all ranks continues with any number of ranks. If it differs between them, it is made anew, or the resume is refused.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ def digest_state(name: str, state: Any) -> str:
 
 
 def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return the number of ranks that saved a state; None if each of these ranks continues the state of one of them.
+    """Return the number of ranks that saved a state; None if each present rank continues the state of a saved one.
 
     Virtual ranks save as one rank, however many train them. Ranks that trained the same samples, and now don't, count
     as other ranks.
@@ -39,7 +39,7 @@ def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
 
 
 def count_other_data_ranks(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return into how many parts the ranks that saved a state had cut a batch; None if they are these ranks."""
+    """Return the number of data ranks that saved a state; None if the present ranks continue their states."""
     return None if count_others(training, saved) is None else len(set(_list_data_ranks(saved)))
 
 
@@ -49,10 +49,10 @@ def _list_data_ranks(saved: Mapping[str, Any]) -> list[int]:
 
 
 def restore_generators(training: Training, saved: Mapping[str, Any]) -> None:
-    """Restore this rank's generators, after ``training.progress``.
+    """Restore this rank's generators. Call it when ``training.progress`` is restored.
 
-    If another number of ranks saved them, seed them from the run's seed, the step and the data rank: the same numbers
-    each time, and others at each change.
+    If another number of ranks saved them, seed them from the run's seed, the step and the data rank. A repeated resume
+    then draws the same numbers, and a change at another step draws others.
     """
     if count_others(training, saved) is None:
         training.generators.load_state_dict(saved["rng"][training.ranks.own_state])
@@ -69,7 +69,7 @@ def take_extras(training: Training, saved: Mapping[str, Any], names: Collection[
         names: the extras that are needed; all if None.
 
     Raises:
-        ConfigError: another number of ranks saved them, and each rank had others.
+        ConfigError: another number of ranks saved the extras, and they differed between the ranks.
     """
     parts: list[dict[str, Any]] = saved["extras"]
     if len(parts) == 1:
@@ -92,7 +92,7 @@ def take_position(training: Training, saved: Mapping[str, Any]) -> Any:
     """Return this rank's position in the data.
 
     Raises:
-        ConfigError: another number of ranks saved it, and each rank has a position of its own.
+        ConfigError: another number of ranks saved the position, and each rank has a position of its own.
     """
     parts = saved["data"]
     if count_others(training, saved) is None:

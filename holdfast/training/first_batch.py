@@ -8,7 +8,8 @@ from holdfast import state
 from holdfast.checkpoint import deserialize, serialize
 from holdfast.errors import StateError
 
-# Each checkpoint's metadata has the batch. A larger batch isn't kept, and then the stream has no default probe.
+# The largest batch that is kept, because each checkpoint's metadata has it. With a larger one the stream has no default
+# probe.
 LARGEST_BYTES = 2**18
 
 

@@ -1,7 +1,7 @@
 """Parameter groups and frozen parameters that a step changes, and their restore.
 
-Gradual unfreezing adds a parameter group in a step; other programs move parameters between groups. A checkpoint has the
-new groups by the names of their parameters, and a resume makes the same groups before it loads their state.
+Gradual unfreezing adds a parameter group in a step; other programs move parameters between groups. A checkpoint lists
+the new groups by the names of their parameters. A resume makes the same groups before it loads their state.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from holdfast.provenance.location import find_place
 from holdfast.recipe import Recipe
 from holdfast.training.optimizers import list_stepped, parts_of
 
-# The keys of a saved optimizer state: about groups that a step has changed, and the frozen parameters of a recipe whose
-# steps have frozen or unfrozen some. (A loop has them in `kept.Modes`.)
+# Keys of a saved optimizer state: REGROUPED is there if a step has changed the groups, and FROZEN if the steps of a
+# recipe have frozen or unfrozen parameters. (Of a loop, `modes.Modes` saves the frozen parameters.)
 REGROUPED, FROZEN = "regrouped", "frozen"
 
 
@@ -50,13 +50,13 @@ class Grouping:
     def name_known(self) -> dict[int, str]:
         """Return a name for each parameter that a resumed process can find again, by the parameter's id.
 
-        A parameter of the model is named ``layer.weight``, and one of a registered module ``extras.critic.weight``. Any
-        other parameter is named by its place in the optimizer as built: ``0.3`` is the fourth of the first group.
+        A parameter of the model is named ``layer.weight``, and a registered module's ``extras.critic.weight``. Any
+        other parameter is named by its place in the built optimizer: ``0.3`` is the fourth of the first group.
         """
         return self._own_names | {id(each): name for name, each in reversed(_list_named(self._recipe))}
 
     def describe(self, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """Return the changes of groups and frozen parameters since the build, for a checkpoint; empty for none.
+        """Return the changes of groups and frozen parameters since the build, for a checkpoint; empty if unchanged.
 
         Args:
             groups: the names of each group's parameters now.
@@ -77,7 +77,7 @@ class Grouping:
 
         Args:
             step: the step that was trained last.
-            is_looked_at: look also if the optimizers have the same parameters as before.
+            is_looked_at: whether to check even if the optimizers have the same parameters as at the last call.
         """
         now, counts = list_stepped(self._recipe.optimizer), self._count()
         is_same = counts == self._seen[1] and len(now) == len(self._seen[0]) and all(map(_is_same, now, self._seen[0]))
@@ -109,8 +109,8 @@ class Grouping:
             saved: the optimizer's state in a checkpoint.
 
         Raises:
-            ValueError: the steps had changed the groups, and those that are built now are others; or a parameter isn't
-                there now.
+            ValueError: the steps had changed the groups, and the recipe now builds other groups than at the save; or a
+                saved parameter is missing now.
         """
         if not self._recipe.has_own_loop:
             freeze(self._recipe.model, {*saved.get(FROZEN, self._frozen)})
@@ -129,7 +129,7 @@ class Grouping:
             _regroup(part, found, [group for _, group in own])
 
     def _find(self, number: int, names: Sequence[str]) -> list[nn.Parameter]:
-        """Return the parameters of a saved group: in the order in which it is built, if that is the same group."""
+        """Return the parameters of a saved group, in the built order if the recipe has built the same group."""
         if self.is_built(number, names):
             return [group for part in self._parts for group in part][number]
         built = [each for part in self._parts for group in part for each in group]
@@ -160,7 +160,7 @@ def freeze(model: nn.Module, names: Collection[str]) -> None:
 
 
 def _list_named(recipe: Recipe) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of the model and of registered modules, by name; a tied one has its first name."""
+    """Return the parameters of the model and of registered modules, by name; a tied parameter under its first name."""
     modules: dict[str, Any] = {"": recipe.model}
     modules |= {f"extras.{name}.": each for name, each in sorted(recipe.extras.items())}
     return [
@@ -176,10 +176,11 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _regroup(part: torch.optim.Optimizer, wanted: Sequence[Sequence[Any]], saved: Sequence[Any]) -> None:
-    """Replace an optimizer's parameter groups by these.
+    """Give an optimizer other parameter groups.
 
     Args:
-        saved: the saved group of each, for the values of one that the optimizer lacks.
+        wanted: the parameters of each group.
+        saved: the saved groups; a group that the optimizer lacks gets its hyperparameters from here.
     """
     for group, members in zip(part.param_groups, wanted, strict=False):
         if len(group["params"]) != len(members) or not all(map(_is_same, group["params"], members)):

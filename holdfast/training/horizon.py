@@ -1,4 +1,4 @@
-"""The steps of events, such as an anneal's end. A proof may not reach them, and a run may continue after them."""
+"""The steps of events, such as an anneal's end. A proof may be too short to reach an event; a run may outlast it."""
 
 import math
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def list_events(training: Training) -> dict[str, float]:
 
 
 def find_idle(training: Training) -> list[str]:
-    """Return a warning for each `Schedule` after whose end the run has steps with a learning rate of 0."""
+    """Return a warning for each `Schedule` that ends before the run does and leaves a learning rate of 0."""
     epoch, epochs = training.steps_per_epoch, training.config.epochs
     found = []
     for name, schedule in name_schedules(training.recipe).items():

@@ -26,7 +26,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
     Raises:
         ConfigError: a weight, or a name in ``init``, is missing from the checkpoint or from the recipe, or a weight has
             another shape.
-        StateError: an extra doesn't fit the recipe's.
+        StateError: an extra's saved state doesn't fit the recipe's extra.
     """
     saved = capturing.decode(payload)
     model = training.recipe.model
@@ -48,10 +48,11 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
 
 
 def begin_from_folder(training: Training, folder: Path, init: InitFrom) -> None:
-    """Load a model's weights, as a Hugging Face folder has them, into a model at step 0.
+    """Load the weights of a Hugging Face folder into a model at step 0.
 
     Raises:
-        ConfigError: the weights can't be read or don't fit the model, or ``init`` names what a folder hasn't.
+        ConfigError: the weights can't be read or don't fit the model, or ``init`` asks for the optimizer or extras,
+            which a folder doesn't have.
     """
     for name in ("load_optimizer", "extras"):
         if getattr(init, name):

@@ -26,7 +26,7 @@ OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED = (
 )  # fmt: skip
 
 
-# The roots of variables: a loop of the user's own, and the framework's objects that an adapter lists.
+# Where a variable was found: in a loop of the user's own, or among the framework's objects that an adapter lists.
 LOOP, FRAMEWORK = "loop", "framework"
 
 
@@ -46,14 +46,15 @@ class Kept(Recipe):
     Args:
         function: the user's function.
         originals: the objects as the loop passed them, which may be wrappers of the objects in the other fields.
-        own: Holdfast's and accelerate's objects, which `find_forgotten` doesn't enter.
+        own: Holdfast's and accelerate's objects, which `find_forgotten` doesn't look into.
         list_variables: returns the variables that the loop's functions carry, for `find_forgotten`.
         constants: the plain values that the loop reads and never assigns, by name.
         schedulers: the schedulers, which the loop steps itself, in the order of their names.
         scheduler_names: the names of `schedulers`.
         modules: the modules by name: the model, or its parts.
 
-    ``data`` is a loader or an iterable of batches, or None if the loop makes its own; with ``batch_size``, a dataset.
+    ``data`` is a dataset if ``batch_size`` is given. Without ``batch_size`` it is a loader or an iterable of batches,
+    or None if the loop makes its own batches.
     """
 
     has_own_loop: ClassVar[bool] = True
@@ -102,10 +103,10 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         elif isinstance(each, LRScheduler | ReduceLROnPlateau):
             schedulers[name] = each
         else:
-            refuse_inexact(f"run.keep({name}=...)", each)  # checked again: the loop may have made an iterator since
+            refuse_inexact(f"run.keep({name}=...)", each)  # again: since `keep` the loop may have made an iterator
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
-    # An optimizer inside another kept one is saved with it.
+    # An optimizer inside another kept optimizer is saved with that optimizer.
     inside = {id(value) for each in optimizers.values() for value in vars(each).values()}
     optimizers = {name: each for name, each in optimizers.items() if id(each) not in inside}
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
@@ -126,14 +127,14 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
 
 
 def list_checkpointed(accelerator: Accelerator, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the objects that a loop has given to ``accelerator.register_for_checkpointing`` and not kept, by name."""
+    """Return, by name, the objects registered by ``accelerator.register_for_checkpointing`` and not by ``run.keep``."""
     known = {id(each) for each in objects.values()}
     found = accelerator._custom_objects
     return {f"registered_{number}": each for number, each in enumerate(found) if id(each) not in known}
 
 
 def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "Inner"]:
-    """Return the optimizers that kept ones have as attributes, as SAM does; torch's ``state_dict`` leaves them out."""
+    """Return the optimizers that are attributes of kept optimizers, as in SAM; torch's ``state_dict`` lacks them."""
     kept = {id(each) for each in optimizers.values()}
     return {
         f"{name}.{key}": Inner(each, value)
@@ -169,7 +170,7 @@ class Inner:
 
 
 class InnerOptimizers:
-    """The states of optimizers inside kept ones, by name."""
+    """The states of optimizers that are attributes of kept optimizers, by name."""
 
     def __init__(self, optimizers: Mapping[str, Inner]) -> None:
         self._optimizers = dict(sorted(optimizers.items()))

@@ -11,11 +11,12 @@ from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, lay_as, local_of
 from holdfast.training.optimizers import list_stepped, parts_of, read_rates
 
-# What a loop does with gradients after an optimizer's step. NEW: the optimizer has not stepped yet. ONCE: one step does
-# not show it yet. SET_TO_NONE: the loop sets them to None. LEFT: the loop keeps them, or zeroes them in place.
+# How a loop treats gradients after an optimizer's step. NEW: unknown, the optimizer hasn't stepped yet. ONCE: unknown,
+# it has stepped once. SET_TO_NONE: the loop sets gradients to None. LEFT: it keeps them, or zeroes them in place.
 NEW, ONCE, SET_TO_NONE, LEFT = "new", "once", "set to none", "left"
 
-# The version of a restored gradient that had been changed before its checkpoint. No real gradient has this version.
+# Stands for the version of a restored gradient that was changed between its optimizer's step and the checkpoint. No
+# real gradient has this version.
 CHANGED = -1
 
 
@@ -28,7 +29,7 @@ class Gradients:
     is. Before that step, and for loops of the second kind, checkpoints have all gradients that the optimizer uses.
 
     Attributes:
-        lrs: the rates of all groups when an optimizer stepped first in this step; None if none has stepped.
+        lrs: the learning rates of all groups at the first optimizer step of this step; None before that.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
@@ -37,18 +38,18 @@ class Gradients:
         self._parts = parts_of(optimizer)
         self._ways = [NEW] * len(self._parts)
         self._stepping: set[int] = set()  # the optimizers that have stepped in this step
-        # By parameter: the gradient that its optimizer took last, and the gradient's version at that time.
+        # By parameter: the gradient with which its optimizer stepped last, and the gradient's version at that time.
         self._taken: dict[int, tuple[TensorWeakRef, int]] = {}
         for number, part in enumerate(self._parts):
             part.register_step_pre_hook(functools.partial(self._note, number))
             part.register_step_post_hook(functools.partial(self._take, number))
 
     def _note(self, number: int, *_: object) -> None:
-        """Before an optimizer steps, learn whether the loop has set the gradients of the step before to None."""
+        """Find out, before an optimizer steps, whether the loop has set the last step's gradients to None."""
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
         stepped = list_stepped(self._parts[number])
-        # Once the kind of loop is known, checking one gradient is enough. It keeps the cost of every step low.
+        # When the kind of loop is known, check one gradient only: this runs in every step.
         looked_at = stepped if self._ways[number] == ONCE else stepped[:1]
         if self._ways[number] not in (NEW, LEFT) and any(map(self._is_same, looked_at)):
             self._ways[number] = LEFT
@@ -79,7 +80,7 @@ class Gradients:
         return self._is_same(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
 
     def end_step(self) -> list[float] | None:
-        """Learn whether the loop has kept gradients in this step. Return `lrs`, and reset it."""
+        """Find out whether the loop has kept gradients in this step. Return `lrs`, and reset it."""
         for number, part in enumerate(self._parts):
             if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
                 stepped = list_stepped(part)
@@ -90,10 +91,10 @@ class Gradients:
         return lrs
 
     def clear(self) -> None:
-        """Forget all gradients.
+        """Set all gradients to None.
 
         Raises:
-            RecipeError: no optimizer has taken them.
+            RecipeError: no optimizer has stepped with a gradient.
         """
         if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(
@@ -104,7 +105,10 @@ class Gradients:
             each.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the gradients by parameter name; under "" the kind of loop, unless it sets all gradients to None."""
+        """Return the left gradients by parameter name.
+
+        The key "" has the kind of loop, and is missing if the loop sets all gradients to None.
+        """
         found: dict[str, Any] = {}
         taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer took it
         settled = {

@@ -29,10 +29,10 @@ Report = Callable[[int, float | None, float], None]
 def steps(
     training: Training, stop: int, is_stopping: Callable[[], bool], report: Report = lambda *done: None
 ) -> Iterator[None]:
-    """Yield before each step, which the caller trains and describes in `Training.trained`; then record it.
+    """Yield once for each step: the caller trains the step and sets `StepRecord.trained`; then record the step.
 
-    End when the run has ``stop`` completed steps, or ``is_stopping``, asked before each step, returns True. Training's
-    random generators are in place only while the caller trains.
+    End when the run has ``stop`` completed steps, or when ``is_stopping``, called before each step, returns True. The
+    training's random generators are in force only while the caller trains.
     """
     began, first = time.monotonic(), training.progress.step
     if not first:
@@ -52,7 +52,7 @@ def steps(
             speed = (step - first) / (time.monotonic() - began)
             report(step, read_lines(training)[-1].get("loss"), speed)
         elif step - first <= REHEARSED_STEPS:
-            read_lines(training)  # for `StepRecord.note_lines`: if this rank dies, new ones are compared with the trail
+            read_lines(training)  # hands the trail to `note_lines`: new ranks are compared with it if this rank dies
 
 
 def settle(training: Training) -> None:
@@ -66,7 +66,7 @@ def settle(training: Training) -> None:
 
 
 def train_step(training: Training) -> Unread:
-    """Train one optimizer step of a recipe. Return its numbers, on the device."""
+    """Train one optimizer step of a recipe. Return its loss and other numbers as tensors on the device."""
     recipe = training.recipe
     training.model.train()
     lrs, anneals = training.lrs, training.anneals
@@ -135,7 +135,7 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
 def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Call the recipe's own step with the next batch.
 
-    Returns: the numbers that it returned, and the name of the batch.
+    Returns: the numbers that the recipe's step returned, and the name of the batch.
     """
     accelerator, step = training.accelerator, training.recipe.step
     assert step is not None
@@ -152,7 +152,7 @@ def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[st
 
 
 def clip(training: Training) -> torch.Tensor:
-    """Scale the gradient down to the recipe's ``clip_norm``. Return its norm from before."""
+    """Scale the gradient down to the recipe's ``clip_norm``. Return the norm before that."""
     limit = math.inf if training.recipe.clip_norm is None else training.recipe.clip_norm
     return training.ranks.clip(list(training.model.parameters()), limit)
 
@@ -176,13 +176,13 @@ def end_epoch(training: Training) -> None:
 
 
 def evaluate_recipe(training: Training) -> tuple[dict[str, float], dict[str, str | bytes]]:
-    """Return the metrics of the recipe's evaluation, and the texts and pictures. Anneals have the next step's values.
+    """Evaluate the model. Return the metrics, and the texts and pictures. Anneals have the next step's values.
 
-    The model and the generators are put back afterwards. Changes of an extra stay, so that a recipe can keep its best
+    The model and the generators are restored afterwards. Changes of an extra stay, so that a recipe can keep its best
     score there.
 
     Raises:
-        RecipeError: the evaluation leaves another value in a parameter.
+        RecipeError: the evaluation has changed a parameter's value.
     """
     if training.recipe.evaluate is None:
         return {}, {}

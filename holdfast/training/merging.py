@@ -34,7 +34,7 @@ def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
     built = from_payload(to_payload(training.built))  # in the form in which it is saved: a Counter becomes a dict
     changed = []
     rates = [_rates(scheduler) for scheduler in training.schedulers]
-    # Groups that a step has added were not built, and stay as restored.
+    # Groups that a step has added aren't in the built state, so `zip` skips them: they stay as restored.
     groups = zip(training.optimizer.param_groups, saved_built["optimizer"], built["optimizer"], strict=False)
     for number, (group, old, new) in enumerate(groups):
         changed += [f"optimizer.{number}.{name}" for name in _merge_group(group, old, new)]

@@ -14,17 +14,17 @@ from holdfast.state import is_sharded
 from holdfast.training.grouping import freeze, list_frozen
 from holdfast.training.optimizers import parts_of
 
-# Attributes of every module and every optimizer, in which torch keeps its own.
+# Attributes of every module and every optimizer, which torch uses itself.
 OF_TORCH = {*vars(nn.Module())} | {*vars(torch.optim.SGD([torch.zeros(1)]))}
 
 
 class Modes:
     """The changes of modules and optimizers since the build that their ``state_dict`` doesn't have.
 
-    The state has which modules are in evaluation mode, as a step may end in the middle of a user's evaluation, which
-    parameters have been frozen or unfrozen, and the public attributes with a plain value that have another one. A
-    module that has one of these also has its other tensors and arrays in the state, if they have changed: the size of a
-    cache without the cache would stop the next step.
+    The state lists the modules in evaluation mode, because a step may end in the middle of a user's evaluation. It
+    lists the frozen parameters, and the public attributes whose plain value has changed. If an attribute of a module
+    has changed, the module's changed tensors and arrays are in the state, too: with the size of a cache and without the
+    cache the next step would fail.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
@@ -69,7 +69,8 @@ class Modes:
         """Set the saved tensors as new objects, because other code may also use the present ones.
 
         Args:
-            changed: the tensors that have changed since the build. One that the state lacks gets its built value again.
+            changed: the tensors that have changed since the build. If the state lacks one, it is reset to its built
+                value.
         """
         objects, saved = self._list_objects(), state.get("tensors", {})
         for name, tensors in changed.items():
@@ -81,7 +82,7 @@ class Modes:
                 setattr(objects[name], key, send_to_device(value, "cpu" if f"{name}.{key}" in on_cpu else device))
 
     def _put_back(self, owner: Any, name: str, key: str) -> None:
-        """Reset an attribute to the tensor or value that it was built with; delete it if the build had no such one."""
+        """Reset an attribute to the tensor or value that it was built with; delete an attribute that wasn't built."""
         if key in self._tensors[name]:
             setattr(owner, key, self._tensors[name][key][0])
         elif key in self._values[name]:
@@ -90,7 +91,7 @@ class Modes:
             delattr(owner, key)
 
     def list_tensors(self) -> dict[str, dict[str, Any]]:
-        """Return, by name, the tensors and arrays that were replaced or changed, of objects with a changed value."""
+        """Return, by name, the replaced or changed tensors and arrays of objects that also have a changed attribute."""
         objects = self._list_objects()
         found: dict[str, dict[str, Any]] = {}
         for name in self._list_changed():
@@ -173,7 +174,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _version_of(value: Any) -> object:
-    """Return a value that changes when a tensor is changed in place. An array has no version: it counts as changed."""
+    """Return a value that changes when a tensor is changed in place. An array has no version and counts as changed."""
     if isinstance(value, Tensor):
         return value._version
     if isinstance(value, np.ndarray):

@@ -1,7 +1,7 @@
 """The conversion of an optimizer's state between parameter numbers and parameter names.
 
-torch numbers an optimizer's parameters in the order in which it got them. A recipe may build them in another order when
-it resumes; by numbers, moments of equal shapes would silently be loaded for each other's parameters.
+torch numbers an optimizer's parameters in the order in which the optimizer got them. When a run resumes, its recipe may
+build them in another order. By number, a moment would then silently go to another parameter of equal shape.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ from holdfast.training.optimizers import parts_of
 def optimizer_state(training: Training) -> dict[str, Any]:
     """Return the optimizer's ``state_dict`` with names in place of numbers.
 
-    Each group lists the names of its parameters, sorted. Two kinds of groups keep their order: those of L-BFGS, which
-    has one state for all parameters together in that order, and groups that a step has changed.
+    Each group lists the names of its parameters, sorted. Two kinds of groups keep their order instead: the groups of
+    L-BFGS, whose one state depends on the order of all parameters, and groups that a step has changed.
     """
     state: dict[str, Any] = training.optimizer.state_dict()
     if not _has_numbers(state):
@@ -61,7 +61,7 @@ def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in saved.items() if key not in (REGROUPED, FROZEN)}
     return plain | {
         "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
-        # If a parameter is now in another group, the gate trips.
+        # This doesn't check whether a parameter is now in another group: the gate would find that.
         "param_groups": [
             group | {"params": built["params"]}
             for group, built in zip(saved["param_groups"], own["param_groups"], strict=True)

@@ -1,4 +1,4 @@
-"""Several optimizers in the form of one."""
+"""Several optimizers behind the interface of a single one."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ STATE, GROUPS = "state", "param_groups"
 
 
 class Optimizers:
-    """Several optimizers with the interface of one, so that code that saves or names an optimizer's state handles one.
+    """Several optimizers with the interface of a single one, for code that saves an optimizer's state or names it.
 
-    Its parameter groups are those of all optimizers, in the order of the optimizers' names.
+    It has the parameter groups of all optimizers, in the order of the optimizers' names.
 
     Attributes:
         parts: the optimizers, by name.
@@ -45,7 +45,7 @@ class Optimizers:
         return [group for part in self.parts.values() for group in part.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return one state. Parameters are numbered through all optimizers."""
+        """Return one state for all optimizers. The numbers of parameters continue from one optimizer to the next."""
         state: dict[Any, Any] = {}
         groups: list[dict[str, Any]] = []
         for first, part in zip(self._firsts(), self.parts.values(), strict=True):
@@ -105,11 +105,11 @@ def read_rates(optimizer: Any) -> list[float]:
 def lay_out_state(optimizer: Any, *, are_saved: bool) -> None:
     """Lay out an optimizer's loaded state like its parameters: tensors of a parameter's shape get its strides.
 
-    torch's fused kernels walk moments beside their parameters by address, whatever the strides of both are.
+    torch's fused kernels walk a moment and its parameter in the order of their addresses, whatever their strides.
 
     Args:
-        are_saved: whether the state has the strides that it had when it was saved. Then only strides without a meaning
-            change, those of dimensions of length 1.
+        are_saved: whether the tensors were saved with their strides. Then only the strides of dimensions of length 1
+            change, which have no meaning.
     """
     for part, parameter in list_members(optimizer):
         state = part.state.get(parameter, {})

@@ -20,16 +20,16 @@ BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtu
 
 
 def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> Iterator[Any]:
-    """Yield the micro-batches of a step's shares that this rank trains. The caller runs backward on each.
+    """Yield the micro-batches of a step's shares that this rank trains. The caller runs backward on each of them.
 
-    After the last one the parameters have the mean gradient of all shares. All ranks call it together.
+    After the last micro-batch the parameters have the mean gradient of all shares. All ranks call it together.
 
     Args:
         names: a list, to which the names of the micro-batches are added.
 
     Raises:
-        RecipeError: a share has changed extras or parameters, which all shares have in common. That is looked for in a
-            process's first step.
+        RecipeError: a share has changed extras or parameters, which all shares have in common. Only a process's first
+            step is checked.
     """
     extras = _sum_extras(training) if virtual.is_first_step else None
     with virtual.step(training.model, training.progress.step + 1, in_detail=training.record.is_detailed):
@@ -78,8 +78,8 @@ class Taking:
 
         Args:
             names: see `take_shares`.
-            numbers: a dict, to which what the shares have logged is added.
-            next_batch: takes this rank's next batch, without virtual ranks.
+            numbers: a dict, to which the numbers that the shares have logged are added.
+            next_batch: returns this rank's next batch; used without virtual ranks.
 
         Raises:
             RecipeError: the step's shares were taken already, or the step before has left a gradient.
@@ -105,7 +105,7 @@ class Taking:
         self.log = None
 
     def refuse_whole_batch(self) -> None:
-        """Raise RecipeError if this rank trains shares, because a batch is about to be taken without them."""
+        """Raise RecipeError if this rank trains shares. Call it before a batch is taken outside of `take`."""
         if self._training.virtual is not None:
             raise RecipeError(f"{self._setting}: a batch was taken as a whole", hint=BY_SHARES)
 

@@ -32,8 +32,8 @@ def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
     """Measure the probe, and set ``training.touched``. Everything that the next step depends on stays unchanged.
 
     Args:
-        saved_by: the number of ranks that saved the checkpoint, if it is another than these: then take the part of the
-            micro-batch that the main one of those had, and no gradient, which could not be equal to the bit.
+        saved_by: the number of data ranks that saved the checkpoint; None if it is the present number. With another
+            number, take the main saving rank's part of the micro-batch, and no gradient: its bits couldn't be equal.
 
     Raises:
         RecipeError: the probe changes a parameter, or ``health`` has limits for a number that the probe doesn't return.
@@ -63,7 +63,7 @@ def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
 
 
 def _take_outputs(training: Training, outputs: Outputs) -> dict[str, Any]:
-    """Call a probe with the model in evaluation mode and return its outputs. Put the model back afterwards.
+    """Call a probe with the model in evaluation mode and return its outputs. Restore the model afterwards.
 
     Try without gradients first; if the probe itself takes gradients, call it again with them.
     """

@@ -1,6 +1,6 @@
 """The program that is trained: a recipe, whose steps the engine takes, or a loop of the user's own.
 
-A `Training` asks its program for all in which the two differ.
+A `Training` asks its program about everything in which recipes and loops differ.
 """
 
 import abc
@@ -32,13 +32,13 @@ class Advice:
     """Hints for errors, in the words of a recipe or of a loop.
 
     Attributes:
-        numbers: the ranks log different numbers.
-        model: the ranks have other weights.
-        optimizer: the ranks have another state of the optimizer.
-        health: the model isn't healthy.
-        shares: a share of a batch changes state that all shares have in common.
-        stepped: an optimizer steps a parameter that was not there before the first step.
-        saved: an optimizer steps a parameter that no saved object has.
+        numbers: the hint if the ranks log different numbers.
+        model: the hint if the ranks have different weights.
+        optimizer: the hint if the ranks have different states of the optimizer.
+        health: the hint if the model isn't healthy.
+        shares: the hint if a share of a batch changes state that all shares have in common.
+        stepped: the hint if an optimizer steps a parameter that was not there before the first step.
+        saved: the hint if an optimizer steps a parameter that no saved object has.
     """
 
     numbers: str
@@ -54,11 +54,11 @@ class Program(abc.ABC):
     """A program that is built and ready for a `Training`.
 
     Attributes:
-        recipe: the recipe; of a loop its kept objects, in the same form.
-        settings: the settings that it was built with, defaults included.
-        advice: what to do in it about an error.
+        recipe: the recipe; for a loop, its kept objects in the form of a recipe.
+        settings: the settings that the program was built with, defaults included.
+        advice: hints for errors, in the program's words.
         keeps_seeds: whether its ranks may have seeded themselves.
-        can_go_back: whether a rank can take back a step that it hasn't completed.
+        can_go_back: whether a rank can undo a step that it hasn't completed.
         data_ranks: the data ranks, if the program says which ranks train the same samples.
     """
 
@@ -78,7 +78,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def take_data(self) -> Any:
-        """Return the data, of which an own ``DataLoader`` is taken apart."""
+        """Return the data for the batches. A ``DataLoader`` of the user's is taken apart first."""
 
     @abc.abstractmethod
     def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
@@ -88,7 +88,7 @@ class Program(abc.ABC):
             The model and the optimizer that the steps take, which may be wrappers of those in `recipe`.
 
         Raises:
-            RecipeError, ConfigError: they don't fit the configuration.
+            RecipeError, ConfigError: the modules or the optimizer don't fit the configuration.
         """
 
 
@@ -141,10 +141,10 @@ class RecipeProgram(Program):
             return recipe.model, optimizer
         accelerator.gradient_accumulation_steps = recipe.grad_accum
         if not ranks.sums_gradients and config.compute.parallel == "ddp":
-            # Each step begins without gradients, so these may be views of DDP's buckets: memory holds no second copy.
+            # Each step begins without gradients, so gradients may be views of DDP's buckets, which saves a second copy.
             accelerator.ddp_handler.gradient_as_bucket_view = True
             model = accelerator.prepare(recipe.model)
-        else:  # virtual ranks sum the gradients themselves, and shards have theirs: no DDP wraps the model
+        else:  # no DDP: virtual ranks sum the gradients themselves, and for shards FSDP2 does
             model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
         if isinstance(optimizer, Optimizers):
             return model, Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})

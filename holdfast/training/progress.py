@@ -11,16 +11,16 @@ WINDOW_STEPS = 20
 
 
 class Stage(enum.Enum):
-    """The stage of a step. It tells a rank that loses another rank whether its state is a completed step's."""
+    """The stage of a step in this rank. If another rank is lost, it shows whether the state is a completed step's."""
 
     SETTLED = enum.auto()
-    """It has the state after the last completed step."""
+    """The rank has the state after the last completed step."""
     STEPPING = enum.auto()
-    """It is in the next step."""
+    """The rank is in the next step."""
     RECORDED = enum.auto()
-    """It has completed and recorded a step, and nothing else of what follows a step."""
+    """The rank has completed and recorded a step; the work that follows a step hasn't begun."""
     FOLLOWING = enum.auto()
-    """It is at the end of an epoch, in what follows the step."""
+    """The rank is at the end of an epoch, in the work that follows the step: evaluation and schedulers."""
 
 
 @dataclass
@@ -31,12 +31,13 @@ class TrainingProgress:
     epoch_loss_sum: float = 0.0
     epoch_loss_steps: int = 0
     recent_losses: list[float] = field(default_factory=list)
-    # If the run began with another run's weights: the steps that anneals count as done before step 0.
+    # The steps that anneals count as done before step 0, if the run began with another run's weights.
     anneal_offset: int = 0
     # One entry for each of the last EPOCHS_KEPT completed epochs: avg_loss, lrs (of its last step, one per parameter
     # group), metrics, and the anneals of the step after it.
     history: list[dict[str, Any]] = field(default_factory=list)
-    # True once a loop's code at its last epoch's end has run. Only then is it saved: a longer run may go on from there.
+    # Whether a loop's code at its last epoch's end has run. Only a True is saved: a run that is made longer then knows
+    # that it needn't run the code again.
     has_ended_epoch: bool = False
 
     def state_dict(self) -> dict[str, Any]:

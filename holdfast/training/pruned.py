@@ -1,8 +1,8 @@
 """The weights that torch's pruning has computed in the last forward pass.
 
-``torch.nn.utils.prune`` keeps ``weight_orig`` and ``weight_mask``, and computes ``weight`` of them before each forward
-pass. Between an optimizer's step and the next pass ``weight`` is that of the step before, and whoever prunes again
-looks at it. A new process would have the one that the module was built with.
+``torch.nn.utils.prune`` keeps ``weight_orig`` and ``weight_mask``, and computes ``weight`` from them before each
+forward pass. Between an optimizer's step and the next pass ``weight`` still has its value of the step before, and
+pruning again reads that value. A new process would have the value that the module was built with.
 """
 
 from collections.abc import Sequence

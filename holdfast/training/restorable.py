@@ -1,7 +1,7 @@
-"""The checks that the state can be saved and restored, before the first step and after each one.
+"""The checks that the state can be saved and restored, before the first step and after each step.
 
-A save after hours, or a resume, would find it too late. The checks look at names, shapes and encodings. They copy no
-tensor, apart from those of modules that load their ``state_dict`` with code of their own.
+A save after hours of training, or a resume, would find an error too late. The checks look at names, shapes and
+encodings. They copy tensors only of modules that load their ``state_dict`` with code of their own.
 """
 
 import hashlib
@@ -25,16 +25,17 @@ from holdfast.training.sharded.replicas import check_replicas
 from holdfast.training.sharded.restoring import find_shards, find_unplaced
 from holdfast.training.structure import has_own_loading
 
-# A model with loading code of its own is loaded on trial if its tensors have at most this many bytes: they are copied.
+# A model with loading code of its own is loaded on trial, with a copy of its tensors, if they have at most so many
+# bytes.
 MOST_TRIED_BYTES = 2**30
 LOADS = "its hooks, or its own load_state_dict, have to load all that its state_dict returns"
 
 
 def check_step(training: Training) -> None:
-    """Check after a step that a resume could restore the state; after the first step, that a save can encode all of it.
+    """Check after a step that a resume could restore the state. After the first step, also check that a save works.
 
     Raises:
-        RecipeError: it couldn't.
+        RecipeError: a value couldn't be saved or restored.
     """
     is_changed = training.structure.check(training.progress.step)
     training.grouping.check(training.progress.step, is_looked_at=is_changed)
@@ -46,7 +47,7 @@ def check_beginning(training: Training) -> None:
     """Check before the first step that the state can be saved and restored.
 
     Raises:
-        RecipeError: it can't, in all ranks if in one.
+        RecipeError: a value can't be saved or restored; all ranks raise it.
     """
     check_savable(training, "before the first step")
 
@@ -55,7 +56,7 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
     """Encode the state as a save does, without its bytes, and check that a resume would restore all of it.
 
     Args:
-        moment: the beginning of the message of an error.
+        moment: when the check takes place, for the beginning of an error's message.
         others: further parts of the state.
 
     Raises:
@@ -97,9 +98,9 @@ def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str]
 
 
 def _try(training: Training, others: dict[str, Any]) -> Payload:
-    """Encode the state; return that of the model and the optimizer, which all ranks have in common.
+    """Encode the state. Return the payload of the model and the optimizer, which all ranks have in common.
 
-    It is empty if a user's ``state_dict`` doesn't work yet.
+    The payload is empty if a user's ``state_dict`` doesn't work yet.
     """
     try:
         own = capture_own(training)

@@ -48,7 +48,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
 
     Raises:
         StateError: the state doesn't fit what the recipe built.
-        ConfigError: another number of ranks saved it, and it can't be shared out.
+        ConfigError: another number of ranks saved the state, and these ranks can't share it out.
         ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
         GateTripped: the restored state isn't the saved one, gives other results, or isn't healthy.
     """
@@ -117,7 +117,7 @@ def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata
 
 
 def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any]) -> None:
-    """Raise `GateTripped` in all ranks if one's state, captured again, differs from the loaded one in any value."""
+    """Raise `GateTripped` in all ranks if the state of any rank, captured again, differs from the loaded state."""
     has_gpu = bool(training.generators.state_dict()["cuda"])
     is_same_device = all(bool(rng["cuda"]) == has_gpu for rng in saved["rng"])
     # Not compared: built values, which `_check_built` compares; the data's position, which many streams know only after
@@ -134,10 +134,10 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     different = [
         name
         for name in names
-        # Nor are a GPU's generators compared if the run comes from a CPU, or continues there.
+        # A GPU's generators aren't compared either, if only the save or only the resume has a GPU.
         if name.partition(".")[0] not in left_out and (is_same_device or not re.match(r"rng\.\d+\.cuda", name))
     ]
-    # All ranks raise: those that went on to the probe would wait there for the others.
+    # All ranks raise: ranks that went on to the probe would wait there for the others.
     gathered = training.ranks.gather(different)
     for rank, names in enumerate(gathered):
         if names:
@@ -153,7 +153,7 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
     if not has_names(saved["optimizer"]):
         captured["optimizer"] = training.optimizer.state_dict()
     if len(captured["extras"]) == 1:  # all ranks are equal: repeat it, to compare with each rank's saved extras
-        # The first one is no copy: it may have tensors of the model, which are saved once.
+        # The first state isn't copied: it may have tensors of the model, which are encoded only once.
         captured["extras"] += [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"][1:]]
     return captured
 
@@ -177,7 +177,7 @@ def _read_first_lrs(metadata: Metadata, folder: Store) -> list[list[float]]:
 
     The metadata carries them, not the payload, so that a content id doesn't depend on them.
 
-    An earlier version recorded the rates of each epoch's last step. For its checkpoints, read the trail in
+    An earlier version of Holdfast recorded the rates of each epoch's last step. For its checkpoints, read the trail in
     ``metrics/``; if an epoch's trail is lost, return the recorded rates for that epoch.
 
     Args:
@@ -192,7 +192,7 @@ def _read_first_lrs(metadata: Metadata, folder: Store) -> list[list[float]]:
 
 
 def _read_first_steps(folder: Store, steps_per_epoch: int) -> dict[int, list[float]]:
-    """Return the rates of each epoch's first step, by epoch from 0. Of several lines the newest commit's counts."""
+    """Return the rates of each epoch's first step, by epoch from 0. If several commits have it, take the newest's."""
     found: dict[int, list[float]] = {}
     for name in folder.list("metrics"):
         with contextlib.suppress(NameMissing, ValueError, KeyError, TypeError):

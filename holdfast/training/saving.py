@@ -1,4 +1,4 @@
-"""A checkpoint of this process's training: the state is copied, written in the background, and described."""
+"""The save of this process's training: copy the state, write it in the background, and describe it."""
 
 import json
 import time
@@ -39,8 +39,8 @@ def begin_save(
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
-    Training may continue once this returns. Only the main rank writes, unless each rank holds a shard of the state:
-    then each writes some of the checkpoint's parts. If the save before is still being written, wait for it first.
+    Training may continue once this returns. Only the main rank writes; but if each rank holds a shard of the state,
+    each rank writes some of the checkpoint's parts. If the last save is still being written, wait for it first.
 
     Args:
         folder: the folder to write the checkpoint to.
@@ -48,12 +48,12 @@ def begin_save(
         then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
         is_urgent: whether the ranks end with this save; see `checkpoint.Saver.begin`.
         train_s: seconds that the steps since the last save took.
-        slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
+        slow_s: the seconds of `train_s` that are lost because the last save's writing slowed the steps.
         origin: where the state comes from, if this run didn't train it.
 
     Raises:
         Unhealthy: the model is unhealthy; nothing was saved.
-        StoreError: the save before has failed.
+        StoreError: the last save has failed.
     """
     lines = read_lines(training)  # waits for the device, which counts as training, not as the stall of a save
     began, trained_at = time.monotonic(), format_time(time.time())
@@ -69,10 +69,10 @@ def begin_save(
         payload = state.localize(payload)  # one rank holds all rows
     peers = training.ranks.exchange if state.has_shards(payload) else None
     if training.ranks.is_main or peers is not None:
-        training.saver.wait()  # the end of the save before sets training.parent
+        training.saver.wait()  # the end of the last save sets training.parent
         if peers is not None:
-            # Plain values may differ between ranks, such as metrics. The main rank's are saved, and the length of their
-            # text shifts the bytes of all tensors behind them.
+            # Plain values, such as metrics, may differ between ranks. All ranks take the main rank's, because the
+            # length of their text decides where the tensors' bytes begin in the file.
             payload = checkpoint.Payload(payload.tensors, peers.decide(lambda: payload.tree))
             check_replicas(peers, payload)
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
@@ -99,7 +99,7 @@ def begin_save(
 
 
 def _refuse_different_ranks(training: Training) -> None:
-    """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's."""
+    """Raise RecipeError if the ranks' weights or moments differ, because a checkpoint has only the main rank's."""
     if not training.ranks.has_others:
         return
     sums = training.ranks.gather(describe_components(training, in_detail=False))
@@ -156,17 +156,18 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
 
 
 def count_params(training: Training) -> int:
-    """Return the number of the model's parameters, in scalars; tied ones count once."""
+    """Return the number of scalars in the model's parameters; tied parameters count once."""
     return sum(parameter.numel() for parameter in training.model.parameters())
 
 
 def describe_configs(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the configuration files of each part of a model that is one of transformers' models, without adapters.
+    """Return the configuration files of each part of a model that is a model of transformers, except with adapters.
 
-    peft's adapters rename the weights: ``from_pretrained`` would find none of them, and begin with random ones.
+    peft's adapters rename the weights: ``from_pretrained`` would find no weight, and begin with random ones.
 
     Returns:
-        By the part's dotted name, "" for the whole model: what its ``save_pretrained`` writes, by file name.
+        For each part, by its dotted name ("" for the whole model), the contents that its ``save_pretrained`` writes, by
+        file name.
     """
     found: dict[str, dict[str, Any]] = {}
     adapted: list[str] = []

@@ -1,4 +1,4 @@
-"""The schedulers of a recipe or a loop: torch's own, and Holdfast's `Schedule` for one optimizer or by name."""
+"""The schedulers of a recipe or a loop: torch's schedulers, and Holdfast's `Schedule`, one for each optimizer."""
 
 import copy
 import dataclasses
@@ -25,8 +25,7 @@ class Schedulers(list[Any]):
     def __init__(self, recipe: Recipe, steps_per_epoch: int) -> None:
         """
         Raises:
-            RecipeError: a schedule names no optimizer, or a `Schedule` doesn't say which of several optimizers it is
-                for.
+            RecipeError: a schedule's name isn't an optimizer's, or of several optimizers a `Schedule` names none.
         """
         pairs = list(_list_schedules(recipe))
         self.names = [each.name if isinstance(each, Schedule) else type(each).__name__ for each, _ in pairs]
@@ -42,7 +41,7 @@ class Schedulers(list[Any]):
         return [name if count is None else f"{name} at {unit} {count}" for name, unit, count in described]
 
     def step(self) -> None:
-        """Step the schedulers that follow the step."""
+        """Step the schedulers that are stepped after each training step."""
         for scheduler in self:
             if not waits_for_plateau(scheduler):
                 scheduler.step()
@@ -55,7 +54,7 @@ class Schedulers(list[Any]):
 
 
 def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
-    """Yield each `Schedule` or torch scheduler, after which comes the optimizer that a `Schedule` is for."""
+    """Yield each `Schedule` or torch scheduler together with the optimizer that a `Schedule` is for."""
     if isinstance(recipe, Kept):
         yield from ((each, None) for each in recipe.schedulers)
         return
@@ -75,7 +74,7 @@ def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
 
 
 def name_schedules(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe's schedules by the name of their optimizer; "" if they have none."""
+    """Return a recipe's schedules by the name of their optimizer; the name is "" if they are given without names."""
     schedule = recipe.schedule
     if isinstance(schedule, Mapping):
         return dict(sorted(schedule.items()))

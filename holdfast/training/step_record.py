@@ -1,4 +1,4 @@
-"""The record of the steps since the last save: the trail, a line per step, and the shown texts and pictures."""
+"""The record of the steps since the last save: the trail (a line for each step), and the shown texts and pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from holdfast.checkpoint.shown import Gallery
 from holdfast.errors import RecipeError
 
-# The numbers of a step that have fields of their own in a trail's line; all others are in its field ``logged``.
+# The numbers of a step that have fields of their own in a trail's line; all other numbers are in its field ``logged``.
 OWN_FIELDS = ("loss", "grad_norm")
-# Steps between two checksums, so chosen that checksums cost less than 0.5 % of the time of AdamW's steps. The cost of
-# both grows with the bytes of large tensors and with the number of small ones: see docs/performance.md.
+# The steps between two checksums, for models of large and of small tensors: checksums then cost less than 0.5 % of the
+# time of AdamW's steps. The cost of checksums and of steps grows with the bytes of large tensors, and with the number
+# of small tensors; see docs/performance.md.
 EVERY_LARGE, EVERY_SMALL = 64, 256
 LARGE_BYTES = 2**20
 
@@ -40,20 +41,20 @@ class StepRecord:
 
     Attributes:
         checksum_every: the steps between two lines with checksums.
-        lines: the trail, a line per step.
+        lines: the trail, with a line for each step whose numbers were read.
         gallery: the texts and pictures that were shown.
-        first_lrs: the rates of the first step of each epoch that has begun. Part of the metadata, not of the state.
+        first_lrs: the rates of the first step of each epoch that has begun: part of the metadata, not of the state.
         measured: the last epoch's metrics that are not part of the state.
         trained: the step that was trained last, for `record_step`.
         unread: finished steps that have no line yet, each with the further fields of its line.
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
             share, for a proof.
         is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
-        is_grouped: whether the ranks of each data rank have compared their first samples in this process, or needn't.
-        recorded: the steps that this process has recorded.
-        unsaved_s: seconds of rehearsed steps.
+        is_grouped: whether the ranks have made sure, in this process, that ranks of one data rank get the same samples.
+        recorded: the number of steps that this process has recorded.
+        unsaved_s: the seconds that rehearsed steps took.
         drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
-        note_lines: called with the trail whenever numbers were read.
+        note_lines: a function that is called with the trail each time that numbers were read.
     """
 
     checksum_every: int

@@ -1,4 +1,4 @@
-"""The layers and tensors of a program's modules, which a resumed process builds as they were before the first step."""
+"""The check that steps leave the layers and tensors of modules as built, because a resumed process builds them so."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ class Structure:
     """The classes of all layers, the names of all parameters and saved buffers, and which parameters are tied.
 
     Args:
-        modules: the modules, by a prefix for their names.
+        modules: the modules, by the prefix of their layers' names.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -26,9 +26,9 @@ class Structure:
         self._look()
 
     def check(self, step: int) -> bool:
-        """Check the modules after a step. Return whether they have other objects than after the step before.
+        """Check the modules after a step. Return whether they have other objects than after the last step.
 
-        Modules that load a ``state_dict`` with code of their own are left out, because it may build what is missing.
+        Modules that load a ``state_dict`` with code of their own aren't checked: their code may build missing layers.
 
         Raises:
             RecipeError: a step has built or removed layers or tensors, or has tied parameters: no resume could restore
@@ -53,9 +53,9 @@ class Structure:
         )
 
     def _describe(self) -> dict[str, Any]:
-        """Return by name each layer's class, and for each parameter the first name that it has.
+        """Return, by name, each layer's class, each parameter's first name, and "" for each saved buffer.
 
-        A parameter that is None has no name, and a saved buffer has one also if it is None: a step may set it.
+        A parameter that is None is left out. A buffer that is None is included, because a step may set it.
         """
         found: dict[str, Any] = {}
         for first, root in self._modules.items():
@@ -71,12 +71,12 @@ class Structure:
         return found
 
     def _look(self) -> None:
-        """Record the modules' objects, with which `_is_as_seen` compares later."""
+        """Remember the modules' objects, for `_is_as_seen`."""
         self._all = [each for root in self._modules.values() for each in root.modules()]
         self._seen = self._list_parts()
 
     def _is_as_seen(self) -> bool:
-        """Return whether all modules still have the same objects. It takes microseconds, in every step."""
+        """Return whether all modules have the same objects as at the last `_look`. Every step pays its microseconds."""
         now = self._list_parts()
         return len(now) == len(self._seen) and all(one is other for one, other in zip(now, self._seen, strict=True))
 

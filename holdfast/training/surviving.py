@@ -1,12 +1,12 @@
-"""A rank that has lost another rank: it goes back to the last completed step and saves a checkpoint of it alone.
+"""The save of a single rank that has lost another rank: it restores the last completed step and saves it alone.
 
 No collective is possible any more, so this rank must have all that the checkpoint needs:
 
 - Weights and the optimizer's state are the same in all ranks, and no step changes them before its gradients are summed.
-  A rank that is lost before is missing in that sum, so the step ends there, in all ranks.
+  If a rank is lost before that, the sum fails in all ranks, and with it the step.
 - Virtual ranks leave the same generators and buffers in all ranks after each step, and keep the buffers from before it.
-  Without virtual ranks each rank has generators of its own, which are lost with it.
-- Names of samples that other ranks had are read from the data again, for the steps whose numbers are not yet read.
+  Without virtual ranks each rank has generators of its own, which are lost with the rank.
+- The names of other ranks' samples are read from the data again, for the steps whose numbers aren't read yet.
 
 A rank of a sharded model (FSDP2) has only a shard of the state, so it saves nothing. A rank that isn't sure of its
 state saves nothing either: for example, if the optimizer may have stepped. On GPUs no rank can be sure: a GPU still
@@ -47,11 +47,12 @@ def save_alone(
         train_s: seconds since the last save was begun.
 
     Returns:
-        The checkpoint; None if there is no new step, or if this rank lacks the trail since the newest durable one.
+        The checkpoint; None if there is no new step, or if this rank lacks the trail since the newest durable
+        checkpoint.
 
     Raises:
         Unhealthy: the model is unhealthy; nothing was saved.
-        StoreError: this save or the one before has failed.
+        StoreError: this save or the last one has failed.
     """
     training.saver.wait()
     if not training.accelerator.is_main_process:

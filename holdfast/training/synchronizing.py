@@ -1,8 +1,7 @@
-"""One state in all ranks for modules that no DDP wraps: the model of ``Recipe(step=...)``, and extras.
+"""The synchronization of modules that no DDP wraps: the model of ``Recipe(step=...)``, and extras.
 
-`holdfast.training.program` puts DDP around other models.
-
-Gradients are averaged before an optimizer steps, and buffers are the main rank's in each step, as DDP does it.
+As in DDP, gradients are averaged before an optimizer steps, and each step begins with the main rank's buffers.
+`holdfast.training.program` wraps all other models in DDP.
 """
 
 import torch
@@ -61,7 +60,8 @@ class Synchronized:
             self._average_alike([each for each in own if (each.dtype, each.device) == kind])
 
     def _average_alike(self, parameters: list[nn.Parameter]) -> None:
-        # A parameter may have a gradient in some of the ranks only: `flat` ends with the share of such ranks for each.
+        # A parameter may have a gradient in some of the ranks only: `flat` ends with a flag for each parameter, and the
+        # flag's mean is the share of ranks with a gradient.
         has = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
         grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
         flat = torch.cat([*(each.flatten() for each in grads), has.to(grads[0].dtype)])

@@ -33,16 +33,16 @@ def undisturbed(
 
     For each module this restores the buffers and other tensors with their values, the training mode, and the
     attributes, submodules and hooks (also the items of lists, dicts, sets and deques, up to `MOST_ITEMS`). For each
-    parameter it restores the gradient and ``requires_grad``. Parameters that learn and aren't in this optimizer are
-    restored, too, because a loss may step another optimizer, such as a critic's. The copies of tensors need as much
-    memory as the tensors.
+    parameter it restores the gradient and ``requires_grad``. Trainable parameters that aren't in this optimizer get
+    their values again, because a loss may step another optimizer, such as a critic's. The copies of tensors need as
+    much memory as the tensors.
 
     Args:
-        may_swap: whether the block may change the optimizer's parameters if it puts back the same bits, as one that
-            swaps in average weights does. A checksum of each is taken before, so this reads all weights.
+        may_swap: whether the block may change the optimizer's parameters for a while, as an evaluation with average
+            weights does. The block has to put back the same bits: checksums of all weights are compared.
 
     Yields:
-        Kept: its `put_back` undoes the changes so far.
+        The snapshot, whose `put_back` undoes the changes so far.
 
     Raises:
         RecipeError: the block has changed one of the optimizer's parameters.
@@ -57,11 +57,11 @@ def undisturbed(
 
 
 class ModelSnapshot:
-    """A model's state, to put back after a block of `undisturbed`.
+    """A copy of a model's state, which `put_back` restores after a block of `undisturbed`.
 
     Attributes:
-        touched: the kinds of the values that `put_back` found changed and that no ``state_dict`` has, by name:
-            ``{"model.layer.calls": "int"}``. If training reads them, the run can't be resumed exactly.
+        touched: the types, by name, of the values that `put_back` found changed and that no ``state_dict`` has, such as
+            ``{"model.layer.calls": "int"}``. If training reads such a value, the run can't be resumed exactly.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, may_swap: bool = False) -> None:
@@ -84,7 +84,7 @@ class ModelSnapshot:
         found = [each for _, each, *_ in self._parameters if id(each) not in self._tensors and not is_lazy(each)]
         self._sums = dict(zip(map(id, found), _sum_up(found), strict=True)) if may_swap else {}
         for _, parameter, *_ in self._parameters:
-            parameter.grad = None  # gradients of the block don't add to those of training
+            parameter.grad = None  # so the block's gradients aren't added to training's
 
     def _list_tensors(self) -> Iterator[torch.Tensor]:
         for _, module, attributes, _ in self._modules:
@@ -101,7 +101,7 @@ class ModelSnapshot:
                     (container.update if isinstance(container, dict | set) else container.extend)(items)
         with torch.no_grad():
             for key, (value, copied) in self._tensors.items():
-                # A plain attribute may be a view of a file that can't be written.
+                # Write a plain attribute only if it has changed: it may be a view of a read-only file.
                 if key in self._own or not has_same_bits(value, copied):
                     copy_into(value, copied)
                     self._versions[key] = _version_of(value)
@@ -124,7 +124,7 @@ class ModelSnapshot:
                 self.touched[f"{name}.{key}"] = type(was if now is None else now).__name__
 
     def check_parameters(self) -> None:
-        """Raise RecipeError if a parameter has changed. Restoring all would need a second copy of the weights."""
+        """Raise RecipeError if a parameter has changed: to restore parameters would take a second copy of them all."""
         written = [
             (name, each)
             for name, each, *_, version in self._parameters
@@ -146,7 +146,7 @@ def _version_of(tensor: torch.Tensor) -> object:
     if is_lazy(tensor) or tensor.is_inference():
         return 0
     own = local_of(tensor) if is_sharded(tensor) else tensor
-    return tensor._version, own.data_ptr() if own.layout is torch.strided else 0  # a sparse tensor has no one address
+    return tensor._version, own.data_ptr() if own.layout is torch.strided else 0  # a sparse one has several addresses
 
 
 def _sum_up(parameters: Sequence[torch.Tensor]) -> list[int]:
@@ -170,10 +170,10 @@ def _has_items(container: Any, items: Any) -> bool:
 
 
 def snapshot(training: Training) -> Callable[[], None]:
-    """Copy a loop's state, apart from weights and moments. Return a function that puts it back.
+    """Copy a loop's state, apart from weights and moments. Return a function that restores it.
 
-    The function raises RecipeError if weights or moments have changed meanwhile: copies of them might not fit into the
-    memory. Call both inside a step, while training's random generators are in place.
+    Weights and moments aren't copied, because they might not fit into the memory twice. If they have changed, the
+    returned function raises RecipeError. Make both calls inside a step, while training's generators are in force.
     """
     put_back_extras = copy_extras(training)
     schedulers = copy.deepcopy([each.state_dict() for each in training.schedulers])

@@ -1,7 +1,8 @@
 """The variables that a function carries from one pass of its loop to the next, found in its bytecode.
 
 A checkpoint restores objects, not variables: a variable that a pass reads before it assigns it has another value after
-a resume, unless its object is kept. The function stands inside the loop while it is asked, so that the loop is known.
+a resume, unless its object is kept. The search takes place while the function runs its loop: the instruction that runs
+shows which loop is meant.
 """
 
 import bisect
@@ -35,8 +36,8 @@ class _Instruction:
 def find_carried(frame: types.FrameType) -> dict[str, int] | None:
     """Return the variables, and attributes of variables, that the loop of a running function carries.
 
-    They include the constants that the loop reads. The value of each is the line that reads it first. None if the
-    function stands in no loop.
+    The value of each name is the line that first reads it. Constants that the loop reads are among the names. Return
+    None if the function isn't inside a loop.
     """
     places, at, loop = _find_loop(frame)
     return {name: _first_line(places, loop, name) for name in _find_live(places, loop)[at]} if loop else None
@@ -50,7 +51,7 @@ def find_constants(frame: types.FrameType) -> set[str]:
 
 
 def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
-    """Return the attributes that a class's methods assign and never read before that: results, kept to be looked at."""
+    """Return the attributes that a class's methods assign and never read before: results, kept only to be shown."""
     stored, read = set[str](), set[str]()
     for code in codes:
         own = f"{code.co_varnames[0]}." if code.co_argcount else "."
@@ -63,7 +64,10 @@ def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
 
 
 def _find_loop(frame: types.FrameType) -> tuple[dict[int, _Instruction], int, set[int]]:
-    """Return a function's instructions, the one where it stands, and the loop around that; no loop if there is none."""
+    """Return a function's instructions, the offset of the running one, and the offsets of the loop around it.
+
+    Outside of a loop the last are empty.
+    """
     places = _read_places(frame.f_code)
     offsets = sorted(places)
     at = offsets[max(0, bisect.bisect_right(offsets, frame.f_lasti) - 1)]
@@ -76,7 +80,7 @@ def _find_loop(frame: types.FrameType) -> tuple[dict[int, _Instruction], int, se
 
 
 def _reach(start: int, nexts: dict[int, list[int]]) -> set[int]:
-    """Return the instructions that can be reached from one, itself only if it lies on a circle."""
+    """Return the instructions that can be reached from `start`; `start` itself only if it lies on a cycle."""
     found: set[int] = set()
     waiting = [*nexts.get(start, ())]
     while waiting:
@@ -121,11 +125,12 @@ def _read_places(code: types.CodeType) -> dict[int, _Instruction]:
             place.nexts.append(instructions[index + 1].offset)
         if each.opcode in (*dis.hasjrel, *dis.hasjabs) and each.offset not in exits:
             place.nexts.append(offsets[bisect.bisect_left(offsets, each.argval)])
-        # An inner loop almost always has a pass, so that what it assigns isn't carried: it ends after a pass only.
+        # An inner loop almost always has a pass. So let it end only after a pass: then the variables that it assigns
+        # don't count as carried.
         place.nexts += [exits[later] for later in place.nexts if later in exits and later < each.offset]
     for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]
         handler = [each.opname for each in instructions if each.offset >= entry.target][:2]
-        if "WITH_EXCEPT_START" not in handler:  # few context managers go on after an error
+        if "WITH_EXCEPT_START" not in handler:  # few context managers suppress an error
             for offset in (each for each in places if entry.start <= each < entry.end):
                 places[offset].nexts.append(offsets[bisect.bisect_left(offsets, entry.target)])
     return places
@@ -143,7 +148,7 @@ def _note_names(place: _Instruction, instructions: list[dis.Instruction], index:
                 place.reads.add(name)
     elif each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR") and index:
         before = instructions[index - 1]
-        # `self.best += 1` copies `self` between the two.
+        # In `self.best += 1` a copy of `self` stands between loading `self` and the attribute.
         before = instructions[index - 2] if before.opname in ("COPY", "DUP_TOP") and index > 1 else before
         if before.opname.startswith("LOAD_") and any(part in before.opname for part in LOCAL):
             owner = before.argval[-1] if isinstance(before.argval, tuple) else before.argval

@@ -18,7 +18,7 @@ from torch import Tensor
 from holdfast.state import is_generator, is_sharded, read_generator
 
 # The limits of a digest: a container's items, the depth of containers, and a tensor's or an array's bytes. Of a larger
-# one, the last number says how many elements are read.
+# tensor or array about SAMPLED elements are read.
 MAX_ITEMS = 512
 DEEPEST = 8
 MAX_BYTES = 2**24
@@ -61,10 +61,10 @@ def reduce_iterator(value: Any) -> tuple[Any, ...]:
 
 
 def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
-    """Return the SHA-256 of a plain value; empty if it can't be read, or is an output of this step, with a graph.
+    """Return the SHA-256 of a plain value; empty if it can't be read, or is a tensor with a graph from this step.
 
     Args:
-        is_known: whether a checkpoint has a value; what is known inside a container doesn't count.
+        is_known: returns whether a checkpoint has a value. Values inside a container that a checkpoint has are skipped.
     """
     if isinstance(value, Tensor) and value.grad_fn is not None:
         return ""
@@ -78,7 +78,7 @@ def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
 
 
 def _spell(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
-    """Yield the bytes that stand for a value; of an object that is not plain only its class's name."""
+    """Yield the bytes of a value's digest: its class's name and, if it is plain, its contents."""
     yield f"{type(value).__qualname__}:".encode()
     if depth and not isinstance(value, SCALARS) and is_known(value):
         return

@@ -4,7 +4,7 @@
 - From a bound method or a ``partial``: the function, and the object or the arguments that it is bound to.
 - From an object: its attributes, slots and lazy buffers, the plain values of its classes, and the user's classes.
 - From a class of the user's: its attributes and functions.
-- From a container, a generator or an iterator of Python's own: its items, its variables, and what it reads from.
+- From a container its items, from a generator its variables, and from a built-in iterator the iterable behind it.
 
 The caller decides how far to go. The search (`search`) repeats the step, from the roots of a program. The list of the
 objects in a checkpoint (`registered`) follows attributes and items to objects with a state. The record of
@@ -35,7 +35,7 @@ from holdfast.training.forgotten_state.digests import (
 )
 
 NAMESPACES = ("SimpleNamespace", "Namespace", "Queue", "LifoQueue", "PriorityQueue", "partial")
-# Attributes that torch's own classes have; a hook among them may be the user's.
+# Attributes that torch's own classes have. They are skipped, except the dicts of hooks: a hook may be the user's.
 OF_TORCH = {
     *vars(nn.Module()),
     *vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)),
@@ -48,9 +48,9 @@ class InnerValue:
     """A value that is reachable from another value in one step.
 
     Attributes:
-        label: its own name.
-        name: its name from a variable on.
-        is_noted: whether the value counts by itself: a variable or an attribute, not an item of a container.
+        label: the last part of its name, such as ``best``.
+        name: its whole name, which begins with a variable, such as ``self.best``.
+        is_noted: whether a finding may name it: True for a variable or an attribute, False for a container's item.
     """
 
     label: str
@@ -136,7 +136,7 @@ def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
 
 
 def list_closure(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of the functions around a function that it names, except those without a value yet."""
+    """Yield a function's closure variables, by name, except those that aren't assigned yet."""
     cells = getattr(function, "__closure__", None) or ()  # a compiled function has no cells
     for name, cell in zip(function.__code__.co_freevars, cells, strict=False):
         with contextlib.suppress(ValueError):  # the variable isn't assigned yet
@@ -171,7 +171,7 @@ def list_codes(value: Any) -> list[types.CodeType]:
 
 
 def is_entered(value: Any) -> bool:
-    """Return whether the search looks inside a value: not inside Python's own objects, such as a logger."""
+    """Return whether the search looks inside a value. It doesn't look inside Python's own objects, such as a logger."""
     if isinstance(value, (*SCALARS, torch.Tensor, types.ModuleType, types.BuiltinFunctionType, types.CodeType)):
         return False
     kind = type(value)
@@ -181,7 +181,7 @@ def is_entered(value: Any) -> bool:
 
 
 def is_holdfasts(value: Any) -> bool:
-    """Return whether a value is an object of Holdfast's, or a generator such as that of ``run.batches(dataset)``."""
+    """Return whether a value is an object of Holdfast's, or a generator of Holdfast's code, as of ``run.batches``."""
     if isinstance(value, types.GeneratorType):
         return value.gi_code.co_filename.startswith(ENGINE) and not is_own_file(value.gi_code.co_filename)
     return type(value).__module__.partition(".")[0] == "holdfast" and not is_own(type(value))

@@ -40,7 +40,7 @@ def has_state(value: Any) -> bool:
 
 
 def own_ids(recipe: Recipe) -> set[int]:
-    """Return the ids of Holdfast's and accelerate's own objects, which are neither reported nor entered."""
+    """Return the ids of Holdfast's and accelerate's own objects, which the search neither reports nor looks into."""
     return {id(each) for each in recipe.own} if isinstance(recipe, Kept) else set()
 
 
@@ -134,7 +134,7 @@ def _list_tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _memory_of(value: Any) -> int:
-    """Return the address of the memory that a tensor or an array is a part of; 0 if it has none."""
+    """Return the address of the memory block that a tensor or an array lies in; 0 if the value has no such block."""
     if isinstance(value, np.ndarray):
         while isinstance(value.base, np.ndarray):
             value = value.base

@@ -1,4 +1,4 @@
-"""The line for the user's code that would keep a value which no checkpoint has."""
+"""Advice for the user's code: the line that would save a value which no checkpoint has."""
 
 import re
 import types
@@ -22,8 +22,8 @@ class At:
     Attributes:
         root: the recipe's field where the search began, or `LOOP`.
         owner: the object that has the value; None for a variable.
-        depth: how many objects of libraries lie around the value, in a row.
-        place: see `Found.place`; empty for the first line of the code that was entered which changes the value.
+        depth: how many objects of libraries enclose the value directly, one inside the other.
+        place: the file and line in the report, as in `Found.place`; empty if the search has to find the line itself.
         is_noted: whether the value is reported if it is plain.
     """
 
@@ -37,10 +37,10 @@ class At:
 
 
 def find_remedy(at: At, *, is_loop: bool) -> str:
-    """Return the line for the user's code that would keep a value.
+    """Return the line for the user's code that would save a value.
 
     Args:
-        is_loop: whether the value is reached by a loop, else by a recipe.
+        is_loop: whether a loop reaches the value; False if a recipe does.
     """
     key, owner = last_part(at.name), at.owner
     if not is_loop:

@@ -1,11 +1,11 @@
 """The search for forgotten state: values that a program reaches and that no checkpoint has, each with a digest.
 
-The search begins at the recipe's functions, its data, its model and its optimizer; of a loop, at the variables that the
-loop carries. It follows everything that a Python function can name: closures, defaults, globals, bound objects,
-attributes, containers, hooks and iterators. It leaves out what a checkpoint has.
+The search begins at a recipe's functions, data, model and optimizer, or at the variables that a loop carries. It
+follows everything that a Python function can name: closures, defaults, globals, bound objects, attributes, containers,
+hooks and iterators. It leaves out the values that a checkpoint has.
 
-A value that is found is no fault: most are constants, caches and logs. If a run didn't continue exactly, the values
-that differ between a process that lived and one that resumed explain it; see
+A value that is found is no fault: most are constants, caches and logs. If a run didn't continue exactly, the reason is
+among the values that differ between the uninterrupted process and the resumed one; see
 `holdfast.checkpoint.found.find_suspects`.
 """
 
@@ -41,7 +41,7 @@ from holdfast.training.forgotten_state.remedies import At, find_remedy, last_par
 from holdfast.training.kept import LOOP, Kept
 from holdfast.training.optimizers import parts_of
 
-# Limits of one search: objects in all, values that are reported, and objects of libraries inside each other.
+# Limits of one search: the objects in all, the values that are reported, and the nesting of libraries' objects.
 MAX_OBJECTS = 20_000
 MAX_FOUND = 10_000
 MAX_FOREIGN = 2
@@ -55,7 +55,7 @@ class Searched:
     """The result of a search.
 
     Attributes:
-        looked_at: the user's functions, classes and objects that were entered.
+        looked_at: the number of the user's functions, classes and objects that the search has looked into.
     """
 
     found: list[Found]
@@ -70,7 +70,7 @@ def find_forgotten(recipe: Recipe) -> Searched:
 
 
 def find_holder(recipe: Recipe, parameter: Tensor) -> Found | None:
-    """Return the module that owns a parameter, if no checkpoint saves that module; otherwise None."""
+    """Return the module that has a parameter, if no checkpoint saves that module; otherwise None."""
     search = _Search(recipe)
     search.run()
     return search.find_holder(parameter)
@@ -112,7 +112,7 @@ class _Search:
         self._recipe = recipe
         self._registered = Registered(recipe)
         self._waiting: deque[At] = deque()
-        self._seen: dict[int, Any] = {}  # with the objects, because an id is unique only while its object lives
+        self._seen: dict[int, Any] = {}  # keeps the objects, because an id is unique only while its object lives
         self._codes: dict[types.CodeType, None] = {}
         self._plain: dict[tuple[str, str], tuple[At, str]] = {}  # by root and name, with the digest
         self._stateful: dict[int, At] = {}
@@ -122,7 +122,7 @@ class _Search:
         """Search all reachable values."""
         for at in _list_roots(self._recipe):
             is_registered = self._registered.has(at.value)
-            # A module, an optimizer or an extra may have more attributes than it saves.
+            # A module, an optimizer or an extra may have attributes that its own state doesn't save.
             if is_registered and (isinstance(at.value, MODULES) or (at.root == "extras" and is_own(type(at.value)))):
                 self._enter(at)
             else:
@@ -167,7 +167,7 @@ class _Search:
             return
         if has_state(value) and not (isinstance(value, nn.Module) and self._registered.has_tensors(value)):
             known = self._stateful.get(id(value))
-            # A variable's name replaces the name "self" from a method that was found before.
+            # If a method found the object first, its name is "self": the name of a variable is better.
             if known is None or (known.name == "self" and at.name != "self"):
                 self._stateful[id(value)] = at
             return
@@ -196,7 +196,8 @@ class _Search:
         left_out = set() if isinstance(value, types.FunctionType) else find_outputs(codes)
         if at.root == "extras" and self._registered.has(value):
             left_out |= _list_saved_names(value)
-        # Private attributes are a library's, also in the user's object, unless the user's code names them.
+        # In an object whose class inherits from a library, a private attribute counts as the library's unless the
+        # user's code names it.
         named = {name for code in codes for name in code.co_names}
         is_alone = is_users and all(is_own(each) for each in kinds if each is not object)
         labels = []
@@ -208,7 +209,7 @@ class _Search:
             labels += [part.label] if is_noted else []
             self._meet(At(at.root, part.name, part.value, value, depth, is_noted=is_noted))
         if is_users and is_object and at.name and hasattr(value, "__dict__"):
-            self._note(at, digest(sorted(labels)))  # the first attribute of a name differs from none
+            self._note(at, digest(sorted(labels)))  # shows an attribute that only one of the two processes has
 
     def _list_parts(self, at: At) -> list[InnerValue]:
         try:
@@ -217,7 +218,7 @@ class _Search:
             return []
 
     def _is_restored(self, owner: Any, part: InnerValue) -> bool:
-        """Return whether a checkpoint of a loop has an attribute: a public plain one of a module or an optimizer."""
+        """Return whether a loop's checkpoint has an attribute, because it is a hyperparameter of a kept object."""
         is_kept = isinstance(self._recipe, Kept) and isinstance(owner, MODULES) and self._registered.has(owner)
         return is_kept and part.value is not None and is_hyperparameter(part.label, part.value)
 
@@ -236,7 +237,7 @@ class _Search:
 
 @functools.cache
 def _index_lines(code: types.CodeType) -> dict[tuple[str, str], int]:
-    """Return the first line of a function that stores, and that loads, each attribute and each outer variable."""
+    """Return the first line in which a function stores or loads a name, by kind (``STORE``, ``LOAD``) and name."""
     found: dict[tuple[str, str], int] = {}
     for each in dis.get_instructions(code):
         kind, _, where = each.opname.partition("_")

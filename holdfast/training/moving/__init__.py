@@ -1,4 +1,4 @@
-"""The import of another program's checkpoint: its readers, one for each form, and the match of its names."""
+"""The import of another program's checkpoint: a reader for each format, and the matching of names."""
 
 from holdfast.training.moving.taking_over import TakenOver, move_in
 

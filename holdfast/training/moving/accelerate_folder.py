@@ -10,7 +10,8 @@ from holdfast.training.moving.files import load_torch, load_weights
 from holdfast.training.moving.foreign import ForeignCheckpoint
 
 RANDOM = "random_states_{}.pkl"
-# Each kind of file, by the attribute of `ForeignCheckpoint` for it: accelerate numbers them from the second on.
+# The attribute of `ForeignCheckpoint` for each kind of file, and the names of its files: accelerate numbers the files
+# of a kind from the second on.
 FILES = {"optimizers": r"optimizer(_\d+)?\.bin", "schedulers": r"scheduler(_\d+)?\.bin"}
 
 
@@ -22,7 +23,7 @@ def is_accelerate(path: Path) -> bool:
 def read_accelerate(path: Path, rank: int) -> ForeignCheckpoint:
     """Read the models, optimizers, schedulers, registered objects and this rank's generators.
 
-    The folder doesn't have the number of steps: most optimizers have it.
+    No file has the number of steps, but the state of most optimizers has it.
 
     Raises:
         ConfigError: a file can't be read without running code.

@@ -1,7 +1,7 @@
 """The reader of a folder of ``torch.distributed.checkpoint`` (DCP), saved by any number of ranks.
 
-The folder's ``.metadata`` is a pickle, and so are its values that are no tensors. Both are read with the classes alone
-that the format has, and with `files.load_torch`'s: no code that is in them runs.
+The folder's ``.metadata`` is a pickle, and so are its values that are no tensors. The unpickler of ``.metadata`` admits
+only the classes that the format names; `files.load_torch` reads the values. So no code in the files runs.
 """
 
 import io
@@ -23,7 +23,7 @@ from holdfast.training.moving.files import CONVERT, load_torch
 from holdfast.training.moving.foreign import ForeignCheckpoint, sort_values
 
 MARK = ".metadata"
-# The classes and functions that a .metadata names, by module. Its dtypes are checked apart.
+# The classes and functions that a .metadata may name, by module; it may also name torch's dtypes, see `find_class`.
 NAMED = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -39,15 +39,15 @@ NAMED = {
 
 
 def is_dcp(path: Path) -> bool:
-    """Return whether a folder is one of DCP."""
+    """Return whether a folder is a checkpoint of DCP."""
     return (path / MARK).is_file()
 
 
 def read_dcp(path: Path, rank: int) -> ForeignCheckpoint:
-    """Read all tensors, whole, and all values of a folder.
+    """Read all tensors, each put together from its shards, and all values of a folder.
 
     Raises:
-        ConfigError: it can't be read without running code.
+        ConfigError: the folder can't be read without running code.
     """
     values: dict[str, Any] = {}
     try:
@@ -59,7 +59,10 @@ def read_dcp(path: Path, rank: int) -> ForeignCheckpoint:
 
 
 def _find_cause(error: BaseException, path: Path) -> ConfigError:
-    """Return the error of ours inside one of torch's; for its own, which are about its code, one about the folder."""
+    """Return the ConfigError inside an error of torch; if there is none, a ConfigError that names the folder.
+
+    The messages of torch's own errors are about torch's code.
+    """
     inner = [failed[0] for failed in error.failures.values()] if isinstance(error, CheckpointException) else [error]
     own = next((each for each in inner if isinstance(each, ConfigError)), None)
     message = f"{path} can't be read: a file of it is missing, or is cut short"
@@ -67,7 +70,7 @@ def _find_cause(error: BaseException, path: Path) -> ConfigError:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a ``.metadata`` of the classes alone that the format has."""
+    """An unpickler for a ``.metadata``, which admits only the classes that the format names."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(io.BytesIO(data))
@@ -84,7 +87,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, which reads the metadata without running code that is in it."""
+    """torch's reader of a folder, but its metadata is read without running code."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -100,7 +103,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(_EmptyStateDictLoadPlanner):
-    """torch's planner of all that a folder has, which reads values without running code that is in them."""
+    """torch's planner for loading a whole folder, but values are read without running code."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

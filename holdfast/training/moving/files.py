@@ -1,4 +1,4 @@
-"""The files of another program's checkpoint: read without running code that is in them, and hashed."""
+"""The files of another program's checkpoint: read them without running code, and hash them."""
 
 import codecs
 import json
@@ -21,7 +21,7 @@ CONVERT = (
     "in the program that wrote it: torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
     "'step': step}, path), with numbers, texts and tensors alone"
 )
-# A pickle names functions and classes. These make arrays and numbers of NumPy's from bytes, and do nothing else.
+# The functions and classes that a pickle may name: they make NumPy's arrays and numbers from bytes, and nothing else.
 _CORE: Any = getattr(np, "_core", None) or np.core  # its name in NumPy 2, and in NumPy 1
 ARRAYS: list[Any] = [
     *(
@@ -40,7 +40,7 @@ def load_torch(path: Path, part: IO[bytes] | None = None) -> Any:
     """Return the content of a file of ``torch.save``, on the CPU. Code that is in the file is never run.
 
     Args:
-        part: an open file that was found at the path, to be read instead.
+        part: an open file to read in place of the path; errors then name the path.
 
     Raises:
         ConfigError: the file has other objects than tensors, arrays and plain values, or it can't be read.
@@ -80,7 +80,7 @@ def load_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        ConfigError: it can't be read.
+        ConfigError: the file can't be read, or has no object.
     """
     try:
         found = json.loads(path.read_text("utf-8"))
@@ -92,7 +92,7 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights that `find_model_files` has found.
+    """Return the weights in the file, or the index of files, that `find_model_files` has found.
 
     Raises:
         ConfigError: a file can't be read.
@@ -106,10 +106,10 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def as_weights(value: Any, path: Path) -> dict[str, Tensor]:
-    """Return a value that is a module's ``state_dict``.
+    """Return a value as weights by name.
 
     Raises:
-        ConfigError: it is anything else.
+        ConfigError: the value isn't a module's ``state_dict``.
     """
     if not is_weights(value):
         raise ConfigError(
@@ -120,7 +120,7 @@ def as_weights(value: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """Return a file itself, or the files that an index names."""
+    """Return the files that an index names, or the path alone if it is no index."""
     if not path.name.endswith(".index.json"):
         return [path]
     if not (named := list_indexed(path)):

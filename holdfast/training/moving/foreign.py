@@ -21,16 +21,16 @@ class ForeignCheckpoint:
     """A checkpoint of another program.
 
     Attributes:
-        form: the name of its form, as a commit's origin has it.
-        modules: the weights of each module by its name in the source; "" if the source has one and names it nowhere.
+        form: the name of its format, which a commit's origin records.
+        modules: the weights of each module, by the module's name in the source; "" for one without a name.
         optimizers: the state of each optimizer as its ``state_dict`` gives it, by its name in the source.
         schedulers: the state of each scheduler, by its name in the source.
-        step: the optimizer steps that it has trained; None if it doesn't say so.
-        batches: the batches that it has trained; None if it doesn't say so.
+        step: the number of optimizer steps that were trained; None if the source doesn't say it.
+        batches: the number of batches that were trained; None if the source doesn't say it.
         generators: the values with states of this rank's random generators, by name; see `generators.find`.
-        others: all other values, by name: a gradient scaler's state, too.
-        framework: what the adapter of a framework takes over by itself, by name.
-        are_ordered: whether the weights have the order of the module's parameters.
+        others: all other values by name, also a gradient scaler's state.
+        framework: the values that a framework's adapter takes over itself, by name.
+        are_ordered: whether the weights are in the order of the module's parameters.
     """
 
     form: str
@@ -46,9 +46,9 @@ class ForeignCheckpoint:
 
 
 def sort_values(imported: ForeignCheckpoint, values: Mapping[str, Any]) -> ForeignCheckpoint:
-    """Sort the values of a dictionary into a `ForeignCheckpoint` by what they are, and return it.
+    """Sort the values of a dictionary into the fields of a `ForeignCheckpoint` by their content, and return it.
 
-    Several programs write one dictionary with everything in it, under names of their own, and some put it into another.
+    Several programs write a single dictionary of all states, under names of their own. Some put it into another one.
     """
     while len(values) == 1 and _is_around(inner := next(iter(values.values()))):
         values = inner
@@ -75,7 +75,7 @@ def sort_values(imported: ForeignCheckpoint, values: Mapping[str, Any]) -> Forei
 
 
 def is_weights(value: Any) -> bool:
-    """Return whether a value is a module's ``state_dict``: tensors by name, and what ``get_extra_state`` returns."""
+    """Return whether a value is a module's ``state_dict``: tensors by name, and results of ``get_extra_state``."""
     return (
         isinstance(value, Mapping)
         and any(isinstance(each, Tensor) for each in value.values())
@@ -97,12 +97,12 @@ def is_scaler(value: Any) -> bool:
 
 
 def _is_around(value: Any) -> bool:
-    """Return whether a value has states in it and is none: programs put all of them into one ``app``."""
+    """Return whether a value is a dictionary with weights inside: some programs put all states into one ``app``."""
     return isinstance(value, Mapping) and any(is_weights(each) for each in value.values())
 
 
 def check_states(imported: ForeignCheckpoint) -> None:
-    """Raise ConfigError if an optimizer's or a scheduler's state isn't one."""
+    """Raise ConfigError if a value under an optimizer's or a scheduler's name isn't such a state."""
     for kind, parts, is_whole in (
         ("an optimizer", imported.optimizers, _is_whole_optimizer),
         ("a scheduler", imported.schedulers, _is_whole_scheduler),
@@ -134,7 +134,7 @@ def _is_whole_scheduler(value: Any) -> bool:
 
 
 def as_count(value: Any) -> int | None:
-    """Return a whole number of steps; None if the value is none."""
+    """Return a value as a whole number of steps; None if it isn't a whole number of at least 0."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
@@ -142,7 +142,7 @@ def as_count(value: Any) -> int | None:
 
 
 def _shorten(name: str) -> str:
-    """Return the name of an object from that of its state: ``model`` of ``model_state_dict``."""
+    """Return an object's name from the name of its state: ``model`` from ``model_state_dict``."""
     for end in ("_state_dict", "_state", "_sd", ".state_dict"):
         if name.endswith(end) and name != end:
             return name.removesuffix(end)
@@ -153,10 +153,10 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
     """Give the source's objects and weights other names, and leave out those whose new name is empty.
 
     Args:
-        names: the new names by the old ones: of an object, or of a weight and of all below it.
+        names: the new names by the old ones. An old name is an object's or a weight's, or a prefix of weights' names.
 
     Raises:
-        ConfigError: the source has no such name.
+        ConfigError: the source doesn't have an old name.
     """
     unused = set(names)
 

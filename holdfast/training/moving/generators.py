@@ -1,4 +1,4 @@
-"""The states of random generators in another program's checkpoint, known by their form, not by their names."""
+"""The states of random generators in another program's checkpoint, recognized by their form instead of their names."""
 
 import random
 from collections.abc import Mapping
@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The lengths in bytes of the states of torch's generators: of a CPU, and of a GPU (seed and offset).
+# The lengths in bytes of the states of torch's generators: a CPU's, and a GPU's (seed and offset).
 CPU_BYTES, GPU_BYTES = 5056, 16
 GPU_WORDS = ("cuda", "gpu", "rng")
 PYTHON_VERSION = 3
 
 
 def find(name: Any, value: Any) -> dict[str, Any]:
-    """Return the states of generators in a value, as `state.capture_rng` names them; nothing if it is anything else.
+    """Return the states of generators in a value, under the names of `state.capture_rng`; empty if it has none.
 
     Args:
-        name: the value's name, by which a GPU's state is told from other tensors of so few bytes.
+        name: the value's name, which tells a GPU's state from other tensors of 16 bytes.
     """
     try:
         return _find(name, value)

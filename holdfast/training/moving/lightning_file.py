@@ -8,9 +8,9 @@ from holdfast.training.moving.foreign import ForeignCheckpoint, as_count
 from holdfast.training.moving.torch_file import sort_file
 
 MARK = "pytorch-lightning_version"
-# What the adapter of Lightning takes over by itself.
+# The keys whose values the adapter of Lightning takes over itself.
 FRAMEWORK = ("loops", "callbacks", "epoch", "global_step")
-# What Lightning writes beside it, none of which a step depends on.
+# All keys that Lightning writes. Values under any other key were added by the user's code or by callbacks.
 KNOWN = {
     MARK, "state_dict", "optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type",
     "datamodule_hparams_name", "datamodule_hyper_parameters", *FRAMEWORK,
@@ -26,7 +26,7 @@ def read_lightning(path: Path, rank: int) -> ForeignCheckpoint:
     """Read the module, optimizers, schedulers and loops. Lightning saves no generators.
 
     Raises:
-        ConfigError: it can't be read without running code.
+        ConfigError: the file can't be read without running code.
     """
     values = load_torch(path)
     if not isinstance(values, dict) or MARK not in values:

@@ -14,23 +14,23 @@ from holdfast.training.moving.weights import unwrap
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import Optimizers, parts_of
 
-# How an optimizer computes its step: what this process has chosen counts.
+# Hyperparameters for how an optimizer computes its step: this process's values stay in force, not the source's.
 WAYS = ("foreach", "fused", "capturable", "differentiable")
-# The keys of a group that aren't hyperparameters of the optimizer's class; older versions of torch lack the last ones.
+# The keys of a group by which optimizers' classes aren't told apart; some are missing in older versions of torch.
 APART = {"params", "param_names", "lr", "initial_lr", "maximize", "decoupled_weight_decay", *WAYS}
 ANOTHER = "build the optimizer of the source, or leave its state out: --map {}="
 
 
 @dataclass
 class Moments:
-    """The state of a training's optimizers, from a source.
+    """The state of a source's optimizers, under the names of a training's parameters.
 
     Attributes:
-        state: the state of each parameter, by its name in the training.
-        groups: the values of each group of parameters, those of the training's own but for the source's.
-        how: how parameters were matched, for a person.
-        notes: lines for a person on learning rates.
-        stateless: the parameters of which the source has no state.
+        state: the state of each parameter, by the parameter's name in the training.
+        groups: the source's values for each parameter group.
+        how: how parameters were matched, as a text for a person.
+        notes: lines for a person about learning rates.
+        stateless: the parameters for which the source has no state.
         used: the names of the source's optimizers.
     """
 
@@ -49,7 +49,7 @@ def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequen
         order: the names of the model's weights in the order of the source's model; empty if that is unknown.
 
     Raises:
-        ConfigError: an optimizer is of another class, or has other parameters.
+        ConfigError: a source's optimizer is of another class than the training's, or has other parameters.
     """
     if not imported.optimizers:
         return None
@@ -66,7 +66,7 @@ def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequen
 
 
 def count_steps(imported: ForeignCheckpoint) -> int | None:
-    """Return the steps that the source's optimizers have counted themselves; None if they didn't, or differ."""
+    """Return the number of steps in the state of the source's optimizers; None if it is missing, or they differ."""
     counts = {
         as_count(state["step"])
         for optimizer in imported.optimizers.values()
@@ -86,10 +86,14 @@ Own = list[list[tuple[str, Any]]]
 
 
 def _choose(name: str, own: Own, sources: Mapping[str, Any]) -> str:
-    """Return the name of the source's optimizer that has a part's parameters.
+    """Return the name of the source's optimizer whose state a training's optimizer takes.
+
+    Args:
+        name: the name of the training's optimizer.
+        own: its parameters with their names, by group.
 
     Raises:
-        ConfigError: none has, or several have and none has the part's name.
+        ConfigError: no source's optimizer has this name, and not exactly one has parameters of these shapes.
     """
     if name in sources or len(sources) == 1:
         return name if name in sources else next(iter(sources))
@@ -111,7 +115,7 @@ def _has_shapes(own: Own, source: Mapping[str, Any]) -> bool:
 
 
 def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name: str, order: Sequence[str]) -> None:
-    """Add the state of one optimizer to what was found."""
+    """Add the state of one of the source's optimizers to `found`."""
     source, cycled = imported.optimizers[name], _list_cycled(imported)
     groups = source["param_groups"]
     sizes, theirs = [len(group) for group in own], [len(group["params"]) for group in groups]
@@ -154,10 +158,10 @@ Pairs = list[tuple[Any, tuple[str, Any]]]
 
 
 def _pair(own: Own, groups: Sequence[Mapping[str, Any]], order: Sequence[str]) -> tuple[Pairs, str]:
-    """Return each parameter's key in the source with the parameter, and how they were matched.
+    """Return pairs of a key in the source and a parameter, and a text on how they were matched.
 
     Raises:
-        ConfigError: the source names other parameters.
+        ConfigError: the source names parameters, and the names aren't the training's.
     """
     known = {name: (name, each) for group in own for name, each in group}
     names = [unwrap(str(name)) for group in groups for name in group.get("param_names", group["params"])]
@@ -182,10 +186,10 @@ def _pair_by_place(own: Own, groups: Sequence[Mapping[str, Any]]) -> Pairs:
 
 
 def _find_misfit(parameter: Tensor, state: Any) -> str:
-    """Return the name of a moment whose shape doesn't fit its parameter; empty for none.
+    """Return the name of a moment whose shape doesn't fit its parameter; empty if all fit.
 
-    A moment may be a number, or smaller than the parameter: Adafactor has means over a dimension. One that is as large
-    has the parameter's shape.
+    A moment may be a number, or smaller than the parameter: Adafactor has means over a dimension. A moment as large as
+    the parameter has to have its shape.
     """
     for name, value in state.items() if isinstance(state, Mapping) else ():
         if not isinstance(value, Tensor) or not value.dim() or not parameter.dim():
@@ -199,13 +203,13 @@ def _find_misfit(parameter: Tensor, state: Any) -> str:
 
 
 def _find_nan(state: Any) -> str:
-    """Return the name of a moment with a value that is no number; empty for none."""
+    """Return the name of a moment that has a NaN; empty if none has."""
     tensors = state.items() if isinstance(state, Mapping) else ()
     return next((str(name) for name, each in tensors if isinstance(each, Tensor) and bool(each.isnan().any())), "")
 
 
 def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
-    """Raise ConfigError if a saved group is that of an optimizer of another class."""
+    """Raise ConfigError if a saved group comes from an optimizer of another class."""
     lost, others = sorted(built.keys() - saved.keys() - APART), sorted(saved.keys() - built.keys() - APART)
     key = "decoupled_weight_decay"
     if not lost and not others and key in saved and saved[key] != built.get(key, saved[key]):
@@ -221,19 +225,19 @@ def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], 
 
 
 def _list_cycled(imported: ForeignCheckpoint) -> set[str]:
-    """Return the hyperparameters that a source's schedulers change as well: OneCycleLR and CyclicLR cycle momentum."""
+    """Return the hyperparameters besides rates that a source's schedulers change: some cycle the momentum, too."""
     is_cycled = any(each.get("cycle_momentum") for each in imported.schedulers.values())
     return {"betas", "momentum"} if is_cycled else set()
 
 
 def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any], cycled: set[str]) -> Iterator[str]:
-    """Yield a line for a rate that differs from the one that was built.
+    """Yield a line if a group's learning rate differs from the built one.
 
     Args:
         cycled: the hyperparameters that a schedule changes.
 
     Raises:
-        ConfigError: a hyperparameter differs, which the run's records would have otherwise.
+        ConfigError: another hyperparameter differs: the run's records would have the recipe's value, not the source's.
     """
     for key in sorted(built.keys() & saved.keys() - {"params", "param_names", "lr", *WAYS, *cycled}):
         if _plain(built[key]) != _plain(saved[key]):

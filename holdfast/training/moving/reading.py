@@ -1,4 +1,4 @@
-"""The readers of other programs' checkpoints, one for each form, and the choice between them."""
+"""The readers of other programs' checkpoints, one for each format, and the choice between them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +15,10 @@ from holdfast.training.moving.trainer_folder import is_trainer, read_trainer
 
 
 class SourceForm(NamedTuple):
-    """The reader of a form.
+    """The reader of a format.
 
     Attributes:
-        is_of: returns whether a path is a checkpoint of the form.
+        is_of: returns whether a path is a checkpoint of this format.
         read: reads the checkpoint for a rank, by its number.
     """
 
@@ -27,7 +27,7 @@ class SourceForm(NamedTuple):
     read: Callable[[Path, int], ForeignCheckpoint]
 
 
-# The first that recognizes the path reads it.
+# The first reader whose `is_of` accepts the path reads it.
 FORMS = (
     SourceForm("a Trainer's checkpoint", is_trainer, read_trainer),
     SourceForm("accelerate's save_state", is_accelerate, read_accelerate),
@@ -42,7 +42,7 @@ def read_foreign(path: Path, rank: int) -> ForeignCheckpoint:
     """Read another program's checkpoint.
 
     Raises:
-        ConfigError: it isn't there, has no form that is known, or can't be read.
+        ConfigError: the path doesn't exist, its format isn't known, or it can't be read.
     """
     if not path.exists():
         raise ConfigError(f"there is no {path}", hint="give the file, or the folder, that the other program has saved")

@@ -19,7 +19,7 @@ def is_safetensors(path: Path) -> bool:
 def read_safetensors(path: Path, rank: int) -> ForeignCheckpoint:
     """Read the weights, and the files of ``torch.save`` in the same folder, such as ``optimizer.pt``.
 
-    Those count whose names begin as the weights', or are ``optimizer``, ``scheduler``, ``scaler``, ``training_state``.
+    A file is read if its name begins with the weights' name, or is one of those in `_list_beside`.
 
     Raises:
         ConfigError: a file can't be read without running code.

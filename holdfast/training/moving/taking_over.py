@@ -27,7 +27,7 @@ from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import waits_for_plateau
 
 GENERATORS = ("python", "numpy", "torch")
-# What torch's schedulers have of their own progress; all else in their state are settings.
+# The keys in the state of torch's schedulers that hold progress or follow from settings; all other keys are settings.
 PROGRESS = {
     "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "verbose", "base_lrs", "best",
     "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "_milestones",
@@ -35,22 +35,22 @@ PROGRESS = {
 }  # fmt: skip
 
 
-# The names of the schedulers of a list.
+# The names that the readers give to schedulers which the source saved in a list.
 NUMBERED = re.compile(r"scheduler(_\d+)?")
 
 
 @runtime_checkable
 class MovesIn(Protocol):
-    """An object of an adapter that takes over its framework's part of a checkpoint by itself.
+    """An adapter's object that takes over its framework's part of a checkpoint itself.
 
     Attributes:
-        covers: the names of other kept objects that it takes over as well.
+        covers: the names of other kept objects that this object takes over as well.
     """
 
     covers: tuple[str, ...]
 
     def move_in(self, imported: ForeignCheckpoint, step: int, steps_per_epoch: int) -> list[str]:
-        """Take over the framework's part of a checkpoint. Return what the checkpoint lacks of it."""
+        """Take over the framework's part of a checkpoint. Return the names of the values that the checkpoint lacks."""
 
 
 @dataclass
@@ -58,9 +58,9 @@ class TakenOver:
     """The result of an import into a training.
 
     Attributes:
-        origin: where the state comes from.
+        origin: the record of where the state comes from.
         taken: a line for each part that was taken over.
-        notes: lines about what differs.
+        notes: lines about differences between the source and the run.
     """
 
     origin: Origin
@@ -69,12 +69,12 @@ class TakenOver:
 
 
 def move_in(training: Training, source: str, step: int | None, names: Mapping[str, str]) -> TakenOver:
-    """Put another program's checkpoint in the place of the state that a training was built with.
+    """Load another program's checkpoint into a training that has just been built.
 
     Args:
         source: the path of the checkpoint.
-        step: the step at which the run goes on; None for the one that the checkpoint says.
-        names: new names for the source's objects and weights; "" leaves one out.
+        step: the step from which the run continues; None for the step in the checkpoint.
+        names: new names for the source's objects and weights, by the old ones; an empty name leaves the object out.
 
     Raises:
         ConfigError: the checkpoint can't be read, doesn't fit the training, or doesn't say its step.
@@ -116,10 +116,10 @@ class _Into:
         self.lacks: list[str] = []
 
     def choose_step(self, asked: int | None) -> int:
-        """Return the step at which the run goes on.
+        """Return the step from which the run continues.
 
         Raises:
-            ConfigError: nothing says it, or the data doesn't reach so far.
+            ConfigError: neither the caller nor the source gives the step, or it isn't within the run.
         """
         training, imported = self._training, self._imported
         counted_steps = optimizers.count_steps(imported)
@@ -180,7 +180,7 @@ class _Into:
             )
         )
         self._used |= found.used
-        self.notes += [] if training.schedulers else found.notes  # a scheduler sets the rates, and has them itself
+        self.notes += [] if training.schedulers else found.notes  # with schedulers, their states set the rates
         if found.state and found.stateless:
             shown = ", ".join(found.stateless[:SHOWN_NAMES])
             self.notes.append(f"the source has no state of {counted(len(found.stateless), 'parameter')}: {shown}")
@@ -188,7 +188,7 @@ class _Into:
         self.taken.append(f"optimizer: {kinds}, {counted(len(found.state), 'parameter')}, matched {found.how}")
 
     def take_schedulers(self) -> None:
-        """Load the schedulers' states; step those of a recipe to the step if the source has none."""
+        """Load the schedulers' states; if the source has none, step a recipe's schedulers as often as the run has."""
         training, sources = self._training, self._imported.schedulers
         own = training.schedulers
         if not own:
@@ -209,10 +209,10 @@ class _Into:
             self._used.add(name)
 
     def _pair_schedulers(self) -> list[tuple[str, Any]]:
-        """Return each scheduler with the name of its source.
+        """Return each scheduler after the name of the source's scheduler that belongs to it.
 
         Raises:
-            ConfigError: several have their settings, and their names differ.
+            ConfigError: neither names nor settings show which of the source's schedulers belongs to one.
         """
         own, sources = [*self._training.schedulers], self._imported.schedulers
         if len(own) == 1:
@@ -301,7 +301,7 @@ class _Into:
             elif name in found:
                 self._take_extra(name, extra, found[name])
             elif name in imported.generators:
-                self._take_extra(name, extra, imported.generators.pop(name))  # it is the loop's own one
+                self._take_extra(name, extra, imported.generators.pop(name))  # the loop keeps this generator itself
             elif name not in covered and extra.state_dict():
                 self.lacks.append(name)
         unused = sorted({*filter(None, list_names(imported))} - {*extras, *imported.generators} - self._used)
@@ -311,18 +311,18 @@ class _Into:
         self._used.add(name)
         state = saved
         with contextlib.suppress(AttributeError):
-            if {*extra.state_dict()} == {"value"}:  # a kept container, whose source is the container itself
+            if {*extra.state_dict()} == {"value"}:  # the state of a kept container; the source has the container itself
                 state = {"value": saved}
         self._refuse_unfit(lambda: capturing.load(f"extra {name}", extra, state))
         if name != ACCUMULATION:
             self.taken.append(name)
 
     def take_progress(self) -> None:
-        """Count the steps as done."""
+        """Set the training's number of completed steps."""
         self._training.progress.step = self.step
 
     def take_data(self) -> None:
-        """Go to the position in the data that the step has."""
+        """Move the data to its position after `step` steps."""
         training = self._training
         training.begin_data()
         if hasattr(training.batches, "move_to"):
@@ -330,7 +330,7 @@ class _Into:
             self.lacks += [note] if note else []
 
     def take_generators(self) -> None:
-        """Load the states of the random generators, last: all that was done here may have drawn from them."""
+        """Load the states of the random generators. Call it last: the calls before it may have drawn from them."""
         training, named = self._training, self._imported.generators
         found = {kind: each for name in named for kind, each in generators.find(name, named[name]).items()}
         if training.virtual is not None:

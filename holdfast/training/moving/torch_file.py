@@ -18,16 +18,16 @@ def read_torch_file(path: Path, rank: int) -> ForeignCheckpoint:
     """Read a dictionary with states in it, or one module's ``state_dict``.
 
     Raises:
-        ConfigError: it can't be read without running code, or has no weights.
+        ConfigError: the file can't be read without running code, or holds no dictionary.
     """
     return sort_file(path, load_torch(path))
 
 
 def sort_file(path: Path, values: Any) -> ForeignCheckpoint:
-    """Return the checkpoint of which a file has these values.
+    """Return the checkpoint with the values of a file.
 
     Raises:
-        ConfigError: they are no dictionary.
+        ConfigError: the values aren't a dictionary.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(

@@ -18,7 +18,7 @@ def is_trainer(path: Path) -> bool:
 def read_trainer(path: Path, rank: int) -> ForeignCheckpoint:
     """Read the model, optimizer, scheduler, the Trainer's state and this rank's generators.
 
-    ``training_args.bin`` is a pickle of the Trainer's arguments, which the run has itself: it isn't read.
+    ``training_args.bin``, a pickle of the Trainer's arguments, isn't read: the run has these arguments itself.
 
     Raises:
         ConfigError: a file is missing, or can't be read without running code.

@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError
 from holdfast.state.ties import place_in_memory
 from holdfast.terminal import counted
 
-# What wrappers put before the names of a module's weights.
+# The prefixes that wrappers add to the names of a module's weights.
 WRAPPERS = re.compile(r"(?:^module\.|(?<![^.])_orig_mod\.|(?<![^.])_fsdp_wrapped_module\.|^_forward_module\.)")
 # Names under which programs save the model that they train.
 USUAL = ("model", "module", "net", "network", "")
@@ -21,7 +21,7 @@ SHOWN_NAMES = 3
 
 
 def unwrap(name: str) -> str:
-    """Return a weight's name without what DistributedDataParallel, FSDP and ``torch.compile`` put before it."""
+    """Return a weight's name without the prefixes of DistributedDataParallel, FSDP and ``torch.compile``."""
     while (bare := WRAPPERS.sub("", name)) != name:
         name = bare
     return name
@@ -35,8 +35,8 @@ def match_weights(
     Args:
         own: the model's ``state_dict``.
         modules: the weights of each module in the source.
-        kept: the modules that a loop keeps, by name; empty for a recipe. Of several, the names of their weights in
-            ``own`` begin with their own names.
+        kept: the modules that a loop keeps, by name; empty for a recipe. If there are several, the names in ``own``
+            begin with the modules' names.
 
     Raises:
         ConfigError: the names or the shapes don't fit.
@@ -61,8 +61,8 @@ class Matched:
 
     Attributes:
         weights: the weights by the model's names.
-        notes: lines for a person on names and dtypes that were other ones.
-        used: the names of the source's modules that they come from.
+        notes: lines for a person about names and dtypes that differ.
+        used: the names of the source's modules that the weights come from.
     """
 
     weights: dict[str, Tensor]
@@ -99,7 +99,7 @@ def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor
 
 
 def _fit(own: Mapping[str, Any], source: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str] | None:
-    """Return a source's weights under a model's names, and the prefix that they had besides; None if they don't fit."""
+    """Return a source's weights under a model's names, and the prefix that was removed; None if they don't fit."""
     bare = dict(source)
     while True:
         bare = _unwrap_all(bare)
@@ -113,13 +113,13 @@ def _fit(own: Mapping[str, Any], source: Mapping[str, Tensor]) -> tuple[dict[str
 
 
 def _unwrap_all(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights under their bare names, or under their own if two would have one bare name."""
+    """Return weights under their names without wrappers' prefixes; unchanged if two would get the same name."""
     bare = {unwrap(key): each for key, each in source.items()}
     return bare if len(bare) == len(source) else dict(source)
 
 
 def add_tied(own: Mapping[str, Any], source: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add the weights that a source has once and a model under several names: safetensors keeps no ties."""
+    """Add a tied weight under each of the model's names for it: a safetensors file has it under one name only."""
     there = {_place(each): name for name, each in own.items() if name in source}
     tied = {name: there.get(_place(each)) for name, each in own.items() if name not in source}
     return source | {name: source[other] for name, other in tied.items() if other is not None}
@@ -164,7 +164,7 @@ def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list
     """Return a line for each change of dtype.
 
     Raises:
-        ConfigError: a shape is another one, or tied weights differ.
+        ConfigError: a weight has another shape than in the model, or weights that are tied in the model differ.
     """
     changed: dict[tuple[Any, Any], int] = {}
     ties: dict[Any, str] = {}

@@ -1,1 +1,1 @@
-"""A loop of the user's own: the `Run` that it sees, and the engine's part, which gives it steps."""
+"""A loop of the user's own: the `Run` that the loop sees, and the engine's part, which gives the loop its steps."""

@@ -1,7 +1,8 @@
-"""A loop of the user's own: the function that takes a `Run` keeps its loop, and the engine keeps its state.
+"""A loop of the user's own: the function that takes a `Run` has the loop, and the engine saves and restores its state.
 
-``run.steps()`` gives the loop one step after the other. Before the first it restores the newest commit's state into the
-kept objects; between two steps it records the step, obeys the attempt's orders and begins saves; and it ends the loop.
+``run.steps()`` gives the loop one step after the other. Before the first step it restores the newest commit's state
+into the kept objects. Between two steps it records the step, executes the attempt's orders and begins saves. At the
+run's end, or at a stop, it ends the loop.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ from holdfast.training.undisturbed import snapshot
 
 T = TypeVar("T")
 
-# Gives the loop its steps: yields before each one, as `holdfast.training.steps` does.
+# Yields once for each step that the loop trains, before the step, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]
 
 
@@ -57,11 +58,11 @@ class Step:
     """One step of a loop. `Run.steps` gives it."""
 
     number: int
-    """The steps that were completed before it, from 0."""
+    """The number of steps that were completed before this step."""
     epoch: int
-    """The epochs that were completed before it, from 0."""
+    """The number of epochs that were completed before this step."""
     is_last_of_epoch: bool
-    """Whether the epoch ends with it."""
+    """Whether the epoch ends with this step."""
 
     def __init__(self, loop: "OwnLoop", number: int, per_epoch: int) -> None:
         """Private: `Run.steps` makes the steps."""
@@ -72,7 +73,10 @@ class Step:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Return whether other ranks train this step, too, and this process then ends: don't log the step here."""
+        """Return whether this step is a rehearsal: other ranks train it, too, and this process then ends.
+
+        Don't log such a step.
+        """
         return self._loop.is_rehearsal
 
     @property
@@ -83,14 +87,14 @@ class Step:
     def shares(self) -> Iterator[Any]:
         """Yield the batches of this step that this rank trains, on the run's device. Call backward for each.
 
-        With ``compute.virtual_ranks`` they are this rank's shares of the step's batch, each with random numbers of its
-        own. After the loop the parameters have the mean gradient of all shares, to the same bits on any number of
-        ranks. Without virtual ranks they are this rank's batches, whose gradients add up as usual. The step begins
+        With ``compute.virtual_ranks`` the batches are this rank's shares of the step's batch, each with random numbers
+        of its own. After the loop the parameters have the mean gradient of all shares, to the same bits on any number
+        of ranks. Without virtual ranks the batches are this rank's, whose gradients add up as usual. The step begins
         without gradients, and each number that is logged in the loop is averaged. A share has ``grad_accum`` batches,
         so divide their losses by ``grad_accum``.
 
         Raises:
-            RecipeError: it was called in this step already, or the step before has left a gradient.
+            RecipeError: `shares` was called in this step already, or the step before has left a gradient.
         """
         return self._loop.take_shares()
 
@@ -108,8 +112,9 @@ class Noted:
     """The batches, numbers and pictures of the step in progress.
 
     Attributes:
-        names: of the batches that it has taken.
-        numbers: that it has logged, by name.
+        names: the names of the batches that the step has taken.
+        numbers: the numbers that the step has logged, by name.
+        shown: the texts and pictures that the step has shown.
     """
 
     names: list[str] = field(default_factory=list)
@@ -118,14 +123,14 @@ class Noted:
 
 
 class OwnLoop:
-    """A loop of the user's own, as the engine serves it, and as an adapter of a framework uses it.
+    """A loop of the user's own, as the engine and the adapters of frameworks see it.
 
     Attributes:
         config: the whole configuration.
         settings: the configuration's ``[settings]``, with the function's own defaults.
         accelerator: accelerate's accelerator for the configuration's device, precision and ranks.
         fields: further fields of `Kept`, by name.
-        own: Holdfast's own objects that the user's code holds, which the search for forgotten state doesn't enter.
+        own: Holdfast's own objects that the user's code holds; the search for forgotten state doesn't look into them.
     """
 
     def __init__(
@@ -143,10 +148,10 @@ class OwnLoop:
         self._objects: dict[str, Any] = {}
         self._wrapping = Wrapping(config, accelerator)
         self.fields: dict[str, Any] = {"anneals": {}}
-        self._adopted: list[Any] = []  # a framework's objects, which the search for forgotten state doesn't enter
+        self._adopted: list[Any] = []  # a framework's objects; the search for forgotten state doesn't look into them
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
         self._loader: Any = None  # as the loop passed it
-        self._source: Any = None  # the loader inside, once it is known
+        self._source: Any = None  # the loader inside a prepared one
         self._per_epoch: int | None = None
         self._given: dict[str, Iterator[Any]] = {}  # the loop's iterators, by the `Run` method that made them
         self._training: Training | None = None
@@ -156,9 +161,9 @@ class OwnLoop:
         self._holders: Holders | None = None
         self._noted = Noted()
         self._has_epochs = self._has_steps = self._has_ended = False
-        self._is_at_end = False  # only the code at the present epoch's end has to run yet
-        self._is_last = False  # the code at the last epoch's end runs, or has run, in the run's last step
-        self._undo: Callable[[], None] | None = None  # puts the state back that the run resumed with
+        self._is_at_end = False  # of the present epoch, only the code after its inner loop has still to run
+        self._is_last = False  # the run's last step is given; the code after the last inner loop belongs to it
+        self._undo: Callable[[], None] | None = None  # restores the state that the run resumed with
 
     # ---- the process
 
@@ -179,7 +184,7 @@ class OwnLoop:
 
     @property
     def data(self) -> DataRanks:
-        """Return the numbers of the ranks among those that train different samples."""
+        """Return the data ranks."""
         return self._wrapping.data.ranks
 
     # ---- before the loop
@@ -231,7 +236,7 @@ class OwnLoop:
         """Keep the search for forgotten state out of a framework's objects.
 
         Args:
-            list_variables: returns what the search enters instead, after its names.
+            list_variables: returns pairs of a name and a value, into which the search looks instead.
         """
         self._adopted, self._list_adopted = [*objects], list_variables
 
@@ -240,7 +245,7 @@ class OwnLoop:
         return any(each is value for each in self._objects.values())
 
     def find_name(self, value: Any) -> str:
-        """Return the name of the variable that holds a value in the loop's functions; its class's if none does."""
+        """Return the name of a variable of the loop's functions that holds a value; if none does, its class's name."""
         variables = (pair for frame in find_frames(self._function) for pair in frame.f_locals.items())
         return next((name for name, each in variables if each is value), type(value).__name__)
 
@@ -250,9 +255,10 @@ class OwnLoop:
         self._training.batches.end_pass()
 
     def snapshot(self) -> Callable[[], None]:
-        """Copy the kept state, apart from weights and moments, of a run that resumes. Return a function to restore it.
+        """Copy the kept state of a resumed run, apart from weights and moments. Return a function that restores it.
 
-        An adapter calls it after the first step was given, for code that ran before the checkpoint and now runs again.
+        Code that ran before the checkpoint may now run again, and its effects have to be undone. An adapter calls this
+        after it has got the first step.
         """
         assert self._training is not None
         put_back = snapshot(self._training)
@@ -342,7 +348,7 @@ class OwnLoop:
             self._taking.refuse_whole_batch()
         name, batch = self._training.next_batch(is_moved=is_moved)
         self._noted.names.append(name)
-        if isinstance(self._loader, DataLoaderStateMixin):  # accelerate ends an accumulation with its loader's pass
+        if isinstance(self._loader, DataLoaderStateMixin):  # accelerate ends an accumulation at the end of a pass
             self._loader.end_of_dataloader = self._training.batches.is_at_end
         return batch
 
@@ -385,10 +391,10 @@ class OwnLoop:
         self._open()
         step = self._next()
         if step is not None and step.number:
-            # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo it.
+            # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo its effects.
             self._undo = self.snapshot()
-            # A run that stands at an epoch's end has saved before the code at that end: run it first.
-            # A longer run has now gone on from a complete one, whose last step has that code's effects.
+            # A checkpoint at an epoch's end was saved before the code after the inner loop ran: run that code first.
+            # A complete run that was made longer doesn't need this: its last checkpoint has the effects of that code.
             if step.number % self._length == 0 and not self._has_ended_epoch:
                 self._is_at_end = True
                 yield step.epoch - 1
@@ -409,7 +415,7 @@ class OwnLoop:
         if self._undo is not None:
             undo, self._undo = self._undo, None
             undo()
-            self._noted.numbers, self._noted.shown = {}, []  # the repeated numbers and pictures are on record already
+            self._noted.numbers, self._noted.shown = {}, []  # the repeated code's numbers and pictures are recorded
         step = self._step
         if step is None or self._is_at_end:
             return
@@ -417,7 +423,7 @@ class OwnLoop:
         while step is not None and step.epoch == epoch:
             yield step
             if self._training is not None and step.number + 1 == self._training.total_steps:
-                self._is_last = True  # no step follows to which the code at this epoch's end could belong
+                self._is_last = True  # the code at this epoch's end belongs to this step, because no step follows
                 return
             step = self._next()
 
@@ -435,7 +441,7 @@ class OwnLoop:
         return self._training.steps_per_epoch
 
     def _open(self) -> None:
-        """Build the training from the kept objects, and begin to execute the attempt's orders."""
+        """Build the training from the kept objects, and start the generator that executes the attempt's orders."""
         self.keep(list_checkpointed(self.accelerator, self._objects))
         if not self._objects:
             self.refuse(
@@ -481,7 +487,7 @@ class OwnLoop:
         self._served = self._serve(self._training)
 
     def _next(self) -> Step | None:
-        """Record the step before, and obey orders until one asks for another step. Return it; None at the run's end.
+        """Record the last step, execute orders until one asks for a step, and return that step; None at the run's end.
 
         Raises:
             Stopped: the run stops before its end.
@@ -529,7 +535,7 @@ class OwnLoop:
         self._noted = Noted()
 
     def close(self) -> None:
-        """End the engine's part, also after an error in the loop."""
+        """Close the generator of steps, and end the pass of a prepared loader, also after an error in the loop."""
         if isinstance(self._loader, DataLoaderStateMixin) and self._training is not None:
             self._loader.end()
         if self._served is not None:
@@ -556,7 +562,11 @@ class OwnLoop:
         return self._training is not None
 
     def _list_variables(self) -> list[Variable]:
-        """Return the variables of the functions in which the loop stands now, and a loader's data and function."""
+        """Return the variables in which the search for forgotten state begins.
+
+        They are the variables of the running functions around the loop, the loader's dataset and collate function, the
+        iterators around the run's, and a framework's values.
+        """
         frames = find_frames(self._function, outside=OwnLoop._next.__code__)
         parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
         training = self._training

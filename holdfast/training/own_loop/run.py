@@ -1,4 +1,4 @@
-"""A run, as a loop of the user's own sees it."""
+"""The `Run` that a loop of the user's own gets."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,9 +14,10 @@ from holdfast.training.own_loop.loop import OwnLoop, Step
 
 
 class Run:
-    """A run, as its training function sees it. Holdfast makes it, and calls the function with it.
+    """The run that a training function trains. Holdfast makes it, and calls the function with it.
 
-    The function keeps its own loop. It names all that the next step depends on, and takes its steps from the run::
+    The function has its own loop. It registers all objects that the next step depends on, and takes its steps from the
+    run::
 
         def train(run: holdfast.Run, lr: float = 0.01) -> None:
             model = nn.Linear(2, 1).to(run.device)
@@ -30,8 +31,8 @@ class Run:
                 optimizer.step()
                 step.log(loss=loss)
 
-    ``recipe = "my_loop.py:train"`` in a configuration names it; the other parameters are its ``[settings]``. ``holdfast
-    new my_loop --loop`` writes an example of both.
+    ``recipe = "my_loop.py:train"`` in a configuration names the function; its other parameters get their values from
+    ``[settings]``. ``holdfast new my_loop --loop`` writes an example of both.
     """
 
     config: RunConfig
@@ -74,12 +75,15 @@ class Run:
 
     @property
     def data_rank(self) -> int:
-        """Return this rank's number among the ranks that train different samples, from 0; see `data_parallel`."""
+        """Return this rank's data rank, from 0. Ranks with equal data ranks train the same samples.
+
+        By default every rank has another one; see `data_parallel`.
+        """
         return self._loop.data.number
 
     @property
     def data_ranks(self) -> int:
-        """Return the number of ranks that train different samples: all ranks, or those of `data_parallel`."""
+        """Return the number of data ranks: the number of all ranks, unless `data_parallel` groups them."""
         return self._loop.data.count
 
     @property
@@ -92,8 +96,8 @@ class Run:
     def data_parallel(self, mesh: Any) -> None:
         """Set which ranks train different samples, for a model that ranks train together.
 
-        By default every rank does. With tensor, pipeline or context parallelism the ranks of one group need the same
-        samples and random numbers::
+        By default every rank trains samples of its own. With tensor, pipeline or context parallelism the ranks of a
+        group need the same samples and random numbers::
 
             mesh = init_device_mesh(run.device.type, (2, 2), mesh_dim_names=("data", "tensor"))
             run.data_parallel(mesh["data"])
@@ -105,22 +109,22 @@ class Run:
             mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone.
 
         Raises:
-            RecipeError: it is no such mesh, its groups differ in size, or it was called too late.
+            RecipeError: `mesh` is no such mesh, its groups differ in size, or the call comes too late.
         """
         self._loop.set_data_parallel(mesh)
 
     def wrap(
         self, model: torch.nn.Module, *, parallelize: Callable[[Any, Any], object] | None = None
     ) -> torch.nn.Module:
-        """Return a model that the ranks train together: on the run's device, and as ``compute.parallel`` says.
+        """Prepare a model for the ranks to train together, as ``compute.parallel`` says. Return it on the run's device.
 
         Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, sharded by
-        ``fully_shard`` ("fsdp"). One rank gets the model itself. So do ranks that train virtual ranks, because
+        ``fully_shard`` ("fsdp"). A single rank gets the model itself. So do ranks that train virtual ranks, because
         `Step.shares` sums the gradients, and all ranks if no parameter requires a gradient. A model on torch's meta
         device gets memory, and values by its modules' ``reset_parameters``. ``compute.mixed_precision`` becomes the
         forward pass's autocast.
 
-        Build the optimizer from the model that is returned, and keep that one.
+        Build the optimizer from the returned model, and keep the returned model.
 
         Args:
             parallelize: with "fsdp" on several ranks, a function of the model and `mesh` that shards the model in
@@ -134,12 +138,12 @@ class Run:
         return self._loop.wrap(model, parallelize)
 
     def keep(self, **objects: Any) -> None:
-        """Register objects by name: all that the next step depends on.
+        """Register, by name, all objects that the next step depends on.
 
-        Each is saved with every checkpoint, and restored in place before the first step. An object may be a module, an
+        Each object is saved with every checkpoint, and restored in place before the first step. It may be a module, an
         optimizer, a scheduler, a tensor, an array, a dict, list or deque of these, a generator of random numbers, or
-        anything with ``state_dict`` and ``load_state_dict``. The weights are those of the main rank; every rank keeps
-        its own state of what is neither module, optimizer nor scheduler.
+        anything with ``state_dict`` and ``load_state_dict``. Of modules, optimizers and schedulers a checkpoint has the
+        main rank's state. Of all other objects it has each rank's own state.
 
         Raises:
             RecipeError: an object can't be restored in place, its name is taken, or the loop has begun.
@@ -183,8 +187,8 @@ class Run:
         Args:
             loader: a torch ``DataLoader``, or an iterable of batches with ``state_dict`` and ``load_state_dict``, for
                 `Step.batch`. The batches come in the loader's own order.
-            per_epoch: the steps of an epoch, by default the loader's length. The run's length is the configuration's
-                ``epochs`` times this.
+            per_epoch: the steps of an epoch; by default the loader's length. The run has ``epochs`` of the
+                configuration times this number of steps.
 
         Raises:
             RecipeError: nothing is kept; an epoch has no length; the loader's position can't be restored; or the
@@ -222,8 +226,8 @@ class Run:
         Tensors stay on the device until the numbers are read.
 
         Args:
-            numbers: scalars by name. ``loss`` is the one whose mean is shown, and watched by health limits. Of several
-                ranks, which have to log the same names, the mean counts.
+            numbers: scalars by name. The mean of ``loss`` is shown, and health limits watch it. Several ranks have to
+                log the same names; the mean over the ranks is recorded.
 
         Raises:
             RecipeError: a value is no scalar, or there is no step.

@@ -1,4 +1,4 @@
-"""The variables of the functions in which a loop of the user's own stands."""
+"""The variables of the running functions around a user's loop."""
 
 import gc
 import types
@@ -15,7 +15,7 @@ Frames = Sequence[types.FrameType]
 
 
 def list_carried(frames: Frames) -> Iterator[Variable]:
-    """Yield the variables that the loop carries, and all of the functions around it."""
+    """Yield the variables that the loop carries, and all variables of the calling functions that run no loop."""
     for frame in frames:
         carried = find_carried(frame)
         for name, value in frame.f_locals.items():
@@ -24,11 +24,11 @@ def list_carried(frames: Frames) -> Iterator[Variable]:
 
 
 def list_iterators(frames: Frames, given: Mapping[str, Iterator[Any]], roots: Mapping[str, str]) -> Iterator[Variable]:
-    """Yield Python's own iterators that the loop has put around the run's, such as ``enumerate``.
+    """Yield the built-in iterators, such as ``enumerate``, that the loop has put around the run's iterators.
 
     Args:
-        given: the run's iterators, by the method of `Run` that has returned them.
-        roots: the root of the variable, by the same.
+        given: the run's iterators, by the name of the method of `Run` that has returned them.
+        roots: the root of the variable, by the same name.
     """
     place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
     for each in filter(is_iterator, gc.get_referrers(*given.values())):
@@ -55,7 +55,7 @@ class Holders:
         ]
 
     def check(self, step: int) -> None:
-        """Raise RecipeError if one holds another object after a step, which no checkpoint has."""
+        """Raise RecipeError if a variable holds another object after a step, because no checkpoint has that object."""
         for variable, frame in self._found:
             name = variable.name
             if _read(frame, name) is not variable.value:
@@ -68,7 +68,7 @@ class Holders:
 
 
 def _read(frame: types.FrameType, name: str) -> Any:
-    """Return a running function's variable, or an attribute of one, such as ``self.best``; None if there is none."""
+    """Return the value of a running function's variable, or of an attribute such as ``self.best``; None if missing."""
     variable, _, attribute = name.partition(".")
     value = frame.f_locals.get(variable)
     return vars(value).get(attribute) if attribute and hasattr(value, "__dict__") else None if attribute else value

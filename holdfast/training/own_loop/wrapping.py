@@ -14,12 +14,12 @@ from holdfast.training.data_ranks import DataRanks, gather_data_ranks, separate
 from holdfast.training.devices import required_of_ddp
 from holdfast.training.sharded.model import Parallelize, cut_model, find_data_ranks, is_cut, match_parameters
 
-# The arguments of an ``Accelerator`` that only a process's first one takes, by accelerate's name for their use.
+# Arguments that accelerate takes only from the first ``Accelerator`` of a process, by accelerate's name for their use.
 PLUGINS = {"FSDP": "fsdp_plugin", "DEEPSPEED": "deepspeed_plugin", "MEGATRON_LM": "megatron_lm_plugin"}
 
 
 class DataParallel:
-    """The data ranks of a loop: those of ``compute.mesh``, or of the mesh that the loop has set.
+    """The data ranks of a loop, which follow from ``compute.mesh`` or from the mesh that the loop has set.
 
     Attributes:
         known: the data ranks; None if each rank trains samples of its own.
@@ -36,7 +36,7 @@ class DataParallel:
         return self.known or separate(self._accelerator)
 
     def use(self) -> int:
-        """Return this rank's data rank for a seed, which `set_mesh` can't change any more."""
+        """Return this rank's data rank for a seed. From then on `set_mesh` raises."""
         self._is_used = True
         return self.ranks.number
 
@@ -56,7 +56,7 @@ class DataParallel:
 
 
 class Wrapping:
-    """The models of one loop, and how its ranks share them and the data.
+    """The models that a loop has wrapped, and the data ranks that follow from its meshes.
 
     Attributes:
         data: the data ranks.
@@ -66,7 +66,7 @@ class Wrapping:
         self._config, self._accelerator = config, accelerator
         self.data = DataParallel(config, accelerator)
         self._placed: list[nn.Module] = []
-        self._replaced: list[nn.Parameter] = []  # the parameters before `wrap`, which shards have replaced
+        self._replaced: list[nn.Parameter] = []  # the original parameters that `wrap` has replaced by shards
 
     def wrap(self, model: nn.Module, parallelize: Parallelize | None) -> nn.Module:
         """Move a model to its device, and wrap or shard it; see `Run.wrap`."""
@@ -76,7 +76,7 @@ class Wrapping:
         self._replaced += [each for each in before.values() if id(each) in replaced]
         self._placed.append(model)
         is_bare = bool(self._config.compute.virtual_ranks) or is_cut(self._config, self._accelerator)
-        is_bare |= not any(each.requires_grad for each in model.parameters())  # a teacher, say: DDP refuses it
+        is_bare |= not any(each.requires_grad for each in model.parameters())  # such as a teacher: DDP refuses it
         wrapped = self._accelerator.prepare_model(model, evaluation_mode=is_bare)
         assert isinstance(wrapped, nn.Module)
         return wrapped
@@ -84,8 +84,8 @@ class Wrapping:
     def check_plugins(self) -> None:
         """Raise RecipeError if the loop has made an ``Accelerator`` with a plugin, which accelerate has ignored.
 
-        accelerate takes plugins from a process's first accelerator alone, and that one is the run's. A later one leaves
-        the name of its plugin in an environment variable.
+        accelerate takes plugins only from the first accelerator of a process, which is the run's. A later accelerator
+        leaves the name of its plugin in an environment variable.
         """
         found = self._accelerator.distributed_type.value
         for name, argument in PLUGINS.items():
@@ -97,7 +97,7 @@ class Wrapping:
                 )
 
     def check_kept(self, objects: Mapping[str, Any]) -> None:
-        """Raise RecipeError if kept objects don't fit the models as they are now."""
+        """Raise RecipeError if a kept optimizer or DistributedDataParallel doesn't fit the models of `wrap`."""
         replaced = {id(each) for each in self._replaced}
         shares, required = self._config.compute.virtual_ranks, required_of_ddp(self._accelerator.num_processes)
         for name, each in objects.items():
@@ -121,7 +121,7 @@ class Wrapping:
                 )
 
     def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
-        """Raise RecipeError if virtual ranks can't sum the gradients of a module: it has no blocks of `wrap`."""
+        """Raise RecipeError if virtual ranks can't sum a sharded module's gradients, because `wrap` hasn't cut it."""
         shares = self._config.compute.virtual_ranks
         for name, module in trained.items() if shares and is_cut(self._config, self._accelerator) else ():
             if not any(module is each for each in self._placed):
@@ -132,5 +132,5 @@ class Wrapping:
 
 
 def _list_lacking(model: DistributedDataParallel, required: Mapping[str, bool]) -> str:
-    """Return the options that a model lacks, as its maker would write them; empty if it lacks none."""
+    """Return the required options that a model lacks, in the form of arguments; empty if it lacks none."""
     return ", ".join(f"{name}={value}" for name, value in required.items() if getattr(model, name) != value)

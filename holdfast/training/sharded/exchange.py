@@ -30,17 +30,19 @@ from holdfast.training.sharded.extents import (
     view_held,
 )
 
-# Waiting for a slow store is no error; a rank that dies closes its connections, which is noticed at once.
+# The timeout is long because waiting for a slow store is no error. A rank that dies closes its connections, and the
+# other ranks notice that at once.
 PATIENCE = datetime.timedelta(days=7)
 
-# The layouts whose holders the ranks remember: that of a save, those of the checks before it, and that of a restore.
+# The number of layouts whose holders the ranks remember: the layout of a save, of the checks before it, and of a
+# restore.
 MOST_TOLD = 4
 
 T = TypeVar("T")
 
 
 class Link(NamedTuple):
-    """The process group that copies bytes between ranks (None: training's), and the device whose memory it sends."""
+    """The process group that copies bytes between ranks (None for training's), and the device whose memory it sends."""
 
     group: Any
     device: torch.device
@@ -61,13 +63,14 @@ class Exchange:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.window_bytes: int | None = None
         self._is_lost = False  # whether another rank is lost
-        # The holders of tensors on meshes of some ranks only, by the digests with which the ranks told them.
+        # The holders of tensors whose meshes have only some ranks, by the digests of what the ranks have told.
         self._partly: dict[tuple[str, ...], dict[tuple[str, int], TensorHolders]] = {}
-        # The thread of a save agrees and exchanges beside training, whose collectives have an order of their own.
+        # The thread of a save agrees and exchanges while training goes on. It needs a group of its own, because the
+        # collectives of one group have to come in the same order in all ranks.
         self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._in_training, self._beside = Link(None, device), Link(self.group, torch.device("cpu"))
 
-    # ---- agreement, from the thread of a save, or while no save is in progress
+    # ---- agreement: call it from the thread of a save, or while no save is in progress
 
     def decide(self, work: Callable[[], T]) -> T:
         """Call ``work`` in the main rank. Return its result in all ranks, or raise its error in all ranks."""
@@ -93,11 +96,11 @@ class Exchange:
                 raise
             if isinstance(error, HoldfastError):
                 return _Failure(error)
-            return _Failure(RunStopped(f"rank {self.rank}: {type(error).__name__}: {error}"))  # fit to be sent
+            return _Failure(RunStopped(f"rank {self.rank}: {type(error).__name__}: {error}"))  # can be pickled
 
     @contextlib.contextmanager
     def _noting_loss(self) -> Iterator[None]:
-        """Record an error of the block as the loss of another rank."""
+        """Record that another rank is lost, if the block raises an error."""
         try:
             yield
         except Exception:
@@ -107,11 +110,13 @@ class Exchange:
     # ---- rows
 
     def choose_window(self, size_bytes: int, windows: int) -> int:
-        """Return the size of one window, in bytes, for a number of windows and a size of the state."""
+        """Return the size of a window in bytes, for the size of the state and the number of windows."""
         return self.window_bytes or count_window_bytes(size_bytes // self.ranks, windows)
 
     def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> "tuple[list[Part], _HeldShards]":
-        """Return this rank's bytes of each part, which are to be copied before the state changes, and their exchange.
+        """Return this rank's bytes of each part, and the exchange that later sends a copy of them to the owners.
+
+        The caller copies the bytes before the state changes.
 
         Args:
             owners: the rank that owns each part, by the part's name.
@@ -123,7 +128,8 @@ class Exchange:
         for part in parts:
             owner, placed = owners[part.name], pieces[part.name]
             holders = [known[part.name].get(each.position) for each in placed]
-            # Every rank has made the same header, and has the bytes that are not cut; those are the main rank's.
+            # All ranks have the same header (number 0), so each owner takes its own. Bytes that aren't sharded come
+            # from the main rank.
             extents = [
                 make_extent(*each, found, [0] if number else [owner], owner)
                 for number, (each, found) in enumerate(zip(placed, holders, strict=True))
@@ -140,11 +146,11 @@ class Exchange:
     def list_holders(self, parts: Mapping[str, Sequence[Placed]]) -> dict[str, dict[int, TensorHolders]]:
         """Return all ranks that hold the tensor of each sharded piece, by the piece's part and position.
 
-        A tensor on a mesh of all ranks knows them. If its mesh has only some ranks, other ranks hold it on meshes of
-        their own, so that each rank tells the others its region. All ranks call it together.
+        The mesh of a tensor shows its holders if it has all ranks. If the mesh has only some ranks, the other ranks
+        hold the tensor on other meshes: then each rank tells the others its region. All ranks call it together.
 
         Raises:
-            StateError: in all ranks: they have tensors of other names or shapes.
+            StateError: the ranks have tensors of different names or shapes; all ranks raise it.
         """
         known: dict[str, dict[int, TensorHolders]] = {name: {} for name in parts}
         own: dict[tuple[str, int], Region] = {}
@@ -180,7 +186,7 @@ class Exchange:
     def plan_restore(
         self, pieces: Iterable[Placed], holders: Mapping[int, TensorHolders], owner: int, size_bytes: int
     ) -> ExchangePlan:
-        """Return the plan by which a part's owner, which reads the part, sends each rank the bytes of its tensors.
+        """Return the plan for a restore: the owner reads the part, and sends each rank the bytes of the rank's tensors.
 
         Args:
             pieces: the tensors' bytes in the part.
@@ -205,13 +211,13 @@ class Exchange:
         *,
         is_saved: bool,
     ) -> None:
-        """Exchange some parts window by window, side by side. All ranks call it together.
+        """Exchange some parts at the same time, window by window. All ranks call it together.
 
         Args:
-            take: returns memory for a window of a part that this rank owns, or with its bytes, by the part's name and
-                the window's size.
-            done: called with this memory after the exchange.
-            is_saved: whether the owners get the bytes; otherwise they send them.
+            take: returns the memory of a window of a part that this rank owns, given the part's name and the window's
+                size. In a restore, the memory already has the window's bytes.
+            done: called with the part's name and this memory after the exchange.
+            is_saved: True for a save, in which the owners receive the bytes; False for a restore: they send them.
         """
         longest = max((plan.size_bytes for plan in plans.values()), default=0)
         for start in range(0, longest, window_bytes):
@@ -228,7 +234,7 @@ class Exchange:
                 done(name, window)
 
     def copy(self, moves: Iterable[Move], link: Link) -> None:
-        """Carry out some moves. All ranks call it, each with the moves that it takes part in, in the same order."""
+        """Execute some moves. All ranks call it, each with its own moves, and all in the same order."""
         between: dict[tuple[int, int], list[Move]] = {}
         for move in moves:
             if move.source != move.target:
@@ -256,7 +262,7 @@ class Exchange:
 
 
 class _HeldShards:
-    """The exchange of the bytes that each rank has copied of a checkpoint's parts; a `checkpoint.peers.Held`.
+    """The exchange of the bytes of a checkpoint's parts, which each rank has copied; a `checkpoint.peers.Held`.
 
     Args:
         plans: the exchange of each part, by the part's name.
@@ -272,8 +278,8 @@ class _HeldShards:
         """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.
 
         Args:
-            copies: the copy of this rank's bytes of each part.
-            streams: where the bytes of each part go that this rank owns.
+            copies: the copy of this rank's bytes of each part, by the part's name.
+            streams: the streams that write the parts of which this rank is the owner, by the part's name.
         """
         plans = {name: self._bind(self._plans[name], copies[name]) for name in names}
         self._exchange.pass_windows(
@@ -298,7 +304,7 @@ class _HeldShards:
 
 
 def _pack(message: list[Move], device: torch.device) -> Tensor:
-    # Each by itself: on a GPU, a part also has tensors that are in the host's memory, such as an optimizer's step.
+    # Move each piece on its own: in a GPU's state some tensors, such as an optimizer's step, are in the host's memory.
     pieces = [move.read.contiguous().view(-1).to(device) for move in message if move.read is not None]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 

@@ -1,4 +1,4 @@
-"""Which bytes of a checkpoint's part are moved between the rank that owns the part and the ranks that hold them."""
+"""The plan of an exchange: which bytes of a part move between the part's owner and the ranks that hold them."""
 
 import bisect
 import functools
@@ -14,7 +14,8 @@ from holdfast.checkpoint import Piece
 from holdfast.state.sharded import Region, TensorHolders, cut_boxes, local_of, see_bytewise
 from holdfast.state.tensors import TensorBytes
 
-# Pieces of at least this many bytes are sent alone, without a copy; smaller ones of a window are sent together.
+# Pieces of at least this many bytes are sent one by one, without a copy. The smaller pieces of a window are sent
+# together.
 DIRECT_BYTES = 2**16
 
 
@@ -27,14 +28,14 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class PieceExtent:
-    """A piece of a part as bytes: where it is, and which of its bytes the ranks hold that exchange them.
+    """A piece of a part, seen as bytes: its place, and the bytes of it that each rank holds.
 
     Attributes:
-        position: its first byte in the part.
-        start: its first byte in its tensor, row by row.
+        position: the place of its first byte in the part.
+        start: the place of its first byte in its tensor, counted row by row.
         shape: the shape of its tensor in bytes; see `see_bytewise`.
-        held: the region of the piece that each of these ranks holds.
-        memory: this rank's region, as bytes of its shape; None if it holds none.
+        held: by rank, the region of the piece that the rank exchanges.
+        memory: the bytes of this rank's region, in the region's shape; None if this rank exchanges none.
     """
 
     position: int
@@ -50,7 +51,7 @@ class ExchangePlan:
     """The exchange of one part between its owner and the ranks that hold its bytes.
 
     Attributes:
-        extents: the part's pieces, in their order.
+        extents: the part's pieces, in the order of their positions.
     """
 
     owner: int
@@ -80,7 +81,7 @@ class Move:
 
     @property
     def is_direct(self) -> bool:
-        """Return whether the bytes are sent by themselves."""
+        """Return whether the bytes are sent in a message of their own."""
         return self.size_bytes >= DIRECT_BYTES
 
 
@@ -97,9 +98,10 @@ def make_extent(
     """Return a piece as an extent.
 
     Args:
-        holders: all ranks that hold the tensor of a sharded piece; None for another piece.
-        everywhere: the ranks that exchange the bytes of a piece that is not sharded.
-        owner: the owner that collects the piece, each byte from one rank. None if all ranks that hold bytes get them.
+        holders: all ranks that hold the tensor of a sharded piece; None if the piece isn't sharded.
+        everywhere: the ranks that exchange the bytes of a piece that isn't sharded.
+        owner: for a save, the owner, which collects each byte from one rank. None for a restore, in which all ranks
+            that hold a byte receive it.
     """
     size_bytes = len(piece)
     if holders is None:
@@ -122,7 +124,7 @@ def _describe_cut(
 
 
 def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
-    """Return each region once, with one holder: the owner if it holds the region, or the first rank that does."""
+    """Return each region with a single holder: the owner if it holds the region, otherwise the first rank that does."""
     holders = {region: rank for rank, region in reversed(list(regions.items()))}
     if owner in regions:
         holders[regions[owner]] = owner
@@ -151,7 +153,7 @@ def _to_bytes(tensor: Tensor) -> Tensor:
 def list_moves(
     plan: ExchangePlan, start: int, stop: int, window: memoryview | None, rank: int, *, is_saved: bool
 ) -> Iterator[Move]:
-    """Yield the copies that this rank sends or receives for a byte range of a checkpoint's part.
+    """Yield the moves in which this rank takes part, for a byte range of a checkpoint's part.
 
     Args:
         start, stop: the byte range in the part.

@@ -1,6 +1,6 @@
 """A model that torch's `fully_shard` (FSDP2) shards over the ranks: `compute.parallel = "fsdp"`.
 
-A recipe's own function may shard the model instead, by any plan of torch's over the mesh of `compute.mesh`.
+Instead, a recipe's own function may shard the model, by any of torch's plans, over the mesh of `compute.mesh`.
 """
 
 import functools
@@ -32,12 +32,12 @@ PARALLELIZE_HINT = (
     "by parallelize_module and fully_shard"
 )
 
-# Shards a model in place over a mesh.
+# A function that shards a model in place, given the model and a mesh.
 Parallelize = Callable[[Any, Any], object]
 
 
 def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Raise ConfigError if the configuration asks for a sharded model and this program can't have one, or has none."""
+    """Raise ConfigError if the configuration asks for a sharded model, and the program can't or doesn't shard it."""
     if config.compute.parallel != "fsdp":
         return
     if recipe.has_own_loop:
@@ -71,10 +71,10 @@ def _make_mesh(device: str, sizes: tuple[int, int, int]) -> Any:
 def find_mesh(config: RunConfig, accelerator: Accelerator) -> Any:
     """Return the ranks as a ``DeviceMesh`` with the dimensions `DIMENSIONS`; None if no model is sharded.
 
-    All ranks call it together the first time.
+    All ranks make the first call together.
 
     Raises:
-        ConfigError: the mesh of the configuration has another number of ranks.
+        ConfigError: the configuration's mesh doesn't have as many ranks as the run.
     """
     if not is_cut(config, accelerator):
         return None
@@ -109,15 +109,16 @@ def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> 
 
 
 def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the parameters that have replaced those of a model, by the ids of the latter.
+    """Return the parameters that have replaced a model's original ones, by the ids of the originals.
 
-    They are matched by their order, because a wrapper of a module, such as ``checkpoint_wrapper``, changes the names.
+    Parameters are matched by their order, because a module's wrapper, such as ``checkpoint_wrapper``, changes the
+    names.
 
     Args:
-        before: the parameters by name, a tied one under each name.
+        before: the original parameters by name; a tied parameter under each of its names.
 
     Raises:
-        ConfigError: the model has other parameters now, or tied ones are not tied any more.
+        ConfigError: the parameters' shapes have changed, or tied parameters aren't tied any more.
     """
     after = list(model.named_parameters(remove_duplicate=False))
     if [each.shape for each in before.values()] != [each.shape for _, each in after]:
@@ -146,7 +147,8 @@ def cut_model(
     model that was built on the meta device.
 
     Args:
-        parallelize: shards a whole model in place, given the model and the mesh, instead of the blocks.
+        parallelize: a function of the model and the mesh that shards the whole model in place, instead of block by
+            block.
 
     Raises:
         RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
@@ -200,7 +202,8 @@ def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parame
 
     Args:
         place: the device for the memory.
-        made: the parameters that stand for those on the meta device, by the id of the latter; tied ones stay tied.
+        made: the new parameters by the ids of the meta parameters that they replace. New ones are added, and found
+            again for tied parameters, which so stay tied.
 
     Raises:
         RecipeError: a module with such parameters or buffers has no ``reset_parameters``.
@@ -245,9 +248,10 @@ def _cut_block(block: nn.Module, accelerator: Accelerator, mesh: Any) -> None:
 
 
 def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules whose parameters are gathered together: each item of every `ModuleList`, then the model.
+    """Yield a model's blocks, the modules whose parameters are gathered together.
 
-    Inner blocks come before outer ones, as `fully_shard` needs it.
+    They are each item of every `ModuleList`, and last the model. Inner blocks come before outer blocks, as
+    `fully_shard` needs it.
     """
     lists = (module for module in reversed(list(model.modules())) if isinstance(module, nn.ModuleList))
     items = {id(item): item for each in lists for item in reversed(list(each))}
@@ -274,7 +278,7 @@ def _replace(recipe: Recipe, shards: dict[int, nn.Parameter]) -> None:
 
 
 def _cut(state: dict[str, Any], whole: nn.Parameter, shard: Any) -> dict[str, Any]:
-    """Return an optimizer's state of a parameter, sharded like the parameter. (Adagrad has state from the start.)"""
+    """Return an optimizer's state of a parameter, sharded like it. (Adagrad has a state before the first step.)"""
     from torch.distributed.tensor import distribute_tensor
 
     return {

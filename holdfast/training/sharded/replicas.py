@@ -1,7 +1,7 @@
-"""The check that ranks which hold the same rows of a tensor have the same values of them.
+"""The check that replicas are equal: ranks that hold the same rows of a tensor need the same values in these rows.
 
-A checkpoint has one value of each row. Replicas of a shard differ if nobody averages their gradients, and so do the
-stages of a pipeline whose layers have the same names: a resume would give all of them the values of one.
+A checkpoint has each row once, so a resume would give one rank's values to all replicas. Replicas of a shard differ if
+their gradients aren't averaged. Pipeline stages whose layers have the same names differ, too.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,7 +16,7 @@ from holdfast.training.sharded.extents import Placed
 
 
 def check_replicas(exchange: Exchange, payload: Payload) -> None:
-    """Raise StateError in all ranks if the replicas of a shard differ. It reads those shards that have replicas.
+    """Raise StateError in all ranks if the replicas of a shard differ. Only shards that have replicas are read.
 
     All ranks call it together, while no save is in progress.
 
@@ -30,7 +30,7 @@ def check_replicas(exchange: Exchange, payload: Payload) -> None:
     for name, piece in cut.items():
         if len(ranks := list_alike(holders[name][0], exchange.rank)) > 1:
             groups.setdefault(ranks, {})[name] = local_of(piece.tensor)
-    # One number for each group of replicas: a rank belongs to one or two.
+    # Compare one checksum for each group of replicas first: a rank belongs to one or two groups.
     sums = exchange.each(lambda: {ranks: checksum_together([*each.values()]) for ranks, each in groups.items()})
     if _find_different(sums) is None:
         return
@@ -52,10 +52,10 @@ def check_replicas(exchange: Exchange, payload: Payload) -> None:
 
 
 def _find_different(sums: Sequence[Mapping[Any, int]]) -> tuple[Any, int, int] | None:
-    """Return a key under which two ranks have different sums, and these ranks; None if there is none.
+    """Return a key under which two ranks have different checksums, and these ranks; None if all are equal.
 
     Args:
-        sums: those of each rank.
+        sums: the checksums of each rank, by rank.
     """
     known: dict[Hashable, tuple[int, int]] = {}
     for rank, own in enumerate(sums):

@@ -1,4 +1,4 @@
-"""Reading a checkpoint into a sharded state: each part is read by one rank, which sends the others their rows."""
+"""Reading a checkpoint into a sharded state: one rank reads each part, and sends the other ranks their rows."""
 
 import contextlib
 import math
@@ -31,8 +31,9 @@ PARAMETERS = "parameters"
 def find_shards(recipe: Recipe) -> Shards:
     """Return the sharded tensors of the model and the extras, by name; empty if there are none.
 
-    Parameters are listed a second time, after `PARAMETERS`, by the names that modules give them. A module's
-    ``state_dict`` may have others: ``checkpoint_wrapper`` leaves its prefix out, and hooks rename or split tensors.
+    Parameters are listed a second time, with the prefix `PARAMETERS`, under the names of ``named_parameters``. The
+    names in a ``state_dict`` may differ: ``checkpoint_wrapper`` leaves its prefix out, and hooks rename or split
+    tensors.
     """
     extras = {name: extra.state_dict() for name, extra in recipe.extras.items()}
     modules = {"model": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
@@ -46,13 +47,11 @@ def find_shards(recipe: Recipe) -> Shards:
 
 
 def find_unplaced(payload: Payload, shards: Shards) -> str:
-    """Return the name of a sharded tensor that a resume couldn't shard as it is now.
+    """Return the name of a sharded tensor that a resume couldn't shard in its present way; empty if there is none.
 
     Args:
         payload: the state of the model and the optimizer, as a save has it.
         shards: see `find_shards`.
-
-    Returns: empty for none.
     """
     for name, tensor in payload.tensors.items():
         if (own := shard_of(tensor)) is not None:
@@ -79,15 +78,15 @@ def read_shards(
 ) -> Payload:
     """Read a committed state and verify it while reading; each rank keeps its own rows. All ranks call it together.
 
-    A rank reads the parts that it owns in windows, so that it needs memory for its shard and a few windows. No save
-    may be in progress, because its threads use the same exchange.
+    A rank reads the parts that it owns window by window, so that it needs memory only for its shard and a few windows.
+    No save may be in progress, because a save's threads use the same exchange.
 
     Args:
         shards: sharded tensors by name; the state's tensors get the same layout over the ranks.
         buffers: memory for the windows; without it, new memory.
 
     Raises:
-        CheckpointDamaged: a file is missing or differs, whichever rank has found it.
+        CheckpointDamaged: a file is missing or differs; all ranks raise it, even if only one has found it.
     """
     parts = {part.name: part for part in checkpoint.find_parts(commit)}
     sizes = [part.size_bytes for part in parts.values()]
@@ -138,9 +137,9 @@ def _read_batch(
 
 
 def _allocate(headers: list[Header], shards: Shards) -> tuple[Payload, list[list[Placed]]]:
-    """Return a state with memory for this rank's rows, and where the bytes of its tensors are in each part."""
+    """Return a state with memory for this rank's rows, and for each part the places of its tensors' bytes."""
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    firsts: list[list[int]] = []  # for the rows of each part: their first byte in the tensor
+    firsts: list[list[int]] = []  # for each part: the place in its tensor at which each group of rows begins
     for header in headers:
         firsts.append([])
         for rows in header.rows:
@@ -177,14 +176,15 @@ def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards) -> Tens
 
 
 def _find_shard(name: str, shards: Shards) -> Any:
-    """Return the sharded tensor whose layout a checkpoint's tensor of this name gets; None if it is not sharded.
+    """Return the sharded tensor whose layout a checkpoint's tensor of this name gets; None if it isn't sharded.
 
-    An optimizer's state of a parameter, ``optimizer.state.layer.weight.exp_avg`` say, is sharded like the parameter.
+    An optimizer's state of a parameter, such as ``optimizer.state.layer.weight.exp_avg``, is sharded like the
+    parameter.
     """
     component, _, rest = name.partition(".")
-    if component == "extras":  # a list with the extras of each rank, or of all
+    if component == "extras":  # the name goes on with an index in the list of the ranks' extras
         _, _, rest = rest.partition(".")
-        if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like the parameters; none before the first step
+        if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like their parameters
             return shards.get(f"{PARAMETERS}.model.{rest.removeprefix(f'{GRADIENTS}.')}")
         return shards.get(f"extras.{rest}")
     if component != "optimizer":

@@ -1,9 +1,9 @@
 """The sums of gradients over the shares of a batch, for ranks that each hold a part of the model (FSDP2).
 
-The shares are dealt in rounds: in round k, rank r of R trains share k * R + r. Each block's gradient is exchanged as
-soon as a round's backward pass has it: a rank gets its rows of every rank's gradient and adds them in the tree's order.
-The shares come in their order, so the sums work like a binary counter over rows: a rank never keeps a whole gradient,
-and the tree, and so each bit, is the same as for ranks that hold the whole model.
+The shares are dealt in rounds: in round k, rank r of R trains share k * R + r. As soon as a round's backward pass has
+computed a block's gradient, the gradient is exchanged: each rank gets its rows of every rank's gradient, and adds them
+in the tree's order. Because the shares come in order, the tree's sums work like a binary counter, and a rank never
+keeps a whole gradient. The tree, and so each bit, is the same as for ranks that hold the whole model.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from holdfast.training.sharded.model import list_blocks
 from holdfast.training.virtual_ranks.buckets import Turn, join_checksums, refuse_sparse
 from holdfast.training.virtual_ranks.tree import Node, TreeSum
 
-# What to do if the model does something that the blocks' sums can't follow.
+# The hint if a model calls its blocks in a way that these sums don't support.
 HINT = 'call the same blocks in every forward pass, or compute.parallel = "ddp"'
 
 
@@ -29,13 +29,13 @@ class BlockSum:
     Args:
         name: the block's name in the model.
         block: a module that `fully_shard` has sharded.
-        parameters: the names of the parameters that are gathered and reduced together with it.
+        parameters: the names of the block's parameters, which are gathered and reduced together.
 
     Attributes:
-        parameters: these parameters, each with its rows in this rank.
-        used: for each parameter, whether one of this rank's shares has a gradient of it in this step.
-        checksums: for each parameter, a checksum of the gradient of the last share; only in a detailed step.
-        fact: a checksum of this rank's rows of the whole sum; only in a detailed step.
+        parameters: the block's sharded parameters, with this rank's rows.
+        used: for each parameter, whether any of this rank's shares has computed a gradient in this step.
+        checksums: for each parameter, a checksum of the last share's gradient; only in a detailed step.
+        fact: a checksum of this rank's rows of the sum over all shares; only in a detailed step.
     """
 
     def __init__(self, name: str, block: Any, parameters: Sequence[str], shares: int, rank: int, ranks: int) -> None:
@@ -45,7 +45,8 @@ class BlockSum:
         self._round: range | None = None
         self.parameters: list[nn.Parameter] = []
         block.set_custom_reduce_scatter(self)
-        # FSDP2 takes float64 and float16 for a sum, and would divide what is a mean already by the number of ranks.
+        # This class writes means over shares. For float64 and float16 FSDP2 expects a sum, and would divide the mean by
+        # the number of ranks.
         block.set_force_sum_reduction_for_comms(True)
         block.set_gradient_divide_factor(1.0)
         block.register_forward_pre_hook(self._watch)
@@ -63,7 +64,7 @@ class BlockSum:
         self._block.set_requires_gradient_sync(False, recurse=False)
 
     def end_share(self) -> None:
-        """Forget the checksums of the share that was trained last."""
+        """Reset the checksums of the share that was trained last."""
         self.checksums: list[int | None] = [None] * len(self._names)
 
     def finish(self) -> None:
@@ -105,7 +106,7 @@ class BlockSum:
             self.tree.add(Node(0, share), rows)
         if self._round.stop < self._shares:
             output_tensor.zero_()
-            # The sums that stay are views of what was received from all ranks: keep their rows alone.
+            # The remaining sums may be views of the memory that all ranks' rows were received in: copy them out of it.
             place = received.untyped_storage().data_ptr()
             for node, part in self.tree.parts.items():
                 if part.untyped_storage().data_ptr() == place:
@@ -118,11 +119,12 @@ class BlockSum:
             self.tree.parts.clear()
 
     def _watch(self, *_: object) -> None:
-        """Watch which of the block's parameters get a gradient. FSDP2 has just gathered them."""
+        """Note which of the block's parameters get a gradient. FSDP2 has just gathered the parameters."""
         if self._round is None:
             return
         self._calls += 1
-        # FSDP2 calls back after each call's backward pass, and only the last time there is a gradient; see `note`.
+        # FSDP2 calls back after the backward pass of each call of the block, and only the last time with a gradient;
+        # see `note`.
         self._block.set_requires_gradient_sync(self._is_last and self._calls == 1, recurse=False)
         for place, name in enumerate(self._names):
             whole = self._block.get_parameter(name)
@@ -166,7 +168,7 @@ class ShardSums:
         self._blocks: list[BlockSum] = []
 
     def attach(self, models: Sequence[Any]) -> None:
-        """Sum the gradients of models that have been cut, and take a gradient outside of a step from one rank."""
+        """Register the sharded models whose gradients are summed. Outside of a step, take each rank's own gradient."""
         self._models = models
         self._blocks = [block for model in models for block in _make_sums(model, self._shares, self._rank, self._ranks)]
 
@@ -185,7 +187,7 @@ class ShardSums:
             block.begin_micro_batch(self._rounds[self._turn], is_last=is_last)
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
-        """Exchange gradients in the block, a backward pass; FSDP2 always does."""
+        """Return a context for a backward pass, which does nothing: FSDP2 exchanges gradients in any backward pass."""
         return contextlib.nullcontext()
 
     def describe(self) -> str:
@@ -199,13 +201,13 @@ class ShardSums:
         return join_checksums([found[id(each)] for each in parameters])
 
     def add(self, turn: Turn) -> None:
-        """End a share, whose gradient has been added in the backward pass."""
+        """End a share. Its gradient has been added during the backward pass already."""
         self._turn += 1
         for block in self._blocks:
             block.end_share()
 
     def finish(self) -> None:
-        """Leave the mean over all shares in the parameters. All ranks call it together."""
+        """End a step: set the parameters' gradients to the mean over all shares. All ranks call it together."""
         for model in self._models:
             model.set_reduce_scatter_unused_params(False)
         for block in self._blocks:

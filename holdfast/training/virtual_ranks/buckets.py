@@ -1,7 +1,7 @@
 """The sum of a bucket of gradients over the shares of a batch, between ranks that each hold the whole model.
 
-Each rank adds up the nodes of the tree that its own shares fill. Then each rank adds the rest of the tree for its slice
-of the bucket, and all ranks get the result: a reduce-scatter and an all-gather, in an order that the tree fixes.
+Each rank computes the nodes of the tree that only its own shares are under. Then each rank computes the other nodes for
+its slice of the bucket, and all ranks get the result. This is a reduce-scatter and an all-gather, in the tree's order.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -26,8 +26,8 @@ class Turn:
     """A share of the batch that a rank trains.
 
     Attributes:
-        counts: False for a repeated share, whose result is not added. A rank with one share less than the others
-            repeats one, because the others can't train their last share without it.
+        counts: whether the share's result is added; False for a repeated share. If other ranks have one more share to
+            train, a rank repeats a share, because they can't train their last share without this rank.
     """
 
     share: int
@@ -60,7 +60,7 @@ class Bucket:
 
 
 def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = None) -> list[Bucket]:
-    """Return the buckets of some parameters, in their order, each of `BUCKET_BYTES` or ``most_bytes``."""
+    """Return the buckets of some parameters, in their order, each of at most ``most_bytes`` or `BUCKET_BYTES`."""
     distinct, most = dict.fromkeys(parameters), BUCKET_BYTES if most_bytes is None else most_bytes
     groups = pack_alike(distinct, lambda each: (each.dtype, each.device), lambda each: each.nbytes, most)
     return [Bucket(tuple(group)) for group in groups]
@@ -69,7 +69,7 @@ def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = No
 def pack_alike(
     items: Iterable[T], kind_of: Callable[[T], Hashable], size_of: Callable[[T], int], most: int
 ) -> Iterator[list[T]]:
-    """Yield groups of items of one kind, in their order, each of one item or of at most ``most`` in size."""
+    """Yield groups of items of equal kind, in their order. A group has one item, or a size of at most ``most``."""
     alike: dict[Hashable, list[T]] = {}
     for each in items:
         alike.setdefault(kind_of(each), []).append(each)
@@ -93,8 +93,8 @@ class BucketSum:
 
     Attributes:
         awaited: the ``id`` of each parameter whose gradient the last share's backward pass has not completed.
-        tree: the sum over the own shares, until it is passed on.
-        fact: for a step in detail, a checksum of this rank's part of the sum over all shares.
+        tree: the sum over this rank's shares; empty after `pass_on`.
+        fact: a checksum of this rank's slice of the sum over all shares; only in a detailed step.
     """
 
     def __init__(self, bucket: Bucket, shares: int, blocks: Sequence[range], *, in_detail: bool) -> None:
@@ -103,7 +103,7 @@ class BucketSum:
         self.tree, self.fact = TreeSum(shares), ""
 
     def add(self, share: int) -> None:
-        """Add the gradients that a share has left in the parameters, which have none afterwards."""
+        """Add the gradients that a share has left in the parameters, and set them to None."""
         for each in self.bucket.parameters:
             refuse_sparse(each.grad)
         self.tree.add(Node(0, share), self.bucket.flatten(len(self._blocks)))
@@ -111,7 +111,7 @@ class BucketSum:
             each.grad = None
 
     def send(self) -> None:
-        """Begin to send each rank its part of the sums over the own shares."""
+        """Begin to send each rank its slice of the sums over this rank's shares."""
         rank, ranks = distributed.get_rank(), len(self._blocks)
         self._nodes = [list_parts(self._shares, block) for block in self._blocks]
         own = [self.tree.parts[node].view(ranks, -1) for node in self._nodes[rank]]
@@ -136,7 +136,7 @@ class BucketSum:
         del self._found
         if self._is_detailed:
             self.fact = f"{checksum_together([tree.root()]):016x}"
-        # The sums of the own shares have been sent: the mean takes their place.
+        # The sums over this rank's shares have been sent, so the mean may be written to their memory.
         own = self._rows[distributed.get_rank()]
         torch.div(tree.root(), self._shares, out=own)
         if distributed.get_backend() == "gloo":  # its all_gather takes three times as long: 57 ms for 25 MB, two ranks
@@ -148,7 +148,7 @@ class BucketSum:
             self._works = [distributed.all_gather_into_tensor(self._rows.view(-1), own, async_op=True)]
 
     def put_back(self) -> None:
-        """Leave the mean over all shares in the parameters."""
+        """Set the parameters' gradients to the mean over all shares."""
         if len(self._blocks) == 1:
             self.bucket.put_back(self.tree.root().div_(self._shares))
             return
@@ -170,7 +170,7 @@ def _wait(works: Sequence[distributed.Work]) -> None:
 
 
 def describe_gradient(gradients: Sequence[Tensor | None]) -> str:
-    """Return a checksum of a model's gradients, 16 hex characters. None is no gradient."""
+    """Return a checksum of a model's gradients, 16 hex characters. None stands for a parameter without a gradient."""
     found = iter(checksum([each for each in gradients if each is not None]))
     return join_checksums([None if each is None else next(found) for each in gradients])
 

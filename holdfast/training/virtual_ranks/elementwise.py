@@ -1,8 +1,8 @@
 """A trial of an optimizer: does its step give an element the same bits in a whole tensor and in some rows of it?
 
-An optimizer that holds only some rows of a tensor may step them otherwise: because it looks at whole rows and columns,
-or because a kernel rounds the last elements of a tensor in another way than those before. On a CPU torch's fused AdamW
-and fused SGD do: three steps give a third of the moments other bits.
+An optimizer that holds only some rows of a tensor may give them other bits. Its step may depend on whole rows and
+columns, or its kernel may round the last elements of a tensor differently. torch's fused AdamW and fused SGD do the
+latter on a CPU: after three steps a third of the moments have other bits.
 """
 
 import copy
@@ -16,14 +16,14 @@ from holdfast.errors import ConfigError
 from holdfast.state import capture_rng, restore_rng
 from holdfast.training.optimizers import parts_of
 
-# The tensor of a trial. Its rows are shorter than a vector of the processor, so that a row alone has no whole vector.
+# The shape of a trial's tensor. A row is shorter than a vector of the processor, so that no row fills a vector.
 SHAPE = (256, 5)
 STEPS = 3
 RATE = 1e-3  # in place of a rate of 0, with which a warm-up may begin
 
 
 def check_elementwise(optimizer: Any, device: torch.device) -> None:
-    """Raise ConfigError if an optimizer's step depends on how a tensor is cut by rows, or can't be tried.
+    """Raise ConfigError if an optimizer's step depends on how a tensor is cut by rows, or if the trial fails.
 
     The optimizer, its state and the random generators stay as they are. Call it before the first step.
     """
@@ -40,7 +40,7 @@ def check_elementwise(optimizer: Any, device: torch.device) -> None:
 
 
 def _is_elementwise(optimizer: Any, group: dict[str, Any], values: Tensor) -> bool:
-    """Return whether some steps give parameter and moments the same bits in one piece and row by row."""
+    """Return whether steps of a whole tensor and of its single rows give a parameter and its moments the same bits."""
     try:
         whole, rows = _step(optimizer, group, values, len(values)), _step(optimizer, group, values, 1)
         return whole.keys() == rows.keys() and all(torch.equal(whole[name], rows[name]) for name in whole)
@@ -49,10 +49,14 @@ def _is_elementwise(optimizer: Any, group: dict[str, Any], values: Tensor) -> bo
 
 
 def _step(optimizer: Any, group: dict[str, Any], values: Tensor, rows: int) -> dict[str, Tensor]:
-    """Step a tensor in pieces of some rows with an optimizer's code and a group's settings; return it and its state."""
+    """Step a tensor with an optimizer's code and a group's settings, in pieces. Return the tensor and its state.
+
+    Args:
+        rows: the number of rows of a piece.
+    """
     trial = object.__new__(type(optimizer))
     vars(trial).update(vars(optimizer))
-    vars(trial).pop("step", None)  # a scheduler puts a method there that is bound to the optimizer
+    vars(trial).pop("step", None)  # a scheduler's wrapper of `step`, which is bound to the real optimizer
     vars(trial).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={}, state=defaultdict(dict))
     parameters = [torch.nn.Parameter(each.clone()) for each in torch.split(values, rows)]
     trial.param_groups = [copy.deepcopy({**group, "params": []}) | {"params": parameters}]

@@ -12,16 +12,17 @@ from holdfast.state.sharded import list_regions, local_of
 from holdfast.training.virtual_ranks.buckets import pack_alike
 from holdfast.training.virtual_ranks.tree import sum_columns
 
-# The most numbers that are squared at once: on a CPU few enough for its caches, elsewhere many for each launch.
+# The most numbers that are squared at once: on a CPU so few that they fit into its caches, on a GPU more, so that fewer
+# kernels are launched.
 MOST_NUMBERS = 2**20
 MOST_ELSEWHERE = 2**24
 
 
 def take_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm of some gradients; scalar float32, or float64 if one of them is.
+    """Return the 2-norm of some gradients, a scalar: float64 if any of them has double precision, else float32.
 
-    The squares of each row (an index of the first dimension) are added first, in an order that follows from the row's
-    length alone. No row is cut, so each rank adds those of its own rows. Then all ranks add the sums of all rows.
+    The squares in each row (an index of the first dimension) are added first, in an order that follows from the row's
+    length alone. No row is cut, so each rank sums its own rows. Then all ranks add the sums of all rows.
     """
     if not gradients:
         return torch.zeros(())
@@ -41,7 +42,7 @@ def take_norm(gradients: Sequence[Tensor]) -> Tensor:
         for (first, _), own in zip(group, ends, strict=True):
             sums[0, first : first + len(own)] = own
     if any(map(is_sharded, gradients)):
-        distributed.all_reduce(sums)  # exact: of each row all ranks but one have a zero
+        distributed.all_reduce(sums)  # exact: for each row all ranks but one have a zero
     return sum_columns(sums)[0].sqrt()
 
 
@@ -57,7 +58,7 @@ def _count_rows(gradient: Tensor) -> int:
 
 
 def _find_first(gradient: Tensor) -> int:
-    """Return the first row that this rank holds."""
+    """Return the index of the first row that this rank holds."""
     return list_regions(gradient)[distributed.get_rank()].offset[0] if is_sharded(gradient) else 0
 
 
@@ -71,7 +72,10 @@ def _to_rows(gradient: Tensor) -> Tensor:
 
 
 def _cut(rows: Tensor, most: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield pieces of a matrix of ``most`` numbers at most, or of one row, each with the number of its first row."""
+    """Yield the rows of a matrix in pieces, each after the index of its first row.
+
+    A piece has at most ``most`` numbers, or a single row.
+    """
     count = max(1, most // max(1, rows.shape[1]))
     for start in range(0, len(rows), count):
         yield start, rows[start : start + count]

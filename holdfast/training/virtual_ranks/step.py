@@ -1,9 +1,9 @@
 """Virtual ranks: a step whose bits don't depend on the number of ranks that train it.
 
 A step's batch is cut into V shares. Each share has random numbers of its own, which follow from seed, step and share,
-and begins with the same buffers. The shares' gradients are summed in the order of a fixed binary tree, by any number of
-ranks up to V that each hold the whole model (`holdfast.training.virtual_ranks.whole`) or a part of it
-(`holdfast.training.virtual_ranks.blocks`).
+and begins with the same buffers. The shares' gradients are summed in the order of a fixed binary tree. Any number of
+ranks up to V can train them. The ranks each hold the whole model (`holdfast.training.virtual_ranks.whole`) or a part
+of it (`holdfast.training.virtual_ranks.blocks`).
 """
 
 import contextlib
@@ -36,10 +36,10 @@ from holdfast.training.virtual_ranks.whole import WholeSums
 
 
 def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> "VirtualRanks | None":
-    """Return the shares of this rank, if the configuration has virtual ranks.
+    """Return the virtual ranks of the configuration; None if it has none.
 
     Raises:
-        ConfigError: virtual ranks can't train this program, or there are more ranks.
+        ConfigError: virtual ranks can't train this program, or there are more ranks than virtual ranks.
     """
     shares, sizes = config.compute.virtual_ranks, _list_sizes(recipe)
     if not shares:
@@ -68,7 +68,7 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
     raise ConfigError(f"compute.virtual_ranks = {shares}: virtual ranks can't train {problem}", hint=hint)
 
 
-# What data virtual ranks need, for a recipe and for a loop of the user's own.
+# The hint on the data that virtual ranks need, by whether the user's program is a loop of its own.
 _HINTS = {
     False: "map-style data with a batch_size, or a DataLoader over it",
     True: "run.batches(dataset, batch_size=...) or run.steps(loader), of a map-style dataset, and step.shares()",
@@ -76,14 +76,14 @@ _HINTS = {
 
 
 def _list_sizes(recipe: Recipe) -> list[int]:
-    """Return the batch sizes of data that can be cut into shares; for a loader, also that of a pass's last batch."""
+    """Return the batch sizes of data that can be cut into shares; for a loader, also the size of its last batch."""
     if recipe.batch_size is None:
         return list_batch_sizes(recipe.data)
     return [] if is_stream(recipe.data) else [recipe.batch_size]
 
 
 def _trains_model_alone(recipe: Recipe) -> bool:
-    """Return whether the recipe's optimizers step no other parameters than the model's, and no extra learns too."""
+    """Return whether the recipe's optimizers step only the model's parameters, and no extra is trained with them."""
     own = {id(each) for each in recipe.model.parameters()}
     return not recipe.synchronized and all(id(each) in own for each in list_stepped(recipe.optimizer))
 
@@ -97,12 +97,12 @@ class VirtualRanks(Cooperation):
 
     Attributes:
         turns: the shares to train in each step, in their order.
-        own: the shares of this rank: those of the turns that count.
+        own: this rank's shares, without repeated ones.
         is_first_step: whether no step has ended in this process.
-        is_last: whether the present micro-batch is this rank's last one of the step.
+        is_last: whether the present micro-batch is this rank's last micro-batch of the step.
         numbers: the numbers that the step's shares have logged, by name: shape (V,), zero for other ranks' shares.
-        facts: for a step in detail, checksums of each own share's generators, buffers, loss and gradient.
-        sums: the sums of the gradients; their `facts` have checksums in such a step.
+        facts: in a detailed step, checksums of each of this rank's shares: its generators, buffers, loss and gradient.
+        sums: the sums of the gradients; in a detailed step their `facts` have checksums.
         is_undoable: whether `undo` can undo all that the step in progress has changed so far.
     """
 
@@ -147,13 +147,14 @@ class VirtualRanks(Cooperation):
 
     @contextlib.contextmanager
     def step(self, model: nn.Module, step: int, *, in_detail: bool = False) -> Iterator[None]:
-        """Train one step's shares in the block, each in `share`. Afterwards the models have the gradient of all shares.
+        """Train a step in the block: each of its shares in `share`. Then give the parameters the mean gradient.
+
+        Afterwards the buffers are as the first share left them, as with DDP. The generators get a state that follows
+        from the step.
 
         Args:
             model: the module with all buffers.
-            in_detail: whether to note `facts`.
-
-        Buffers end as the first share leaves them, as with DDP. The generators then have a state of the step.
+            in_detail: whether to record `facts`.
         """
         self.sums.begin(in_detail=in_detail)
         self.numbers = {}
@@ -172,12 +173,12 @@ class VirtualRanks(Cooperation):
 
     @contextlib.contextmanager
     def share(self, turn: Turn) -> Iterator[None]:
-        """Train one share in the block, which leaves its gradient in the parameters and calls `log`.
+        """Train one share in the block. The block leaves the share's gradient in the parameters, and calls `log`.
 
-        Call `micro_batch` before each of its micro-batches.
+        Call `micro_batch` before each of the share's micro-batches.
 
         Raises:
-            RecipeError: the share has logged other numbers than the one before it.
+            RecipeError: the share has logged numbers of other names than this rank's first share.
         """
         self._reseed(turn.share)
         if turn != self.turns[0]:
@@ -212,23 +213,23 @@ class VirtualRanks(Cooperation):
         self._logged.setdefault(name, []).append(number)
 
     def micro_batch(self, turn: Turn, *, is_last: bool) -> None:
-        """Begin a micro-batch of a share; ``is_last`` says whether it is the share's last one."""
+        """Begin a micro-batch of a share; ``is_last`` says whether it is the share's last micro-batch."""
         self.is_last = is_last and turn == self.turns[-1]
         self.sums.begin_micro_batch(turn, is_last=is_last)
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
         """Exchange complete gradients during the block, which is the backward pass of the present micro-batch.
 
-        Only for a pass after which nothing changes gradients.
+        Use it only if nothing changes gradients after the backward pass.
         """
         return self.sums.overlapped() if self.is_last else contextlib.nullcontext()
 
     def undo(self) -> bool:
         """Restore the buffers from before the step in progress. Return whether that undoes the step.
 
-        It doesn't if the optimizer may have stepped, if the loss itself has changed a parameter, or if the model has
-        further state, which a forward pass may change. A loss that changes an extra is refused in a process's first
-        step, and so in the step that follows a restored checkpoint.
+        The step isn't undone if the optimizer may have stepped, if the loss itself has changed a parameter, or if the
+        model has further state, which a forward pass may change. Extras needn't be restored: the first step of each
+        process, also after a resume, refuses a loss that changes one.
         """
         if not self.is_undoable or self.has_changed_parameters:
             return False
@@ -256,7 +257,7 @@ class VirtualRanks(Cooperation):
         return total
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        if self.is_alone:  # the names that other ranks had are read again
+        if self.is_alone:  # read the names of other ranks' shares from the data again
             others = [share for share in range(self.shares) if share not in self.own]
             both = [others, self.own]
             return [_in_order(both, [read_names(each.step - 1, others), each.samples]) for each in steps]
@@ -272,13 +273,14 @@ class VirtualRanks(Cooperation):
         return [*own, {"rank": self.own_number, **self.sums.facts}]
 
     def mean_of_shares(self, numbers: Sequence[Tensor]) -> Tensor:
-        """Return the means over all shares of numbers that each have a column for every share, as `numbers` has them.
+        """Return the mean of each number over all shares, shape (n,). All ranks call it together.
 
-        All ranks call it together; shape (n, V) to (n,).
+        Args:
+            numbers: n tensors of shape (V,), as in the attribute `numbers`.
         """
         columns = torch.stack([*numbers])
         if self.number > 1:
-            distributed.all_reduce(columns)  # exact: of each number all ranks but one have a zero
+            distributed.all_reduce(columns)  # exact: for each share all ranks but one have a zero
         return sum_columns(columns) / self.shares
 
     def _describe_beginning(self) -> dict[str, str]:

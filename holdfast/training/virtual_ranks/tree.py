@@ -1,8 +1,8 @@
 """A sum in the order of a fixed binary tree, so that its bits don't depend on which rank adds which part.
 
 Floating-point addition is commutative but not associative: the shape of the tree fixes the result. Leaf i is node
-(0, i); node (level, index) is the sum of the nodes (level - 1, 2 * index) and (level - 1, 2 * index + 1), or a copy of
-the first if the second covers no leaf.
+(0, i). Node (level, index) is the sum of the nodes (level - 1, 2 * index) and (level - 1, 2 * index + 1), or equal to
+the first if no leaf is under the second.
 """
 
 import functools
@@ -22,13 +22,13 @@ class Node:
 
 
 class TreeSum:
-    """A sum of tensors over the leaves of a tree, or of a part of them. Works like a binary counter.
+    """A sum of tensors over all leaves of a tree, or some of them. It works like a binary counter.
 
     Args:
         leaves: the number of leaves of the whole tree.
 
     Attributes:
-        parts: the sums so far, by node: as few nodes as cover the added leaves.
+        parts: the sums so far, by node. They are the fewest nodes that together cover the added leaves.
     """
 
     def __init__(self, leaves: int) -> None:
@@ -37,7 +37,7 @@ class TreeSum:
         self.parts: dict[Node, Tensor] = {}
 
     def add(self, node: Node, value: Tensor) -> None:
-        """Add the sum of a node. The tensor belongs to this object now, which may change it."""
+        """Add the sum of a node. This object may then change the tensor."""
         while node != self._root:
             if node.index % 2:
                 left = self.parts.pop(Node(node.level, node.index - 1), None)
@@ -64,7 +64,7 @@ class TreeSum:
 
 @functools.cache
 def list_parts(leaves: int, block: range) -> list[Node]:
-    """Return the nodes that remain in a `TreeSum` to which the leaves of a block were added."""
+    """Return the nodes in `TreeSum.parts` after the leaves of a block were added."""
     tree = TreeSum(leaves)
     for leaf in block:
         tree.add(Node(0, leaf), torch.zeros(()))
@@ -72,10 +72,10 @@ def list_parts(leaves: int, block: range) -> list[Node]:
 
 
 def sum_columns(values: Tensor) -> Tensor:
-    """Return the sum of each row of a matrix, shape (n, m) to (n,), to the same bits whatever other rows there are.
+    """Return the sum of each row of a matrix, shape (n, m) to (n,). Its bits don't depend on the other rows.
 
-    Adds the second half of the columns to the first, again and again. ``Tensor.sum`` adds in an order that depends on
-    the shape, on the device and on the number of threads. The matrix is overwritten.
+    The second half of the columns is added to the first half until one column is left. ``Tensor.sum`` would add in an
+    order that depends on the shape, the device and the number of threads. The matrix is overwritten.
     """
     if not values.shape[1]:
         return values.new_zeros(len(values))
@@ -87,7 +87,7 @@ def sum_columns(values: Tensor) -> Tensor:
 
 
 def split_leaves(leaves: int, parts: int) -> list[range]:
-    """Return contiguous blocks of the leaves, one for each part, whose sizes differ by one at most."""
+    """Return contiguous blocks of the leaves, one for each part. The blocks' sizes differ by one at most."""
     size, more = divmod(leaves, parts)
     starts = [number * size + min(number, more) for number in range(parts + 1)]
     return [range(*pair) for pair in itertools.pairwise(starts)]

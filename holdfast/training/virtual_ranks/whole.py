@@ -1,8 +1,9 @@
 """The sums of gradients over the shares of a batch, for ranks that each hold the whole model.
 
-A rank trains a contiguous block of the shares and adds their gradients as they come, so that it ends with the few sums
-of the block's subtrees. Bucket by bucket the ranks then exchange them (`holdfast.training.virtual_ranks.buckets`): in
-the engine's own loop while the backward pass of a rank's last share continues.
+A rank trains a contiguous block of the shares and adds each gradient to the tree at once, so that only the few sums of
+the block's subtrees are left. The ranks then exchange these sums bucket by bucket
+(`holdfast.training.virtual_ranks.buckets`). In the engine's own loop the exchange begins during the backward pass of a
+rank's last share.
 """
 
 import contextlib
@@ -24,22 +25,22 @@ from holdfast.training.virtual_ranks.buckets import (
 )
 from holdfast.training.virtual_ranks.tree import split_leaves
 
-# What to do if a gradient can't be exchanged while the backward pass continues.
+# The hint if a gradient can't be exchanged while the backward pass continues.
 HINT = "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
 
 
 class WholeSums:
     """The sums of whole gradients over the shares of each step.
 
-    All ranks exchange the same buckets in the same order. A rank begins with a bucket once it is complete, during the
-    backward pass of its last share (`overlapped`), or in `finish`: for the other ranks there is no difference.
+    All ranks exchange the same buckets in the same order. A rank sends a bucket when its gradients are complete, during
+    the backward pass of the rank's last share (`overlapped`), or in `finish`. The other ranks see no difference.
 
     Args:
         shares: the number of shares, V.
 
     Attributes:
         turns: the shares that this rank trains: a contiguous block.
-        facts: of a step in detail, checksums of the sum over the own shares, and of this rank's part of the whole sum.
+        facts: in a detailed step, checksums of the sum over this rank's shares, and of its slice of the whole sum.
     """
 
     def __init__(self, shares: int, rank: int, ranks: int) -> None:
@@ -50,14 +51,14 @@ class WholeSums:
         self._models: Sequence[nn.Module] = ()
         self._parameters: list[nn.Parameter] = []
         self._plain: list[Bucket] = []
-        self._ordered: list[Bucket] | None = None  # in the order in which a backward pass completes gradients
+        self._ordered: list[Bucket] | None = None  # buckets in the order in which a backward pass completes gradients
         self._comes_at_once = False
         self._completed: list[int] | None = None  # ids of completed gradients, while their order is not known
         self._hooked: dict[int, nn.Parameter] = {}
         self._is_overlapped = False
 
     def attach(self, models: Sequence[nn.Module]) -> None:
-        """Sum the gradients of some models."""
+        """Register the models whose gradients are summed."""
         self._models = models
 
     def begin(self, *, in_detail: bool) -> None:
@@ -66,7 +67,8 @@ class WholeSums:
         if [*map(id, parameters)] != [*map(id, self._parameters)]:
             self._parameters, self._plain = parameters, make_buckets(parameters[::-1])
             self._ordered, self._completed = None, None
-        # Facts follow from the buckets, so these are the same for a step in detail, the first one of a process or not.
+        # Facts depend on the buckets, so a detailed step always has the plain buckets, also after a process's first
+        # step.
         buckets = self._plain if in_detail or self._ordered is None else self._ordered
         self._sums = [BucketSum(each, self._shares, self._blocks, in_detail=in_detail) for each in buckets]
         self._sum_of = {id(each): found for found in self._sums for each in found.bucket.parameters}
@@ -80,7 +82,7 @@ class WholeSums:
     def overlapped(self) -> Iterator[None]:
         """Exchange gradients in the block: the backward pass of the last share's last micro-batch.
 
-        Nothing else may change gradients between the block and `add`. All ranks have such a block in the same steps.
+        Nothing else may change gradients between the block and `add`. All ranks use such a block in the same steps.
         """
         if self._ranks > 1:
             self._watch()
@@ -112,7 +114,7 @@ class WholeSums:
                 self._send_next()
 
     def describe(self) -> str:
-        """Return a checksum of the gradient of the share that was trained last, before `add`."""
+        """Return a checksum of the gradient of the share that was trained last. Call it before `add`."""
         for each in self._parameters:
             refuse_sparse(each.grad)
         return describe_gradient([each.grad for each in self._parameters])
@@ -133,7 +135,7 @@ class WholeSums:
             each.add(turn.share)
 
     def finish(self) -> None:
-        """Leave the mean over all shares in the parameters. All ranks call it together."""
+        """End a step: set the parameters' gradients to the mean over all shares. All ranks call it together."""
         if self._is_detailed:
             parts = [part for each in self._sums for part in each.tree.parts.values()]
             self.facts["partial_sum"] = f"{checksum_together(parts):016x}"
