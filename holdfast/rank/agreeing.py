@@ -16,12 +16,12 @@ from holdfast.training import Training
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """What a node would train.
+    """The facts about a node that are compared between nodes.
 
     Args:
-        name: its number and its host.
+        name: the node's number and host.
         settings: the settings that have to be equal on all nodes.
-        environment: its machine, and its record of code; see `holdfast.rank.record`.
+        environment: the node's machine, and its record of code; see `holdfast.rank.record`.
     """
 
     name: str
@@ -33,10 +33,10 @@ def check_same_training(training: Training, environment: dict[str, Any]) -> None
     """Check that all nodes train with the same settings, code and versions. All ranks call it.
 
     Args:
-        environment: this rank's machine, with the record of code in a node's first rank.
+        environment: this rank's machine; in a node's first rank also the record of code.
 
     Raises:
-        ConfigDrift: two nodes differ; the error names them and what differs. All ranks raise it.
+        ConfigDrift: two nodes differ; the error names the nodes and their differences. All ranks raise it.
     """
     config, own = training.config, None
     if training.accelerator.is_local_main_process:
@@ -52,7 +52,7 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
     versions = [
         Change(name=name, kind="package", saved=there.get(name, ABSENT), current=here.get(name, ABSENT))
         for name in VERSIONS
-        if name != "holdfast" and there.get(name) != here.get(name)  # compare_records has it
+        if name != "holdfast" and there.get(name) != here.get(name)  # compare_records compares it
     ]
     records = [each for each in compare_records(there, here) if each.kind == "package" or not is_harmless(each)]
     differ = [*compare_identities(first.settings, second.settings, {}), *versions, *records]
@@ -76,7 +76,7 @@ def describe_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def check_same_store(training: Training) -> None:
-    """Check that all nodes see the attempt's claim, and so the same store. All ranks call it after the claim.
+    """Check that all nodes see the attempt's claim, which shows that they share a store. All ranks call it together.
 
     Raises:
         StoreError: a node doesn't see the claim. All ranks raise it.

@@ -1,4 +1,4 @@
-"""The agreement of all ranks on when to save or stop: the maximum of all ranks' wishes, taken between two steps."""
+"""The agreement of all ranks on when to save or stop: between steps they exchange wishes and take the greatest."""
 
 import datetime
 import enum
@@ -6,7 +6,8 @@ import enum
 import torch
 from torch import distributed
 
-# After a step of at least this length the ranks wait for the answers, because a later answer costs one more long step.
+# After a step of at least this length the ranks wait for the answers at once. To take them later would cost one more
+# long step.
 SLOW_STEP_S = 0.25
 # The timeout is long, because a rank may evaluate alone for hours while the others wait. The attempt finds hung ranks.
 WITHIN = datetime.timedelta(days=1)

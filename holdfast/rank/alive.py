@@ -1,7 +1,7 @@
 """Signs of life between nodes, by which a rank notices that another node is lost.
 
-A node that vanishes closes no connection, so a collective with it waits for as long as the kernel sends packets again:
-15 minutes on Linux.
+A node that vanishes closes no connection, so a collective with that node waits until the kernel stops retransmitting
+packets: 15 minutes on Linux.
 """
 
 import threading
@@ -13,7 +13,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from holdfast.errors import RankDied
 from holdfast.terminal import spell_s
 
-# A node is lost after this many missing signs in a row: a busy node or network may lose a few.
+# A node counts as lost after so many missing signs in a row: a busy node or network may lose a few.
 SIGNS = 6
 LEFT = "left"
 
@@ -36,7 +36,8 @@ class NodeWatch:
             connect: returns a connection to the store that all nodes share.
             own: this node's number in torchrun's count, below ``count``.
             name: this node's name for messages.
-            report: called in another thread with the error that names the lost nodes. It has to end this process.
+            report: called in another thread with the error that names the lost nodes. This function has to end the
+                process.
         """
         self._connect, self._name, self._lost_after_s, self._report = connect, name, lost_after_s, report
         self._own, self._others = _key(own), [_key(node) for node in range(count) if node != own]

@@ -22,12 +22,13 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.lived import LIVED_VARIABLE
 from holdfast.rank.process import COMMIT_VARIABLE
 
-# The ranks that lose another one end by themselves, or their launcher ends them. Those that do neither are ended.
+# The longest wait for the other ranks after one has ended. They end by themselves, or their launcher ends them; the
+# attempt kills ranks that still run after this time.
 ALONE_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.5
 # How long a process that has closed its pipes may take to end.
 GONE_WITHIN_S = 0.3
-# The variables that the attempt chooses for all ranks of a machine.
+# The environment variables that the attempt sets for all ranks of a machine.
 TOLD = (
     MARK_VARIABLE, HEARTBEATS_VARIABLE, LONGEST_EPOCH_VARIABLE, PATIENCE_VARIABLE, LIVED_VARIABLE, HELD_VARIABLE,
     COMMIT_VARIABLE,
@@ -36,13 +37,14 @@ RESTART = "the launcher may start it again; it then continues from the last veri
 
 
 class AttachedProcesses:
-    """The processes of this machine's ranks, as the one process that `Ranks` knows.
+    """The processes of this machine's ranks, behind the interface of a single process that `Ranks` expects.
 
-    They have ended once all of them have closed their pipe: they then wait for the attempt's exit code.
+    The processes count as ended when all of them have closed their pipe, although they then wait for the attempt's exit
+    code.
 
     Attributes:
         pids: the processes.
-        first_gone: those that have ended first.
+        first_gone: the processes that ended first.
     """
 
     def __init__(self, pids: Sequence[int], stdin: IO[str], stdout: IO[str]) -> None:
@@ -72,7 +74,7 @@ class AttachedProcesses:
         return [pid for pid in self.pids if not is_running(pid)]
 
     def _watch(self) -> None:
-        """Note which processes end first, and kill those that stay for `ALONE_WITHIN_S` after that."""
+        """Note which processes end first, and kill the others if they still run `ALONE_WITHIN_S` later."""
         while self.poll() is None:
             self.first_gone = self.find_gone()
             if self.first_gone:
@@ -89,7 +91,7 @@ class AttachedRanks(Ranks):
     """The ranks of one attempt, as processes that another launcher has started; see `Ranks`.
 
     Attributes:
-        door: the door at which they come to the attempt, set before there is one.
+        door: the door through which the ranks come to the attempt, set before an attempt is made.
     """
 
     door: ClassVar[Door | None] = None
@@ -102,12 +104,12 @@ class AttachedRanks(Ranks):
         """Wait until all ranks of this machine have come.
 
         Args:
-            is_held: not used: nobody starts these ranks before they are needed.
+            is_held: not used, because a launcher doesn't start ranks ahead.
 
         Raises:
-            ConfigError: no process of a launcher has started this one.
-            RunStopped: they have come already, and have ended.
-            NodesMissing, RankDied: they don't come; see `Door.let_in`.
+            ConfigError: no process of a launcher has started this process.
+            RunStopped: the ranks have come already, and have ended.
+            NodesMissing, RankDied: the ranks don't come; see `Door.let_in`.
         """
         door = self.door
         if door is None:
@@ -134,12 +136,12 @@ class AttachedRanks(Ranks):
         return [*self._process.pids]
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error that made one rank lose another; None if that is a rank of another machine."""
+        """Return the error that made one rank lose another; None if the lost rank is on another machine."""
         cause = super()._find_cause()
         return None if cause is not None and cause.data.get("is_ordered") else cause
 
     def _describe_end(self) -> HoldfastError:
-        """Return the error for ranks that have ended: it names those that died before the others."""
+        """Return the error for ranks that have ended. It names the ranks that died first."""
         self._events.put(None)
         deadline = time.monotonic() + GONE_WITHIN_S
         while not (gone := self._process.first_gone or self._process.find_gone()) and time.monotonic() < deadline:
@@ -154,7 +156,7 @@ class AttachedRanks(Ranks):
 
 
 def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: float) -> AttachedProcesses:
-    """Give the ranks their pipes and variables as they come; return their processes."""
+    """Give each rank that comes its pipes and variables. Return the processes when all ranks have come."""
     variables = {name: environment[name] for name in TOLD}
     (orders, to_ranks), (from_ranks, events) = os.pipe(), os.pipe()
     try:
@@ -167,5 +169,5 @@ def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: fl
 
 
 def choose_ranks(compute: Compute) -> type[Ranks]:
-    """Return the class of the ranks of a run: those that the attempt starts, or another launcher's."""
+    """Return the class for a run's ranks: `AttachedRanks` if another launcher starts them, otherwise `Ranks`."""
     return AttachedRanks if compute.is_attached else Ranks

@@ -1,5 +1,5 @@
-"""A rank of another launcher at its end: it tells the attempt what the launcher wants, and the launcher what the
-attempt has done. For any other rank these functions do nothing.
+"""The end of a rank that another launcher has started: the rank passes the launcher's signals on to the attempt, and
+the attempt's exit code on to the launcher. For any other rank these functions do nothing.
 """
 
 import contextlib
@@ -10,12 +10,12 @@ from holdfast.errors import RunStopped
 from holdfast.machine import heartbeats
 from holdfast.machine.processes import is_running
 
-# The file number of the pipe with the attempt's exit code.
+# The variable with the file number of the pipe with the attempt's exit code.
 END_VARIABLE = "HOLDFAST_END"
-# The process of the attempt, which is a child of the first rank of its machine.
+# The variable with the attempt's process id. The attempt is a child process of the first rank of its machine.
 BESIDE_VARIABLE = "HOLDFAST_BESIDE"
 STOPPED_EARLY = RunStopped.exit_code
-_told: list[int] = []  # the attempts that a signal was passed on to
+_told: list[int] = []  # the attempts to which a signal was passed on
 
 
 def is_attached() -> bool:
@@ -24,9 +24,10 @@ def is_attached() -> bool:
 
 
 def pass_on_stop() -> None:
-    """Tell the attempt that the launcher ends its ranks, once, if this is the first rank of a machine.
+    """Send the attempt a SIGTERM, because the launcher ends its ranks. Only a machine's first rank does, and only once.
 
-    A launcher also ends the ranks that are left when one has died. The attempt then finds the dead one by itself.
+    A launcher also ends the remaining ranks if one has died. Then no signal is sent: the attempt finds the dead rank by
+    itself.
     """
     number = int(os.environ.get(BESIDE_VARIABLE, "0"))
     if number and not _told and all(is_running(beat.pid) for beat in heartbeats.read_beats().values()):
@@ -36,17 +37,17 @@ def pass_on_stop() -> None:
 
 
 def await_code(code: int) -> int:
-    """Wait for the attempt to commit and end. Return its exit code, or this rank's own if it has none.
+    """Wait for the attempt to commit and end. Return its exit code; this rank's own if the attempt gives none.
 
     Args:
-        code: the rank's exit code; 0 if it ended by an order.
+        code: the rank's exit code; 0 if an order has ended the rank.
     """
     if not is_attached():
         return code
-    # The launcher may end the ranks that are left as soon as the first one has ended.
+    # The launcher may end the remaining ranks as soon as the first rank has ended.
     signal.signal(signal.SIGTERM, lambda *_: pass_on_stop())
     given = os.read(int(os.environ[END_VARIABLE]), 1)
     if number := int(os.environ.get(BESIDE_VARIABLE, "0")):
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(number, 0)  # so that nothing of the run is left when the launcher sees the end
+            os.waitpid(number, 0)  # so that no process of the run is left when the launcher sees the end
     return given[0] if given else code or STOPPED_EARLY

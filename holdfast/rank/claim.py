@@ -1,4 +1,4 @@
-"""The check that a node sees the attempt's claim on the store, and so writes to the same store; imports no torch."""
+"""The check that a node shares the attempt's store: it has to see the attempt's claim there. Imports no torch."""
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, StoreError
@@ -12,7 +12,7 @@ def find_attempt(config: RunConfig) -> int:
 
 
 def find_problem(config: RunConfig, attempt: int, node: str) -> str:
-    """Return why this node can't see an attempt's claim; empty if it sees it.
+    """Return why this node can't see an attempt's claim; empty if the node sees the claim.
 
     Args:
         node: the node's name for messages.

@@ -1,11 +1,11 @@
 """The door between an attempt and the ranks of this machine that another launcher has started; imports no torch.
 
-These ranks are no children of the attempt's, so it can't start them with its pipes. Each one knocks at a socket whose
-name follows from the launcher's variables, and gets the variables and the pipes of a rank. The first rank of a machine
-makes the socket and starts the attempt, which inherits it.
+These ranks aren't child processes of the attempt, so the attempt can't start them with its pipes. Each rank connects
+("knocks") to a socket whose name follows from the launcher's variables, and gets the variables and the pipes of a rank.
+The first rank of a machine makes the socket and starts the attempt, which inherits the socket.
 
-The socket has an abstract name, so that the kernel removes it with its processes. Both sides check that the other one
-is the same user's. Source: unix(7).
+The socket has an abstract name, so that the kernel removes it when its processes end. Both sides check that the other
+side belongs to the same user. Source: unix(7).
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from holdfast.machine.processes import is_running
 from holdfast.rank.launchers import Slot
 from holdfast.terminal import spell_s
 
-# The file number of the socket, and the process of the first rank, for the attempt that inherits it. The attempt can't
-# take its parent for the first rank: that may have died before the attempt could ask.
+# The variable with the file number of the socket and the process id of the first rank, for the attempt. The first rank
+# starts the attempt, but may die before the attempt could ask for its parent's id.
 DOOR_VARIABLE = "HOLDFAST_DOOR"
 LOOK_EVERY_S = 0.5
-# How long a name may still belong to the attempt of ranks that have died before all of them had come.
+# How long the socket's name may still be in use by an earlier attempt, whose ranks died before all of them had come.
 NAME_WITHIN_S = 10.0
-# How long an attempt that has failed waits for the ranks that don't know that yet.
+# How long an attempt that has failed waits for ranks that haven't come yet, to tell them its exit code.
 TELL_WITHIN_S = 10.0
-# Variables of the launcher that tell two of its starts apart.
+# Variables of the launcher that differ between two starts of its processes.
 KEYS = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 PEER = struct.Struct("3i")  # the process, the user and the group at the other end
 FILES = 4
@@ -45,8 +45,8 @@ class Answer:
 
     Attributes:
         variables: the environment variables of the ranks.
-        files: the numbers of its standard input, output and error, and of the pipe with the attempt's exit code.
-        code: the exit code of an attempt that has ended before there were ranks; None if there is one.
+        files: the numbers of the rank's standard input, output and error, and of the pipe with the attempt's exit code.
+        code: the exit code of an attempt that has ended already; None if the attempt takes the rank.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Answer:
 
 
 def name_door(slot: Slot) -> str:
-    """Return the name of the socket for the ranks of this machine that one start of a launcher has in common."""
+    """Return the name of the socket that all ranks of one start of a launcher use on this machine."""
     if slot.address is None:
         start = [str(os.getpid())]
     else:
@@ -64,7 +64,7 @@ def name_door(slot: Slot) -> str:
 
 
 def make_door(name: str) -> socket.socket:
-    """Return the socket of this name, at which ranks can knock from now on.
+    """Make the socket of this name. Ranks can knock from now on.
 
     Raises:
         ConfigError: another start of a launcher has the same variables, and its ranks have not all come yet.
@@ -88,10 +88,10 @@ def make_door(name: str) -> socket.socket:
 
 
 def knock(name: str, within_s: float) -> Answer:
-    """Return what the attempt of this machine's ranks answers.
+    """Knock at the door, and return the attempt's answer.
 
     Raises:
-        NodesMissing: nobody has answered for ``within_s`` seconds.
+        NodesMissing: no attempt has answered within ``within_s`` seconds.
     """
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -126,7 +126,7 @@ def _receive(own: socket.socket) -> Answer:
 
 
 def _read_peer(end: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end of a connection."""
+    """Return the ids of the process and the user at the other end of a connection."""
     process, user, _ = PEER.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     return process, user
 
@@ -142,7 +142,7 @@ class Door:
         """
         Args:
             count: the number of this machine's ranks.
-            first: the process of the first of them.
+            first: the process id of the first of them.
         """
         self._first = first
         self.is_open = True
@@ -151,10 +151,10 @@ class Door:
         self._guests: list[int] = []
 
     def let_in(self, variables: Mapping[str, str], files: Sequence[int], within_s: float) -> list[int]:
-        """Wait until all ranks have knocked, and give each the variables and files. Return their processes.
+        """Wait until all ranks have knocked, and give each the variables and files. Return their process ids.
 
         Args:
-            files: the numbers of their standard input, output and error.
+            files: the numbers of the files for the ranks' standard input, output and error.
 
         Raises:
             NodesMissing: a rank has not come within ``within_s`` seconds.
@@ -173,13 +173,13 @@ class Door:
         return self._guests
 
     def _answer(self, answer: bytes, files: Sequence[int], within_s: float) -> bool:
-        """Answer each rank that knocks, until all have; return False if one hasn't in time."""
+        """Answer each rank that knocks, until all have knocked. Return False if a rank hasn't knocked in time."""
         self._listening.settimeout(LOOK_EVERY_S)
         deadline = time.monotonic() + within_s
         while len(self._guests) < self._count:
             if time.monotonic() > deadline or not is_running(self._first):
                 return False
-            with contextlib.suppress(OSError):  # nobody has come, or who came has gone
+            with contextlib.suppress(OSError):  # no rank has knocked, or it has gone away again
                 guest, _ = self._listening.accept()
                 with guest:
                     process, user = _read_peer(guest)
@@ -189,7 +189,7 @@ class Door:
         return True
 
     def close(self, code: int) -> None:
-        """Tell the ranks the exit code of the attempt. Those that have not come yet get it as they knock."""
+        """Tell the ranks the attempt's exit code. Wait up to `TELL_WITHIN_S` for ranks that haven't knocked yet."""
         if self.is_open:
             self.is_open = False
             with self._listening:

@@ -47,7 +47,8 @@ class RankLog:
         """Return the error for ranks that ended without reporting one.
 
         Args:
-            known: the return code of the rank, or of torchrun if there are several ranks; or what is known instead.
+            known: the return code of the rank, or of torchrun if there are several ranks. If no return code is known,
+                a text in its place.
         """
         lines = self.read().splitlines()
         crash = list(itertools.dropwhile(lambda line: not line.startswith(CRASH), lines))
@@ -70,7 +71,7 @@ class RankLog:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory, in this container or on this machine."""
+    """Return how many processes the kernel has killed because memory ran out, in this container or on this machine."""
     for path in OOM_COUNTERS:
         with contextlib.suppress(OSError, ValueError):
             return sum(
@@ -82,11 +83,11 @@ def count_oom_kills() -> int:
 
 
 def _find_first_failure(lines: Sequence[str]) -> str:
-    """Return how the first rank to fail ended, from torchrun's lines in the log; empty if there are none.
+    """Return how the first failed rank ended, from torchrun's lines in the log; empty if there are no such lines.
 
-    A rank that was killed by a signal comes first: a rank that loses another one ends with an exit code, or aborts
-    (SIGABRT) under NCCL, and torchrun may see that first. SIGTERM doesn't count, because torchrun itself sends it to
-    the remaining ranks.
+    A rank that a signal has killed counts as the first: a rank that loses another rank ends with an exit code, or
+    aborts (SIGABRT) under NCCL, and torchrun may see that end first. SIGTERM doesn't count, because torchrun itself
+    sends it to the remaining ranks.
     """
     text = "\n".join(lines)
     first = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)

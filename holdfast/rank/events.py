@@ -29,7 +29,7 @@ class Events:
     def send_error(self, error: HoldfastError) -> None:
         """Report the error that ends this rank.
 
-        Every rank reports its own: the first error is the cause, and the other ranks' errors are its effects.
+        Every rank reports its own error: the first error is the cause, and the other ranks' errors are its effects.
         """
         failed = Failed.of(error)
         line = encode_message(failed)

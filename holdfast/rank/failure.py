@@ -22,7 +22,8 @@ OF_PROGRAMS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
     ValueError,
 )  # fmt: skip
-# Errors of devices, networks and other processes, which new ranks may not meet. torch raises many as RuntimeError.
+# Errors of devices, networks and other processes, which may not occur again in new ranks. torch raises many of them as
+# RuntimeError, with texts that SURROUNDINGS finds.
 OF_SURROUNDINGS = (OSError, EOFError, DistError, torch.AcceleratorError)
 SURROUNDINGS = re.compile(
     r"CUDA|cuDNN|CUBLAS|\bHIP\b|MIOpen|NCCL|RCCL|DataLoader worker \(pid|[Pp]in memory|shared memory|ancdata"
@@ -31,10 +32,11 @@ SURROUNDINGS = re.compile(
 
 
 def describe_failure(training: Training | None, error: Exception) -> HoldfastError:
-    """Return the error to report for one that ended this rank: itself, if it is one of Holdfast's."""
+    """Return the error to report for an error that ended this rank. An error of Holdfast's is returned as it is."""
     step = training.progress.step if training else 0
     has_others = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    # A recipe whose ranks wait for each other may lose one while it builds, which is not the recipe's error.
+    # The ranks may wait for each other while the recipe builds. If one of them dies then, the others raise a
+    # RecipeError, whose cause shows the lost connection.
     cause = error.__cause__ if isinstance(error, RecipeError) else error
     if has_others and _is_lost_connection(cause):
         return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)
@@ -50,7 +52,7 @@ def describe_failure(training: Training | None, error: Exception) -> HoldfastErr
 
 
 def comes_again(error: Exception) -> bool:
-    """Return whether new ranks would raise an error again: not one of a device, a network or another process."""
+    """Return whether new ranks would raise an error again; False if a device, network or other process caused it."""
     if isinstance(error, OF_SURROUNDINGS):
         return False
     if isinstance(error, RuntimeError):

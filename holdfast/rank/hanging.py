@@ -1,4 +1,4 @@
-"""The search for ranks that hang, from their heartbeats: which one it is, where it stands, and the stack of each.
+"""The search for ranks that hang, from their heartbeats: which rank hangs, at which place, and each rank's stack.
 
 A rank hangs if it stays at one place for longer than its bound, and no other rank is behind it.
 
@@ -6,19 +6,19 @@ A rank hangs if it stays at one place for longer than its bound, and no other ra
 phase                       bound
 ==========================  ========================================================================================
 a step, an evaluation       ``resume.hung_after_s``: "auto" is 20 times the longest so far, 30 s at least and 60 s at
-                            most; always 3 times the longest so far at least
+                            most. In any case the bound is at least 3 times the longest so far
 the process's first step    10 minutes: it compiles, starts loader workers and connects the ranks
-building, restoring,        an hour: they depend on data and storage, and two of them have little in common
+building, restoring,        an hour: the times depend on data and storage, and past times say little about the next
 saving, first evaluation
 waiting for an order        none
 ==========================  ========================================================================================
 
-Three facts of the operating system decide besides the clock:
+Besides the clock, three facts of the operating system decide:
 
-- A rank whose process is stopped (SIGSTOP) for as long as a step may take hangs in every phase.
-- A rank that uses its processor computes: an evaluation inside a loop, a compilation, a long step. It gets an hour,
-  unless it waits for the other ranks' GPUs, which NCCL does in a busy loop.
-- Time counts only while the attempt itself looks, so that a machine that was suspended loses no run.
+- A rank whose process is stopped (SIGSTOP) for as long as a step may take hangs, whatever its phase.
+- A rank that uses its processor computes: an evaluation inside a loop, a compilation, a long step. Its bound is an
+  hour, unless it waits for the other ranks' GPUs, because NCCL waits in a busy loop.
+- Time counts only while the attempt itself is running, so that ranks of a suspended machine don't count as hung.
 """
 
 import time
@@ -32,25 +32,25 @@ from holdfast.machine.heartbeats import Beat, Heartbeats, Phase, Place
 from holdfast.machine.processes import STOPPED, read_process
 from holdfast.rank.stacks import write_stacks
 
-# The factor of all bounds, for a process that watches ranks of an attempt on another machine.
+# The variable with the factor of all bounds, for a process that watches an attempt's ranks on another machine.
 PATIENCE_VARIABLE = "HOLDFAST_PATIENCE"
 LOOK_EVERY_S = 1.0
 LEAST_S, MOST_S = 30.0, 60.0
 TIMES, LEAST_TIMES = 20.0, 3.0
 FIRST_STEP_S = 600.0
 UNKNOWN_S = 3600.0
-BUSY_CORES = 0.05  # a rank that uses more computes; one that waits for a lock or a socket uses a hundredth
+BUSY_CORES = 0.05  # a rank that uses more is computing; a rank that waits for a lock or a socket uses 0.01
 
 
 @dataclass
 class _Seen:
-    """One rank, as the last look saw it.
+    """The state of one rank at the last look.
 
     Attributes:
         cpu_s: the processor time that its process has used.
-        still_s: seconds for which the rank has been at its place.
-        idle_s: likewise, without computing.
-        stopped_s: seconds for which its process has been stopped.
+        still_s: the seconds for which the rank has been at its place.
+        idle_s: the seconds for which the rank has been at its place without computing.
+        stopped_s: the seconds for which its process has been stopped.
     """
 
     beat: Beat
@@ -64,7 +64,7 @@ class Watch:
     """The watch over the ranks of this machine.
 
     Attributes:
-        patience: a factor of all bounds: more after each hang, in case that it was none.
+        patience: a factor for all bounds. It grows after each hang, in case that the ranks were only slow.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Watch:
     ) -> None:
         """
         Args:
-            has_others: whether ranks of other machines, which have a watch there, belong to the same training.
+            has_others: whether ranks of other machines, which have watches of their own, belong to the same training.
         """
         self.patience = 1.0
         self._has_others = has_others
@@ -103,8 +103,8 @@ class Watch:
         if last is None:
             self._seen[rank] = _Seen(beat, cpu_s)
             return
-        counted_s = min(elapsed_s, 2 * LOOK_EVERY_S)  # a longer pause was the attempt's own, or the machine's
-        # One that waits for a processor (R) computes, too.
+        counted_s = min(elapsed_s, 2 * LOOK_EVERY_S)  # if more time has passed, the attempt or the machine was paused
+        # A rank that waits for a free processor (state R) counts as computing, too.
         is_busy = state in ("R", "") or cpu_s - last.cpu_s > BUSY_CORES * elapsed_s
         is_same = beat.position == last.beat.position
         last.still_s = last.still_s + counted_s if is_same else 0.0
@@ -113,7 +113,7 @@ class Watch:
         last.beat, last.cpu_s = beat, cpu_s
 
     def _find_behind(self) -> list[int]:
-        """Return the ranks that all others wait for, if all of those hang."""
+        """Return the ranks that are behind all others, if each of them has exceeded its bound; otherwise none."""
         first = min((seen.beat.position for seen in self._seen.values()), default=None)
         behind = {rank: seen for rank, seen in self._seen.items() if seen.beat.position == first}
         return [*behind] if all(map(self._is_late, behind.values())) else []
@@ -131,7 +131,7 @@ class Watch:
         """Return how long a rank may stay at one place in a phase, in seconds.
 
         Args:
-            first_s: the bound while no such phase is measured.
+            first_s: the least bound as long as no time of this phase was measured.
         """
         longest_s = max(seen.beat.longest_s.get(phase, 0.0) for seen in self._seen.values())
         chosen_s = min(MOST_S, max(LEAST_S, TIMES * longest_s)) if self._hung_after_s == "auto" else self._hung_after_s

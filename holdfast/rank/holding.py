@@ -6,7 +6,7 @@ The first order ends the wait. All ranks of a machine have one standard input, a
 import os
 import select
 
-# Set for ranks that wait for their first order before they build.
+# The variable that is set for ranks which wait for their first order before they build the recipe.
 HELD_VARIABLE = "HOLDFAST_HELD"
 
 

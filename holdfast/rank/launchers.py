@@ -1,7 +1,7 @@
-"""The place that another launcher gave this process: torchrun, accelerate launch, srun, or one with their variables.
+"""The rank that another launcher gave this process: torchrun, accelerate launch, srun, or one with their variables.
 
-`holdfast.attach` takes its ranks from such a launcher. Any other command that starts an attempt refuses to be one of
-several processes, because each of them would start the same attempt. Nothing here imports torch.
+With `holdfast.attach` such a launcher starts the ranks. Any other command that starts an attempt raises an error if it
+is one of several processes, because each of them would start the same attempt. Nothing here imports torch.
 """
 
 import os
@@ -12,21 +12,21 @@ from holdfast.config import Compute
 from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigError
 
-# srun sets this for its tasks alone: a batch script has a number of tasks and a number 0 of its own, too.
+# srun sets this variable only for its tasks. Slurm's other variables exist in a batch script without srun, too.
 STEP_SIZE = "SLURM_STEP_NUM_TASKS"
 DOCS = "docs/launchers.md says how"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of this process among those that a launcher started.
+    """The place of this process among the processes that a launcher started.
 
     Attributes:
-        launcher: its name for messages; empty without a launcher.
-        rank, size: this process among all of them, from 0, and their number.
-        local_rank, local_size: likewise among those of this machine.
+        launcher: the launcher's name for messages; empty without a launcher.
+        rank, size: this process's number among all processes, from 0, and the number of all processes.
+        local_rank, local_size: this process's number among this machine's processes, and the number of these.
         node: this machine's number, from 0.
-        address: host:port at which the processes meet; None for a process alone.
+        address: host:port at which the processes meet; None for a single process.
     """
 
     launcher: str = ""
@@ -57,7 +57,7 @@ class Slot:
 
 
 def find_slot(environ: Mapping[str, str] = os.environ) -> Slot:
-    """Return the place that a launcher gave this process, as its variables say.
+    """Return the place that a launcher gave this process, from the launcher's environment variables.
 
     Raises:
         ConfigError: a variable is missing or makes no sense, or the nodes have different numbers of processes.
@@ -82,7 +82,7 @@ def find_slot(environ: Mapping[str, str] = os.environ) -> Slot:
 
 
 def _read_torchs(environ: Mapping[str, str]) -> Slot:
-    """Return the place by the variables that torch reads."""
+    """Return the place from the variables that torch reads."""
     launcher = name_launcher(environ)
     rank, size = _read_number(environ, "RANK"), _read_number(environ, "WORLD_SIZE")
     local_rank, local_size = 0, 1
@@ -146,7 +146,7 @@ def name_launcher(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def count_processes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many processes a launcher has started of this command; 1 if none has, or its variables say nothing."""
+    """Return how many processes of this command a launcher has started; 1 without a launcher, or if it doesn't say."""
     sizes = [environ.get("WORLD_SIZE", "")] if "RANK" in environ else []
     sizes += [environ.get("LOCAL_WORLD_SIZE", "")] if "LOCAL_RANK" in environ else []
     sizes += [environ.get(STEP_SIZE, "")] if "SLURM_PROCID" in environ else []
@@ -154,7 +154,7 @@ def count_processes(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def refuse_launcher(compute: Compute, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to start an attempt as one of several processes of a launcher: each of them would start it.
+    """Raise an error if this is one of several processes of a launcher, because each would start the same attempt.
 
     With several nodes in the configuration one command on each is expected.
 

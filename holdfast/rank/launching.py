@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 END_WITHIN_S = 5.0
 KILLED_WITHIN_S = 60.0  # a process with much memory takes seconds to end
-CAUSE_WITHIN_S = 45.0  # torchrun notices a dead rank, and ends the others within 30 s
+CAUSE_WITHIN_S = 45.0  # longer than torchrun takes to end the other ranks once it notices a dead one: 30 s
 
 E = TypeVar("E", bound=BaseModel)
 F = TypeVar("F", bound=BaseModel)
@@ -80,10 +80,10 @@ class Ranks:
 
     Attributes:
         began: when the ranks were started, on the clock of `time.monotonic`.
-        watch: the watch over their heartbeats.
+        watch: the watch over the ranks' heartbeats.
     """
 
-    # The default of the argument `spawn`; tests replace it.
+    # The default of the argument `spawn`; tests replace this attribute.
     spawn: ClassVar[Spawn] = staticmethod(start_process)
 
     def __init__(
@@ -100,15 +100,15 @@ class Ranks:
         """
         Args:
             commit: the number of the commit that will probably be restored: the ranks begin to read it at once.
-            longest_epoch: cut an epoch to this many steps, for a proof; 0 for no cut.
-            spawn: starts the process; by default `Ranks.spawn`.
-            patience: of the watch over their heartbeats.
+            longest_epoch: the steps to which epochs are shortened, for a proof; 0 to leave them as they are.
+            spawn: the function that starts the process; by default `Ranks.spawn`.
+            patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
             lived: the file for the steps that no commit has yet; see `holdfast.rank.lived`.
-            is_held: whether they wait for `proceed` once they have imported torch.
+            is_held: whether the ranks wait for `proceed` after they have imported torch.
         """
         self.began = time.monotonic()
         self._compute = config.compute
-        claim_recipe(config.recipe)  # for the line of a rank that hangs
+        claim_recipe(config.recipe)  # to find the user's line in the stack of a rank that hangs
         self._is_built = False  # whether the ranks have met and built the recipe
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
@@ -123,9 +123,11 @@ class Ranks:
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)
         self._events: Events = queue.SimpleQueue()
-        # End ranks that nobody refers to: a signal may raise after their start, before the caller has stored them.
+        # If a signal raises an error before the caller has stored this object, nobody can end the ranks. So close their
+        # input, which ends them, when this object is garbage-collected.
         weakref.finalize(self, self._process.stdin.close)
-        # A thread, since a signal during a read would lose the line. It must not refer to this object; see above.
+        # Read in a thread, because a signal during a read would lose the line. The thread must not refer to this
+        # object, which would otherwise never be collected.
         threading.Thread(target=_read, args=(self._process.stdout, self._events), daemon=True).start()
 
     @property
@@ -141,14 +143,17 @@ class Ranks:
         A signal to the process group isn't enough: torchrun starts each rank in a session of its own, and a rank may
         outlive torchrun.
         """
-        with contextlib.suppress(ProcessLookupError):  # torchrun first, so that it doesn't react to a rank's death
+        with contextlib.suppress(ProcessLookupError):  # signal torchrun first, so that it can't react to a rank's death
             os.killpg(self.pid, number)
         for pid in self._find_others():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def _find_others(self) -> list[int]:
-        """Return the processes outside of our child's group. A single rank has none, which saves a search of 0.1 s."""
+        """Return the ranks' processes outside of the child's process group.
+
+        For a single rank there are none, which saves the search of 0.1 s.
+        """
         return find_processes(self._mark) if self._compute.has_several else []
 
     # ---- events
@@ -169,12 +174,13 @@ class Ranks:
             error = event.error
             raise self._find_cause() or error if error.data.get("is_effect") else error
         if isinstance(event, Ready):
-            self._delete_heartbeats()  # all ranks have joined; the file of a killed attempt would stay for ever
+            # All ranks have opened the file of heartbeats. Delete it now: a killed attempt couldn't.
+            self._delete_heartbeats()
             self._check_first()
         return event
 
     def _await_event(self, within_s: float | None) -> Event | None:
-        """Return the next event; None if the ranks have ended. Look at the heartbeats while none comes."""
+        """Return the next event; None if the ranks have ended. Look at the heartbeats while no event comes."""
         deadline = math.inf if within_s is None else time.monotonic() + within_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -249,7 +255,7 @@ class Ranks:
             self._process.stdin.flush()
 
     def close_input(self) -> None:
-        """Close the ranks' input. The ranks then save the trained steps, unless an `End` came before, and end."""
+        """Close the ranks' input. The ranks then save the trained steps and end; after an `End` they don't save."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
@@ -269,7 +275,7 @@ class Ranks:
         """Load the weights of another run's checkpoint, or of a folder; see `Begin`.
 
         Returns:
-            `Begun`, or the `Damaged` that says what is wrong with the checkpoint.
+            `Begun`, or a `Damaged` that says how the checkpoint is damaged.
 
         Raises:
             HoldfastError: see `next_event`.
@@ -287,7 +293,7 @@ class Ranks:
         return self.expect(Imported)
 
     def keep(self, fingerprint: str, origin: Origin) -> Saved:
-        """Save what was taken over, and return the checkpoint once it is durable.
+        """Save the state that `take_over` has loaded. Return the checkpoint once it is durable.
 
         Raises:
             HoldfastError: see `next_event`.
@@ -300,7 +306,7 @@ class Ranks:
         self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed))
 
     def proceed(self) -> None:
-        """Order held ranks to build the recipe. The measurement of their start begins now."""
+        """Order held ranks to build the recipe, and measure the time of their start from now on."""
         self.began = time.monotonic()
         self.send(Proceed())
 
@@ -317,7 +323,7 @@ class Ranks:
         return self.expect(Rehearsed)
 
     def list_pids(self) -> list[int]:
-        """Return the processes of the ranks on this machine."""
+        """Return the process ids of the ranks on this machine."""
         return [self.pid, *self._find_others()]
 
     def save(self) -> None:
@@ -345,11 +351,11 @@ class Ranks:
         self.end()
 
     def finish(self, within_s: float) -> None:
-        """Order the ranks of a complete run to end, and wait for the code after a loop of the user's own.
+        """Order the ranks of a complete run to end. Wait until the user's code after a loop of its own has run.
 
         Raises:
-            HoldfastError: the code raised this error.
-            RankDied: the ranks ended without a report, or the code still runs after ``within_s`` seconds.
+            HoldfastError: that code raised this error.
+            RankDied: the ranks ended without a report, or that code still runs after ``within_s`` seconds.
         """
         self.send(End())
         while not isinstance(self.next_event(within_s), Finished):
@@ -361,7 +367,7 @@ class Ranks:
         Args:
             within_s: seconds to wait after the `End`, and again after SIGTERM.
         """
-        # A process that exits loses its mark before it gives its memory and its GPU back.
+        # Find the processes now: a process that exits loses its mark before it frees its memory and its GPU.
         found = {*filter(leads_session, self._find_others())}
         self.send(End())
         self.close_input()
@@ -384,7 +390,7 @@ class Ranks:
 
 
 def _read(pipe: IO[str], events: Events) -> None:
-    """Put each event that arrives into a queue, and None when the pipe ends."""
+    """Read events from a pipe into a queue; put None into the queue when the pipe ends."""
     try:
         with pipe as lines:
             for line in lines:

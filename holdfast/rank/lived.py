@@ -1,11 +1,11 @@
 """The steps that ranks have trained and no commit has yet, in a file on the disk of their machine.
 
-If the ranks die, those that continue the run train the same steps again, and `holdfast.attempt` compares. So each
-death proves what a rehearsal proves, for nothing. The file survives the death of a process; it isn't flushed to the
-disk, so a machine may lose it.
+If the ranks die, new ranks continue the run and train the same steps again, and `holdfast.attempt` compares the two
+trails. So each death proves as much as a rehearsal, without a rehearsal's cost. The file survives the death of a
+process. It isn't flushed to the disk, so it may be lost if the machine fails.
 
-A file has the lines of the trail, one JSON object a line. ``{"after": 60}`` begins a section: the steps after step 60
-follow, as one process has trained them. Nothing here imports torch.
+A file has the lines of the trail, each a JSON object. ``{"after": 60}`` begins a section: the lines that follow are the
+steps after step 60, as one process has trained them. Nothing here imports torch.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.provenance.canonical import spell_floats
 
-# The path of the file that the main rank writes; unset for none.
+# The variable with the path of the file that the main rank writes; unset if it writes no file.
 LIVED_VARIABLE = "HOLDFAST_LIVED"
 SUFFIX = ".steps.jsonl"
 # The size at which the file takes no further steps.
@@ -27,7 +27,7 @@ Line = dict[str, Any]
 
 
 class LivedSteps:
-    """The file that a set of ranks writes, by its main rank; nothing if its attempt asked for none."""
+    """The file of a set of ranks, which the main rank writes. Without a path this class writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -37,12 +37,12 @@ class LivedSteps:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Begin a section: the ranks hold the state after this step."""
+        """Begin a section at the step whose state the ranks hold now."""
         self._lines, self._after, self._saved = [], step, step
         self._append([{"after": step}])
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Add the lines of a trail that are newer than those already added."""
+        """Add those lines of a trail that weren't added before."""
         known = self._lines[-1]["step"] if self._lines else self._after
         new = [spell_floats(dict(line)) for line in lines if line["step"] > known]
         if new and self._path is not None:
@@ -50,7 +50,7 @@ class LivedSteps:
             self._append(new)
 
     def note_save(self, step: int) -> None:
-        """Record the beginning of a save of this step. The save before is durable now, so drop its steps."""
+        """Record that a save of this step has begun. The last save is durable now, so remove its steps."""
         done, self._saved = self._saved, step
         self._lines = [line for line in self._lines if line["step"] > done]
         self._after, self._is_full = max(self._after, done), False
@@ -69,17 +69,17 @@ class LivedSteps:
 
 
 def open_lived() -> LivedSteps:
-    """Return the file that this rank writes."""
+    """Return the object for this rank's file; it writes nothing except in the main rank."""
     path = os.environ.get(LIVED_VARIABLE, "")
     return LivedSteps(Path(path) if path and os.environ.get("RANK", "0") == "0" else None)
 
 
 def find_lived(folder: Path, first: int, step: int) -> list[Line]:
-    """Return the steps after ``step`` as the first process that still trained then has trained them; empty for none.
+    """Return the trail's lines after ``step`` from the first process that trained these steps; empty if none has.
 
     Args:
         folder: the run's folder for logs.
-        first: the number of the attempt that committed the step: files of earlier attempts can't have more.
+        first: the number of the attempt that committed ``step``. Earlier attempts have trained no later steps.
     """
     for path in sorted(folder.glob(f"attempt-*{SUFFIX}")):
         if _number_of(path) < first:
@@ -108,7 +108,7 @@ def _number_of(path: Path) -> int:
 
 
 def _read_sections(path: Path) -> Iterator[tuple[int, list[Line]]]:
-    """Yield each section of a file: the step that it begins after, and its lines as far as they can be read."""
+    """Yield each section of a file: the step after which it begins, and those of its lines that can be read."""
     after, lines = -1, list[Line]()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the last line may be cut short
         for text in path.read_text("utf-8").splitlines():

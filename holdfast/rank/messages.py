@@ -23,11 +23,11 @@ SHOWN_LETTERS = 80
 class Message(BaseModel):
     """Base of all orders and events. The receiver ignores fields that its version doesn't know."""
 
-    # pydantic builds each class when it is first used: building all of them would delay the start of a rank.
+    # Let pydantic build each class when it is first used: building all of them would delay the start of a rank.
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, protected_namespaces=())
 
 
-# ---- orders, in the order of a life
+# ---- orders, in the sequence in which a rank may get them
 
 
 class Restore(Message):
@@ -52,12 +52,12 @@ class Begin(Message):
 
 
 class Import(Message):
-    """Take over another program's checkpoint, and save nothing. Answered by `Imported`.
+    """Load another program's checkpoint, and save nothing. Answered by `Imported`.
 
     Attributes:
         source: the path of the checkpoint, which each rank reads.
-        step: the step at which the run goes on; None for the one that the checkpoint says.
-        names: new names for the source's objects and weights; "" leaves one out.
+        step: the step from which the run continues; None for the step in the checkpoint.
+        names: new names for the source's objects and weights, by the old ones; an empty name leaves the object out.
     """
 
     source: str
@@ -66,7 +66,7 @@ class Import(Message):
 
 
 class Keep(Message):
-    """Save what an `Import` has taken over. Answered by `Saved`.
+    """Save the state that an `Import` has loaded. Answered by `Saved`.
 
     Attributes:
         fingerprint: the fingerprint of the settings, for the checkpoint's metadata.
@@ -80,7 +80,7 @@ class Keep(Message):
 class Train(Message):
     """Train until a step and save. Answered by `Progress` every few steps, and by `Saved` once the save is durable.
 
-    The rank obeys the next order while the save is being written.
+    The rank executes the next order while the save is being written.
 
     Attributes:
         stop: the last step.
@@ -100,7 +100,7 @@ class Rehearse(Message):
 
     Attributes:
         stop: the last step.
-        fingerprint: the fingerprint of the settings, for the checkpoint of a `Stop` that comes meanwhile.
+        fingerprint: the fingerprint of the settings, for the checkpoint that a `Stop` during the rehearsal asks for.
         is_kept: whether the run continues in these ranks afterwards. Otherwise they end, always without a save.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
     """
@@ -112,7 +112,7 @@ class Rehearse(Message):
 
 
 class Proceed(Message):
-    """Build the recipe: the first order to ranks that were started ahead, which have only imported until it comes."""
+    """Build the recipe. It is the first order to ranks that were started ahead, which only import until then."""
 
 
 class Save(Message):
@@ -123,8 +123,8 @@ class Stop(Message):
     """Save and end. May come at any time. Answered by `Saved` if a step was trained since the last save.
 
     Attributes:
-        within_s: seconds until the machine goes away; the ranks train on as long as that is safe. None to save right
-            after the current step.
+        within_s: seconds until the machine goes away; the ranks train on until the last moment at which a save is sure
+            to be in time. None to save right after the current step.
     """
 
     within_s: float | None = None
@@ -154,7 +154,7 @@ class Ready(Message):
         data: the fingerprint's part about the data; see `holdfast.rank.serving.describe_data`.
         samples_per_step: samples of an optimizer step over all ranks.
         sample_size: the number of units in a sample.
-        unit: the name of the unit, such as tokens.
+        unit: the name of this unit, such as tokens.
         device: torch's name of the model's device.
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
         warnings: problems to show a person, such as a schedule that reaches a learning rate of 0 before the run's end,
@@ -211,7 +211,7 @@ class Progress(Message):
 
     Attributes:
         loss: the step's mean loss; may be NaN or infinite; None if a loop logs none.
-        steps_per_s: the mean speed since the order to train.
+        steps_per_s: the mean speed since the ranks got the order to train.
     """
 
     step: int
@@ -228,8 +228,8 @@ class Rehearsed(Message):
     """The ranks have trained the steps of a `Rehearse`.
 
     Attributes:
-        lines: the trail of these steps, a line for each.
-        is_ending: whether the ranks were told to end meanwhile, perhaps before the last of these steps.
+        lines: the trail of these steps, with a line for each step.
+        is_ending: whether the ranks were told to end during the rehearsal, perhaps before its last step.
     """
 
     lines: list[dict[str, Any]]
@@ -256,9 +256,9 @@ class Examined(Message):
 
     Attributes:
         unregistered: the values that the recipe or the loop reaches and that no checkpoint has.
-        looked_at: how many of the user's functions, classes and objects the search has entered.
+        looked_at: how many of the user's functions, classes and objects the search has looked into.
         events: the step of each event by name; see `holdfast.training.list_events`.
-        own_steps_per_epoch: the recipe's own length of an epoch, which a proof may cut.
+        own_steps_per_epoch: the length of an epoch that the recipe gives; a proof may shorten epochs.
     """
 
     unregistered: list[Found]
@@ -282,7 +282,7 @@ class Problem(Message):
 
     @classmethod
     def of(cls, error: HoldfastError) -> Self:
-        """Return the event that carries an error. Bytes of a file's name that aren't UTF-8 become escapes."""
+        """Return the event that carries an error. Bytes that aren't UTF-8, as in a file's name, become escapes."""
         record = errors.to_json(error)
         texts = {name: record[name].encode(errors="backslashreplace").decode() for name in ("message", "hint")}
         return cls(kind=record["class"], **texts, data=record["data"])

@@ -1,6 +1,6 @@
-"""A rank among the ranks of several nodes: its place, the first cause of a failure, and the signs of life.
+"""A rank among the ranks of several nodes: its number, the first cause of a failure, and the signs of life.
 
-All of it goes through the key-value store that torchrun on node 0 serves at ``compute.rendezvous``.
+The ranks exchange these through the key-value store that torchrun on node 0 serves at ``compute.rendezvous``.
 """
 
 import os
@@ -19,7 +19,8 @@ from holdfast.rank.rendezvous import find_node, split_address
 
 FIRST, CAUSE = "holdfast/first", "holdfast/cause"
 STORE_WITHIN_S = 60.0
-# A rank tells its error before its connections end, so the cause is there when other ranks lose their connections.
+# A rank writes its error to the store before its connections end. So the cause is there when other ranks lose their
+# connections.
 CAUSE_WITHIN_S = 1.0
 
 
@@ -35,7 +36,7 @@ class Nodes:
         """Set this rank's number, and begin to watch the other nodes.
 
         Args:
-            events: reports a lost node. The loss ends this process: a collective with the lost node would not.
+            events: reports a lost node. Then this process exits, because a collective with a lost node doesn't end.
 
         Raises:
             DistError: the store can't be reached.
@@ -61,9 +62,9 @@ class Nodes:
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_WITHIN_S))
 
     def _take_place(self, is_first: bool) -> None:
-        """Renumber the ranks, so that the first rank of node 0, which talks to the attempt, is rank 0.
+        """Renumber the ranks so that rank 0 is the first rank of node 0, which talks to the attempt.
 
-        torchrun numbers nodes in the order of their addresses. This keeps the cyclic order.
+        torchrun numbers nodes in the order of their addresses. Renumbering rotates this order.
         """
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if is_first and self._is_zero:

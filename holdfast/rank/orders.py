@@ -22,16 +22,16 @@ from holdfast.training import Training
 
 
 class SaveFailed(enum.Enum):
-    """A mark among the orders: the save that is under way has failed."""
+    """A mark in the queue of orders, which says that the save in progress has failed."""
 
     MARK = enum.auto()
 
 
 class Orders:
-    """The orders for all ranks, one after the other; `Save` and `Stop` take effect at once.
+    """The orders for all ranks, as an iterator. A `Save` or a `Stop` isn't queued, but takes effect at the next step.
 
-    Iterate over it to get the orders. The iteration ends with an `End`, with a `Stop` that has no deadline, on SIGTERM,
-    when standard input ends, and with a line that is no order: see `check`.
+    The iteration ends at an `End`, at a `Stop` without a deadline, on SIGTERM, when standard input ends, and at a line
+    that is no order; see `check`.
     """
 
     def __init__(self, training: Training, report: Callable[[Saved], None]) -> None:
@@ -53,11 +53,12 @@ class Orders:
         self._step_s = 0.0  # the duration of the last measured step
         self._steps, self._urgent, self._saves = Durations(unknown_s=0.0), Durations(), Durations()
         self._slowing = Slowing()
-        self._is_saving = False  # whether a save was under way when the step in progress began
+        self._is_saving = False  # whether a save was in progress when the present step began
         signal.signal(signal.SIGTERM, self._obey_signal)
-        # A scheduler may send one to every process of a job. At the other one faulthandler writes the stacks of a hang.
+        # A scheduler may send such a signal to every process of a job. STACKS_SIGNAL is left out, because it makes
+        # faulthandler write the stacks of a rank that hangs.
         take_like_sigterm(self._obey_signal, but=heartbeats.STACKS_SIGNAL)
-        if attending.is_attached():  # Ctrl-C reaches the ranks of another launcher
+        if attending.is_attached():  # Ctrl-C reaches ranks that another launcher has started
             signal.signal(signal.SIGINT, self._obey_signal)
         # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
         if training.accelerator.is_local_main_process:
@@ -105,11 +106,11 @@ class Orders:
     def is_pausing(self) -> bool:
         """Return whether to pause training here, to save or to stop; all ranks get the same answer.
 
-        Several ranks answer as of the call before; see `Agreement`. Call it between all steps: it measures steps by the
-        time between two calls.
+        With several ranks the answer may be that of the last call; see `Agreement`. Call it between all steps, because
+        it measures the length of steps by the time between two calls.
 
         Raises:
-            StoreError: the save that is under way has failed.
+            StoreError: the save in progress has failed.
         """
         self._training.saver.check()
         now = time.monotonic()
@@ -129,8 +130,8 @@ class Orders:
         """Begin a save. All saves are urgent until one has shown how long an urgent save takes.
 
         Args:
-            save: called with ``is_urgent``, with ``then``, the function to call once the checkpoint is durable, and
-                with ``slow_s``, the seconds by which the save before has slowed the steps beside it.
+            save: the function that saves. Its arguments are ``is_urgent``; ``then``, a function to call once the
+                checkpoint is durable; and ``slow_s``, the seconds by which the last save has slowed training.
             is_urgent: see `checkpoint.Saver.begin`.
         """
         self._saving.clear()
@@ -143,17 +144,18 @@ class Orders:
             self._report(saved)
 
         save(is_urgent=is_urgent, then=note, slow_s=self._slowing.take_s())
-        # After a run's last chunk no step follows that would notice a failed save, so the failure ends the wait for an
-        # order.
+        # After a run's last chunk no step follows that would notice a failed save. So a failure puts a mark into the
+        # queue, which ends the wait for an order.
         self._training.saver.on_failure(lambda: self._queue.put(SaveFailed.MARK))
-        self._last_pause = math.inf  # the time until the next call includes more than a step
+        self._last_pause = math.inf  # not a step's duration: the time until the next call includes the save
 
     def _is_last_moment(self) -> bool:
         if math.isinf(self._stop_at):
             return False
-        # Other saves have a lower priority and take at least as long as an urgent save, so their bound holds, too.
+        # Saves that aren't urgent have a lower priority and take at least as long, so their bound holds for an urgent
+        # save, too.
         save_s = min(self._urgent.bound_s, self._saves.bound_s)
-        # A save that is under way has to end first, so two saves need time.
+        # A save in progress has to end first, so there has to be time for two saves.
         saves_s = save_s * (2 if self._training.saver.is_busy else 1)
         steps = 1 + (self._agreement.steps_late if self._agreement else 0)
         return time.monotonic() >= self._stop_at - saves_s - steps * self._steps.bound_s
@@ -179,20 +181,20 @@ class Orders:
         return orders[0]
 
     def _get(self) -> Order | None:
-        """Return the next order; None if there is none any more.
+        """Return the next order; None if no more orders come.
 
         Raises:
-            StoreError: the save that is under way has failed.
+            StoreError: the save in progress has failed.
         """
         while (order := self._queue.get()) is SaveFailed.MARK:
             self._training.saver.check()
         return order
 
     def check(self) -> None:
-        """Raise the error that ended the orders, if any.
+        """Raise the error that ended the iteration over orders, if an error ended it.
 
         Raises:
-            RunStopped: a line was no order.
+            RunStopped: a line of standard input was no order.
         """
         if self._failure is not None:
             raise self._failure

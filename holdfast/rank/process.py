@@ -21,8 +21,8 @@ CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 # The module that starts the ranks of an attempt on a Ray cluster; its docstring says how.
 RAY_MODULE = "holdfast.rank.ray"
-# In these variables torchrun, accelerate, MPI and Slurm tell a process its rank. A rank must not inherit them, as in a
-# pod of a training operator: it would wait for processes that never come, or train in another precision.
+# In these variables torchrun, accelerate, MPI and Slurm tell a process its rank. A pod of a training operator has them,
+# too. A rank must not inherit them: it would wait for processes that never come, or train in another precision.
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",
@@ -72,7 +72,7 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
 
 
 def make_command(config: RunConfig) -> list[str]:
-    """Return the command that starts the ranks: a run's only rank directly, several through torchrun, or on Ray.
+    """Return the command that starts the ranks: a single rank itself, or torchrun or Ray's launcher for several.
 
     Raises:
         ConfigError, NodesMissing: several nodes can't meet; see `holdfast.rank.rendezvous`.

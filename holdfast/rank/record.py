@@ -24,7 +24,7 @@ from holdfast.training.built import describe_built
 class CodeRecord:
     """The record of one rank's code.
 
-    A module is hashed once, as soon as it is found: somebody may edit its file while the run trains.
+    Each module is hashed only once, as soon as it is found, because its file may be edited while the run trains.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class CodeRecord:
 
 
 def read_recorded(config: RunConfig, number: int) -> dict[str, Any]:
-    """Return the ``environment`` of a commit: its machine and code; empty without a commit, or without a record.
+    """Return a commit's ``environment``, its machine and code; empty if there is no commit, or it has no record.
 
     Args:
         number: the commit's number; 0 for none.

@@ -1,7 +1,8 @@
 """The meeting of several nodes at torchrun's c10d rendezvous, seen from the command on each node; imports no torch.
 
-torchrun on node 0 serves the rendezvous at ``compute.rendezvous``, and torchrun on every other node connects to it. It
-numbers the nodes by their addresses, so the ranks themselves put those of node 0 first; see `holdfast.rank.nodes`.
+torchrun on node 0 serves the rendezvous at ``compute.rendezvous``, and torchrun on every other node connects to it.
+torchrun numbers the nodes by their addresses. So the ranks are renumbered later, to begin with node 0; see
+`holdfast.rank.nodes`.
 """
 
 import contextlib
@@ -17,16 +18,17 @@ from holdfast.errors import ConfigError, HoldfastError, NodesMissing
 from holdfast.terminal import counted, spell_s
 
 NODE_VARIABLE = "HOLDFAST_NODE"
-# The number of this node, as a person, Slurm's srun or an indexed Kubernetes Job gives it.
+# The variables that may have this node's number: set by a person, by Slurm's srun, or by an indexed Kubernetes Job.
 NODE_VARIABLES = (NODE_VARIABLE, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 RAY_ADDRESS_VARIABLE = "RAY_ADDRESS"
-# gloo binds the address of the machine's name, which another machine often can't reach.
+# The variable with the network interface for gloo. By default gloo binds the address of the machine's name, which other
+# machines often can't reach.
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 # The request for an interface's address, and the place of the address in the answer. Source: netdevice(7).
 SIOCGIFADDR, ADDRESS = 0x8915, slice(20, 24)
-LAST_CALL_S = 30  # torchrun's default for the time that others have to join after the least number of nodes
+LAST_CALL_S = 30  # torchrun's default for how long more nodes may join once the least number has joined
 READ_WITHIN_S = 60  # torchrun's default for one answer of the rendezvous, and for the first connection
-# torchrun's exceptions in the ranks' log. Each is the last one of its traceback.
+# The exceptions of torchrun to look for in the ranks' log.
 PORT_TAKEN, TOO_FEW, NOT_REACHED = "EADDRINUSE", "RendezvousTimeoutError", "RendezvousConnectionError"
 
 
@@ -56,17 +58,17 @@ def split_address(compute: Compute) -> tuple[str, int]:
 
 
 def find_address(compute: Compute) -> str:
-    """Return this machine's own address on the way to the rendezvous.
+    """Return the address of this machine from which it reaches the rendezvous.
 
     Raises:
-        NodesMissing: the host of the rendezvous has no address yet, or there is no way to it.
-        ConfigError: the host's address is one that only this machine can reach.
+        NodesMissing: the host of the rendezvous has no address yet, or no route leads to it.
+        ConfigError: the host's address can only be reached from this machine.
     """
     host, port = split_address(compute)
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing, but chooses the way
+            probe.connect(address)  # sends nothing, but chooses the route
             own = str(probe.getsockname()[0])
     except OSError as error:
         raise NodesMissing(
@@ -82,7 +84,7 @@ def find_address(compute: Compute) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine by its name or number already, as for nodes that share one machine."""
+    """Return whether a host is ``localhost`` or a loopback address, as for nodes that share one machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -126,7 +128,7 @@ def make_torchrun_arguments(config: RunConfig) -> list[str]:
 def make_variables(compute: Compute) -> dict[str, str]:
     """Return the environment variables of a rank of several nodes: its node's number, and gloo's interface.
 
-    The interface of ranks that another launcher has started is that launcher's affair.
+    The interface isn't set for ranks that another launcher has started: that launcher chooses it.
     """
     if not compute.has_nodes:
         return {}
@@ -141,12 +143,12 @@ def find_ray_address() -> str:
 
 
 def name_rendezvous(compute: Compute) -> str:
-    """Return the setting of the rendezvous, as messages name it."""
+    """Return the setting of the rendezvous with its value, for messages."""
     return f"compute.rendezvous = {compute.rendezvous}"
 
 
 def describe_node_wait(compute: Compute) -> str:
-    """Return a line that says for how many nodes this one waits, where and for how long."""
+    """Return a line that says for how many nodes this node waits, where and for how long."""
     least, most = compute.node_range
     nodes = counted(least, "node") if least == most else f"{least} to {most} nodes"
     if compute.has_ray:
@@ -168,10 +170,10 @@ def _make_too_few_error(compute: Compute) -> NodesMissing:
 
 
 def explain_end(text: str, compute: Compute) -> HoldfastError | None:
-    """Return the error for ranks that never started, because the nodes didn't meet; None if that isn't why they ended.
+    """Return the error for ranks that never started because the nodes didn't meet; None if the log shows no such error.
 
     Args:
-        text: what torchrun and the ranks have written to their log.
+        text: the log of torchrun and the ranks.
     """
     if not compute.has_nodes:
         return None

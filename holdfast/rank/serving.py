@@ -1,4 +1,4 @@
-"""The main loop of a rank: build the recipe, then carry out one order after the other."""
+"""The main loop of a rank: build the recipe, then execute one order after the other."""
 
 import contextlib
 import faulthandler
@@ -85,7 +85,7 @@ from holdfast.training import (
     steps,
 )
 
-# The phase of the rank's heartbeat in which it obeys each order; each step of a `Train` begins its own.
+# The phase of the rank's heartbeat while it executes an order. Each step of a `Train` begins a phase of its own.
 PHASES: dict[type, Phase] = {
     Proceed: Phase.WAITING,
     Restore: Phase.RESTORING,
@@ -112,7 +112,7 @@ def serve(
         yield from obey(training, orders, events, record, ready.environment, survivor)
         orders.check()
     except BaseException:
-        # The save under way may take long, and the others may wait for this rank.
+        # The save in progress may take long. Until it ends, the other ranks may wait for this rank: tell them.
         heartbeats.stand(RankStanding.LEAVING)
         raise
     finally:
@@ -120,7 +120,7 @@ def serve(
     if orders.is_orphaned and training.config.compute.has_rendezvous and training.accelerator.is_main_process:
         end_torchrun()
     if training.config.compute.has_rendezvous and not orders.is_ended:
-        # torchrun would now let all nodes meet again, where the ranks of one that is told to end never come.
+        # Without this error torchrun would let all nodes meet again, and wait for a node that was told to end.
         events.send(Failed.of(RankDied("the ranks have stopped: a node has joined, or was told to end")))
 
 
@@ -254,9 +254,9 @@ def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events
 
 
 def share_environment(training: Training, record: CodeRecord | None, ran_on: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment for a checkpoint's metadata; all ranks call it together if one may have to save alone.
+    """Return the environment for a checkpoint's metadata, with the main rank's record of code and files.
 
-    Only the main rank has the record of code and files, which it completes as training imports more modules.
+    Other ranks need that record if one of them may have to save alone. All ranks call this together.
     """
     if not training.can_survive:
         return ran_on
@@ -313,7 +313,7 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
 
 
 def _name_rank(problems: list[Tripped | None]) -> Tripped:
-    """Return the first rank's problem; its message names the rank if others have none."""
+    """Return the problem of the first rank that has one. Its message names the rank unless all ranks have a problem."""
     rank, problem = next((rank, each) for rank, each in enumerate(problems) if each)
     return problem if all(problems) else problem.model_copy(update={"message": f"rank {rank}: {problem.message}"})
 
@@ -408,7 +408,7 @@ def describe_data(training: Training) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run one rank to its end. Return its exit code: 0 if it ended by an order."""
+    """Run one rank to its end. Return its exit code, which is 0 if an order ended the rank."""
     events = Events()
     wait_to_proceed()
     faulthandler.enable(file=2)  # a crash in native code writes its stack into the log
@@ -426,7 +426,7 @@ def main() -> int:
         is_first = training.accelerator.is_local_main_process
         record = CodeRecord(training, before, files, read_recorded(config, commit)) if is_first else None
         training.record.note_lines = survivor.lived.add
-        gc.freeze()  # without it a collection of all built objects would stall a step by 0.2 s now and then
+        gc.freeze()  # excludes all built objects from collections, each of which would stall a step by 0.2 s
         gc.enable()
         return serve(training, events, record, survivor)
 

@@ -1,4 +1,4 @@
-"""The Python stacks of ranks that still answer: each writes its own into the ranks' log when it gets a signal."""
+"""The Python stacks of ranks that still answer: at a signal each rank writes its stack into the ranks' log."""
 
 import contextlib
 import os
@@ -24,8 +24,8 @@ def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
         titles: what to write above each process's stack, by process id.
 
     Returns:
-        The line of the user's code that each process is in, by process id, as ``file:line``; empty if its stack has
-        none, or if it doesn't answer within `ANSWERS_WITHIN_S`.
+        For each process, by process id, the line of the user's code that it executes, as ``file:line``. The line is
+        empty if the stack has no such line, or if the process doesn't answer within `ANSWERS_WITHIN_S`.
     """
     found = {}
     for pid, title in titles.items():
@@ -44,7 +44,7 @@ def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
 def find_user_line(lines: Sequence[str]) -> str:
     """Return the innermost line of the user's own code in the stacks that faulthandler wrote, as ``file:line``.
 
-    The current thread is searched first, and then the others from the oldest on. Empty if none has such a line.
+    The current thread is searched first, then the other threads from the oldest on. Empty if no thread has such a line.
     """
     threads: list[list[str]] = [[]]
     for line in lines:
@@ -60,7 +60,7 @@ def find_user_line(lines: Sequence[str]) -> str:
 
 
 def _append(log: Path, text: str) -> int:
-    """Append text to the log; return the log's size then, in bytes. A log that can't be written gets none."""
+    """Append text to the log, and return the log's new size in bytes; 0 if the log can't be written."""
     with contextlib.suppress(OSError), log.open("ab") as file:
         file.write(text.encode())
         return file.tell()
@@ -68,7 +68,7 @@ def _append(log: Path, text: str) -> int:
 
 
 def _read_settled(log: Path, begins: int) -> str:
-    """Wait until nothing was added to the log for `SETTLED_S`. Return the log's text from a byte on."""
+    """Wait until nothing was added to the log for `SETTLED_S`. Return the log's text from the byte ``begins`` on."""
     deadline, size, settled_at = time.monotonic() + ANSWERS_WITHIN_S, begins, 0.0
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

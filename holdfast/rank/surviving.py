@@ -1,7 +1,7 @@
 """Saving after the loss of a rank: one of the surviving ranks saves the last completed step before all of them end.
 
-The ranks can't communicate any more, so their numbers decide: a rank waits for all lower ranks that live and may still
-save. The next ranks find the checkpoint on the store, and the attempt adopts it.
+The ranks can't communicate any more, so their numbers decide who saves: a rank waits for all lower ranks that live and
+may still save. The next attempt finds the checkpoint on the store and adopts it.
 """
 
 import os
@@ -18,16 +18,17 @@ from holdfast.store import Store
 from holdfast.training import Training, go_back, save_alone
 
 LOOK_EVERY_S = 0.02
-# The longest wait for a lower rank that has not noticed the loss, because it waits for a rank that still lives. Then a
-# higher rank saves in its place.
+# The longest wait for a lower rank that hasn't noticed the loss, because that rank itself waits for a rank that still
+# lives. After this time a higher rank saves in its place.
 NOTICES_WITHIN_S = 3.0
 
 
 class RankChunk(NamedTuple):
-    """The chunk that a rank trains: where and with which facts its steps are saved; see `holdfast.training.begin_save`.
+    """The arguments with which a rank saves the chunk that it trains; see `holdfast.training.begin_save`.
 
     Attributes:
-        began: when its first step, or the first step after the last save, began, on the clock of `time.monotonic`.
+        began: when the first step after the last save, or the chunk's first step, began, on the clock of
+            `time.monotonic`.
     """
 
     training: Training
@@ -41,7 +42,7 @@ class Survivor:
     """Saves this rank's state if another rank is lost.
 
     Attributes:
-        chunk: the chunk to save; None if there is none, or if no rank could save it alone.
+        chunk: the chunk to save; None if no chunk is being trained, or if no rank could save it alone.
         lived: the file of the steps that no commit has yet, for the case that this rank itself is lost.
     """
 
@@ -69,9 +70,10 @@ class Survivor:
 
 
 def await_turn(rank: int) -> bool:
-    """Wait until no lower rank can save. Return whether this rank has to save: no rank has saved or refused to.
+    """Wait until no lower rank can save any more. Return whether this rank has to save.
 
-    A rank refuses if an error of its own ended it: it may have found that the last step must not be saved.
+    It hasn't if another rank has saved, or has refused to save. A rank refuses if an error of its own has ended it,
+    because that error may mean that the last step must not be saved.
     """
     deadline = time.monotonic() + NOTICES_WITHIN_S
     while beats := heartbeats.read_beats():

@@ -2,12 +2,12 @@
 
 The attempt starts this process as it starts torchrun: with its orders as standard input, the ranks' events as standard
 output and the attempt's log as standard error. The process makes a placement group with one bundle for each node. An
-actor in each bundle, a `Carrier`, starts that node's ranks as the command on a node of several does: with
-`holdfast.rank.launching.Ranks`, through torchrun's rendezvous, which is on the first of these nodes. So ranks know
-nothing of Ray, and Ray knows nothing of steps and checkpoints.
+actor in each bundle, a `Carrier`, starts that node's ranks with `holdfast.rank.launching.Ranks`, as the command on each
+node does without Ray. The ranks meet through torchrun's rendezvous on the first of these nodes. So ranks know nothing
+of Ray, and Ray knows nothing of steps and checkpoints.
 
-If the attempt dies, this process sees the end of its input and passes it on. If this process dies, too, Ray ends the
-actors, and the ranks see the end of theirs. Either way they save as orphans do; see `holdfast.rank`.
+If the attempt dies, this process sees the end of its input and closes the ranks' input. If this process dies, too, Ray
+ends the actors, which also closes the ranks' input. In both cases the ranks save as orphans do; see `holdfast.rank`.
 
 Importing this imports no Ray, which only the extra ``ray`` has.
 """

@@ -10,8 +10,8 @@ from holdfast.rank.process import read_environment
 
 
 def main() -> int:
-    """Carry ranks until they end. Return the exit code: 0 if they have ended as they were told to."""
-    events = Events()  # Ray prints, too: from here on to the log
+    """Run an attempt's ranks on Ray until they end. Return the exit code, which is 0 if an order ended them."""
+    events = Events()  # from here on all output, also Ray's, goes to the log
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 
     from holdfast.rank.ray.relaying import relay_ranks
@@ -29,4 +29,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # Ray's own shutdown takes a second, and ends nothing that the end of this process doesn't
+    os._exit(code)  # Ray's own shutdown takes a second, and does no more than the end of this process

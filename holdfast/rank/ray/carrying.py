@@ -1,4 +1,4 @@
-"""The carrier of one node's ranks: an actor in the bundle that Ray has reserved there."""
+"""The carrier of one node's ranks: an actor in the bundle that Ray has reserved on the node."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Failed, decode_order, encode_message
 from holdfast.rank.rendezvous import NODE_VARIABLE
 
-# Longer than the watch's `LOOK_EVERY_S`: it looks at the ranks while no event comes.
+# Longer than `LOOK_EVERY_S`, so that each wait for events lets the watch look at the ranks.
 TAKE_WITHIN_S = 2.5
 LOG_BYTES = 1 << 16  # the most bytes of the log in one answer
 
@@ -28,11 +28,11 @@ class Host:
     """The machine of a carrier.
 
     Attributes:
-        name: its name for people.
-        address: its IP address, as the cluster knows it.
-        node_id: its id in the cluster.
-        port: a port that is free there.
-        version: the version of Holdfast there.
+        name: the machine's name, for people.
+        address: the machine's IP address, as the cluster knows it.
+        node_id: the machine's id in the cluster.
+        port: a free port on the machine.
+        version: the version of Holdfast on the machine.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Start:
         config: the configuration as JSON, with the rendezvous of the nodes.
         node: the number of this node.
         commit: the number of the commit that the attempt will probably restore; 0 for none.
-        patience: of the watch over the ranks; see `holdfast.rank.hanging`.
-        folder: the folder of the attempt's process.
+        patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
+        folder: the working directory of the attempt's process.
         paths: the folders in which the attempt searches for modules.
     """
 
@@ -68,9 +68,9 @@ class Taken:
     """The events and the log of a node's ranks since the last answer.
 
     Attributes:
-        events: lines of JSON, as `holdfast.rank.messages.encode_message` writes them. The last one is a `Failed` if
-            the ranks have ended, even if they ended as they were told to.
-        log: what they have written to their log.
+        events: lines of JSON, as `holdfast.rank.messages.encode_message` writes them. If the ranks have ended, the last
+            event is a `Failed`, even if an order ended them.
+        log: the bytes that the ranks have added to their log.
         is_over: whether the ranks have ended.
     """
 
@@ -96,7 +96,7 @@ class Carrier:
         return Host(socket.gethostname(), ray.util.get_node_ip_address(), node_id, port, holdfast.__version__)
 
     def start(self, start: Start) -> None:
-        """Start this node's ranks in the attempt's folder, if this machine has that. `take` reports an error."""
+        """Start this node's ranks in the attempt's working directory, if this machine has it. `take` reports errors."""
         config = RunConfig.model_validate_json(start.config)
         os.environ[NODE_VARIABLE] = str(start.node)
         with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ class Carrier:
             self._ranks.send(decode_order(line))
 
     def close(self) -> None:
-        """End the ranks' input, at which they save and end."""
+        """Close the ranks' input. The ranks then save and end."""
         if self._ranks is not None:
             self._ranks.close_input()
 

@@ -8,7 +8,7 @@ class OrderLines:
     """The lines of standard input, which are kept until `follow` sets the function that takes them.
 
     Attributes:
-        has_ended: whether the input has ended: the attempt wants its ranks no more, or has died.
+        has_ended: whether the input has ended, because the attempt doesn't need its ranks any more or has died.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class OrderLines:
             self._obey(line)
 
     def follow(self, obey: Callable[[str], None]) -> None:
-        """Call a function with each line from the first one on, and with an empty one at the end of the input."""
+        """Call a function with each line, the kept lines first, and with an empty line at the end of the input."""
         with self._lock:
             for line in self._kept:
                 obey(line)

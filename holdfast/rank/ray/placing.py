@@ -19,7 +19,8 @@ from holdfast.terminal import counted, spell_s
 
 REACHED_WITHIN_S = 5.0
 LOOK_EVERY_S = 1.0
-# Ray reserves a bundle that has room in milliseconds, and a busy cluster's in a second.
+# Long enough to know whether a number of nodes has room: Ray reserves bundles in milliseconds, on a busy cluster in a
+# second.
 RESERVED_WITHIN_S = 5.0
 SHOWN_LETTERS = 300
 
@@ -31,9 +32,9 @@ class Placement:
     """The nodes that Ray has reserved for a run.
 
     Attributes:
-        bundle: the resources of each of them.
-        count: the number of them.
-        known: the ids of all nodes of the cluster that could have a bundle at that time.
+        bundle: the resources that are reserved on each node.
+        count: the number of reserved nodes.
+        known: the ids of all nodes of the cluster that had the resources of a bundle at that time, in use or not.
     """
 
     group: PlacementGroup
@@ -46,7 +47,7 @@ def connect() -> None:
     """Connect this process to the cluster.
 
     Raises:
-        ConfigError: RAY_ADDRESS names a cluster that this process can't connect to in this way.
+        ConfigError: RAY_ADDRESS asks for Ray Client, which isn't supported.
         NodesMissing: no cluster can be reached.
     """
     address = find_ray_address()
@@ -75,7 +76,7 @@ def _reach(address: str) -> None:
 def make_bundle(compute: Compute) -> Bundle:
     """Return the resources of one node: a CPU for each rank, and a GPU if the run takes GPUs.
 
-    ``compute.device = "auto"`` takes them if the cluster has any.
+    With ``compute.device = "auto"`` the run takes GPUs if the cluster has any.
     """
     has_gpus = compute.device == "cuda" or (compute.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
     ranks = float(compute.rank_count)
@@ -83,17 +84,17 @@ def make_bundle(compute: Compute) -> Bundle:
 
 
 def reserve_nodes(compute: Compute, is_wanted: Callable[[], bool]) -> Placement:
-    """Reserve room for the run's nodes, and wait for it for up to ``compute.wait_s`` seconds.
+    """Reserve the run's nodes. Wait up to ``compute.wait_s`` seconds until the cluster has room.
 
-    With a range of nodes, ask for the largest number first, and for fewer after the time for which torchrun's
+    With a range of nodes, ask for the largest number first. Ask for fewer nodes after the time for which torchrun's
     rendezvous would wait for more.
 
     Args:
-        is_wanted: whether the attempt still wants the ranks.
+        is_wanted: returns whether the attempt still needs the ranks.
 
     Raises:
         NodesMissing: the cluster has no room for the least number of nodes in time.
-        RunStopped: the attempt wants the ranks no more.
+        RunStopped: the attempt doesn't need the ranks any more.
     """
     bundle = make_bundle(compute)
     least, most = compute.node_range
@@ -109,7 +110,7 @@ def reserve_nodes(compute: Compute, is_wanted: Callable[[], bool]) -> Placement:
 
 
 def _reserve(bundle: Bundle, count: int, until: float, is_wanted: Callable[[], bool]) -> PlacementGroup | None:
-    """Return a placement group on this number of nodes; None if there is no room until then."""
+    """Reserve a placement group on ``count`` nodes, and return it; None if it has no room by the time ``until``."""
     group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
     while not group.wait(LOOK_EVERY_S):
         if not is_wanted():

@@ -1,7 +1,7 @@
 """The relay between an attempt and the carriers of its ranks: orders to node 0, and events of node 0 back.
 
-The first failure of any node ends all of them. If several failures arrive, one is reported as the cause, in this order
-of precedence: a node that Ray has lost, an error of a rank, a lost connection.
+The first failure of any node ends the ranks of all nodes. If several failures arrive, one is reported as the cause, in
+this order of precedence: a node that Ray has lost, an error of a rank, a lost connection.
 """
 
 import os
@@ -32,25 +32,25 @@ from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, 
 STARTS_WITHIN_S = 300.0
 ENDS_WITHIN_S = 4.0
 LOOK_FOR_NODES_EVERY_S = 5.0
-# By default a Ray worker kills its child processes when it ends. The ranks must live on: orphaned ranks save first.
+# By default a Ray worker kills its child processes when it ends. The ranks have to live on, because orphans save first.
 ORPHANS_LIVE = {"RAY_kill_child_processes_on_worker_exit": "0"}
-# More than one, because `take` waits for events while other methods are called.
+# The number of a carrier's methods that may run at once: `take` waits for events while others are called.
 CALLS_AT_A_TIME = 4
 
 
 def relay_ranks(config: RunConfig, commit: int, patience: float, events: Events) -> None:
-    """Carry the ranks of the attempt that has started this process, until they have ended.
+    """Start the ranks of an attempt on Ray, and relay orders and events until the ranks have ended.
 
     Args:
         commit: the number of the commit that the attempt will probably restore; 0 for none.
-        patience: of the watch over the ranks; see `holdfast.rank.hanging`.
+        patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
 
     Raises:
-        HoldfastError: the ranks have no place, can't be started, or ended by themselves.
+        HoldfastError: no nodes can be reserved, the ranks can't be started, or they ended without an order.
     """
     orders = OrderLines()
     connect()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of Ray's: until there are ranks, there is nothing to end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # instead of Ray's handler: no ranks run yet
     placement = reserve_nodes(config.compute, lambda: not orders.has_ended)
     relay = Relay(config, placement, events)
     signal.signal(signal.SIGTERM, lambda *_: relay.stop())
@@ -67,7 +67,7 @@ class Failure:
     """The end of one node's ranks.
 
     Attributes:
-        is_loss: whether Ray has lost the node; otherwise its ranks have ended by this error.
+        is_loss: whether Ray has lost the node; False if this error has ended the node's ranks.
     """
 
     error: HoldfastError
@@ -81,7 +81,7 @@ class Relay:
         self._config, self._placement, self._events = config, placement, events
         self._carriers: Sequence[Any] = [make_carrier(placement, node) for node in range(placement.count)]
         self._hosts: Sequence[Host] = ()
-        self._is_checked = False  # whether all nodes are known to see the attempt's claim
+        self._is_checked = False  # whether `_check_store` has found that all nodes see the attempt's claim
         self._is_training = False
         self._has_closed = False  # whether the ranks' input is closed
         self._is_told = False  # whether the ranks were told to save and end
@@ -98,7 +98,7 @@ class Relay:
 
         Raises:
             ConfigError: a node has another version of Holdfast, or none.
-            RankDied: Ray has lost a node meanwhile.
+            RankDied: Ray has lost a node during the start.
         """
         hosts = self._hosts = self._call_all("describe")
         check_versions(hosts)
@@ -110,7 +110,11 @@ class Relay:
         self._call_all("start", *starts)
 
     def _call_all(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method on all carriers, with one argument for each if there are any."""
+        """Call a method on all carriers, and return their answers.
+
+        Args:
+            arguments: one argument for each carrier, or none at all.
+        """
         given: Sequence[Sequence[object]] = [[each] for each in arguments] or [[] for _ in self._carriers]
         asked = [getattr(carrier, method).remote(*each) for carrier, each in zip(self._carriers, given, strict=True)]
         try:
@@ -127,7 +131,7 @@ class Relay:
     # ---- orders
 
     def obey(self, line: str) -> None:
-        """Pass an order on to node 0; an empty line for the end of the orders."""
+        """Pass an order on to node 0. An empty line says that no more orders come: close the ranks' input."""
         carrier = self._carriers[0]
         try:
             if not line:
@@ -143,13 +147,13 @@ class Relay:
         except HoldfastError as error:
             self._fail(Failure(error))
         except RayError:
-            pass  # `run` finds the node lost, too
+            pass  # `run` notices the lost node, too
 
     def _check_store(self) -> None:
-        """Check that all nodes see the attempt's claim, as it sees it on this machine.
+        """Check that all nodes see the attempt's claim, which this machine sees.
 
         Raises:
-            StoreError: a node doesn't.
+            StoreError: a node doesn't see the claim.
         """
         attempt, config = find_attempt(self._config), self._config.model_dump_json()
         asked = [
@@ -161,7 +165,7 @@ class Relay:
 
     def stop(self) -> None:
         """Order the ranks to save and end, as torchrun does at SIGTERM. A second call ends them at once."""
-        self._is_told, self._is_stopped = True, self._has_closed  # `run` sees them: this is called by a signal
+        self._is_told, self._is_stopped = True, self._has_closed  # a signal calls this, so leave the work to `run`
 
     # ---- events
 
@@ -169,7 +173,7 @@ class Relay:
         """Pass events and logs on until the ranks of all nodes have ended, or one node has failed.
 
         Raises:
-            HoldfastError: the ranks have not ended as they were told to.
+            HoldfastError: the ranks have ended without an order.
         """
         asked = {carrier.take.remote(): node for node, carrier in enumerate(self._carriers)}
         while asked and not self._is_stopped and not self._has_cause():
@@ -186,7 +190,7 @@ class Relay:
             raise cause
 
     def _take(self, node: int, answer: "ray.ObjectRef[Taken]") -> bool:
-        """Pass a carrier's answer on; return whether to ask for more."""
+        """Pass on the events and the log in a carrier's answer. Return whether to ask the carrier again."""
         try:
             taken: Taken = ray.get(answer)
         except RayError as error:
@@ -210,20 +214,21 @@ class Relay:
     def _has_cause(self) -> bool:
         """Return whether the cause of a failure is known.
 
-        After a death the other nodes have time to save, or to tell an error that has led to it.
+        After the death of a node's ranks, wait for a while: the other nodes may save, or report the error that led to
+        the death.
         """
         is_late = self._failures and time.monotonic() > self._failed_at + self._config.resume.stop_within_s
         errors = [failure.error for failure in self._failures]
         return bool(is_late) or any(isinstance(each, RankHung) or not isinstance(each, RankDied) for each in errors)
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the failure that explains the others; None if there is none."""
+        """Return the error that ended the ranks; None if no failure and no new node has ended them."""
         if self._has_joined:
             return RankDied("a node has joined the Ray cluster, so the ranks start again")
         return choose_cause(self._failures) if self._failures else None
 
     def _look_for_nodes(self) -> None:
-        """Order the ranks to save and stop if a node has joined the cluster and the run may have more nodes."""
+        """Order the ranks to save and stop if a node has joined the cluster and the run can use more nodes."""
         placement, now = self._placement, time.monotonic()
         is_whole = placement.count == self._config.compute.node_range[1]
         if is_whole or not self._is_training or self._has_joined or self._failures:
@@ -244,10 +249,10 @@ class Relay:
 
 
 def check_versions(hosts: Sequence[Host]) -> None:
-    """Check that all nodes have this machine's version of Holdfast: another may not understand its messages.
+    """Check that all nodes have this machine's version of Holdfast, because messages may differ between versions.
 
     Raises:
-        ConfigError: a node has another one.
+        ConfigError: a node has another version.
     """
     for node, host in enumerate(hosts):
         if host.version != holdfast.__version__:
@@ -258,7 +263,7 @@ def check_versions(hosts: Sequence[Host]) -> None:
 
 
 def choose_cause(failures: Sequence[Failure]) -> HoldfastError:
-    """Return the error of the failure that explains the others best; of several, the first in time."""
+    """Return the error of the failure that is most likely the cause; the earliest if several are equally likely."""
 
     def weigh(failure: Failure) -> tuple[bool, ...]:
         error = failure.error
@@ -269,7 +274,7 @@ def choose_cause(failures: Sequence[Failure]) -> HoldfastError:
 
 
 def make_carrier(placement: Placement, node: int) -> Any:
-    """Start the carrier of a node in its bundle; return its handle."""
+    """Start the carrier of a node in the node's bundle. Return the actor's handle."""
     bundle: Bundle = placement.bundle
     return (
         ray.remote(Carrier)
