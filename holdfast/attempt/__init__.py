@@ -1,4 +1,4 @@
-"""One process life of a run: claim it, find where to go on, train chunks, commit them, stop in time."""
+"""One process life of a run: claim the run, find the commit to continue from, train and commit chunks, stop in time."""
 
 from holdfast.attempt.ahead import started_ahead
 from holdfast.attempt.attempt import Attempt

@@ -17,11 +17,13 @@ from holdfast.store import open_store
 def start_ranks(
     config: RunConfig, number: int, newest: Commit | None, *, patience: float = 1.0, is_held: bool = False
 ) -> Ranks:
-    """Start ranks for an attempt, or let in those that another launcher has started; see `choose_ranks`.
+    """Start ranks for an attempt, or take the ranks that another launcher has started; see `choose_ranks`.
 
     Args:
-        number: the attempt's.
+        number: the attempt's number.
         newest: the commit that will probably be restored; None if that is unknown.
+        patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
+        is_held: whether the ranks wait after they have imported torch; see `RanksAhead.start`.
     """
     lived = name_lived(Path(config.log.folder) / config.run, number)
     commit = newest.number if newest else 0
@@ -35,7 +37,7 @@ def name_log(config: RunConfig, number: int) -> Path:
 
 
 class RanksAhead:
-    """A set of ranks that was started before it is needed; none at first, and again once it was taken or ended."""
+    """A holder for a set of ranks that was started before it is needed. It is empty before `start` and after `take`."""
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
@@ -43,19 +45,20 @@ class RanksAhead:
         self._is_held = False
 
     def start(self, config: RunConfig, number: int, newest: Commit | None, *, is_held: bool = False) -> None:
-        """Start ranks, unless some wait already; see `start_ranks`.
+        """Start ranks, unless a set is waiting already; see `start_ranks`.
 
         Args:
-            is_held: whether they wait once they have imported torch, and touch no device until they are taken.
+            is_held: whether the ranks wait after they have imported torch, and use no device before `take`.
         """
         if self._ranks is None:
             self._arguments, self._is_held = (config, number, newest), is_held
             self._ranks = start_ranks(config, number, newest, is_held=is_held)
 
     def take(self, config: RunConfig, number: int, newest: Commit | None) -> Ranks | None:
-        """Return the ranks, which the caller then owns. End them and return None if they read ahead for another start.
+        """Return the waiting ranks, which the caller then owns; None if none wait.
 
-        Ranks that are held have read nothing yet.
+        Ranks that were started with other arguments, and so have read another commit ahead, are ended instead. Held
+        ranks have read nothing yet, so they fit any arguments.
         """
         if not self._is_held and self._arguments != (config, number, newest):
             self.end()
@@ -65,7 +68,7 @@ class RanksAhead:
         return ranks
 
     def end(self) -> None:
-        """End the ranks that wait, if any do."""
+        """End the waiting ranks, if there are any."""
         if self._ranks is not None:
             self._ranks.end()
             self._ranks = None
@@ -78,10 +81,10 @@ STARTED_AHEAD: ContextVar[RanksAhead | None] = ContextVar("STARTED_AHEAD", defau
 
 @contextlib.contextmanager
 def started_ahead(config: RunConfig) -> Iterator[None]:
-    """Start the ranks of the run's next attempt ahead; an attempt that is opened inside the block takes them over.
+    """Start the ranks of the run's next attempt ahead. An attempt that is opened inside the block takes them over.
 
-    Use it while something else has to be waited for, such as Prefect's server. Ranks that no attempt took over end with
-    the block.
+    Use it while the process waits for something else, such as Prefect's server. At the end of the block, ranks that no
+    attempt has taken over are ended.
 
     Raises:
         HoldfastError: the run's folder can't be read, or the ranks' output can't be written.

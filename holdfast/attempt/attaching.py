@@ -1,9 +1,10 @@
 """The entrance for processes that another launcher has started: each of them becomes a rank of one attempt.
 
-The first process of each machine starts a process beside it, in a session of its own: on the first machine that is the
-attempt, on the others a watch over their ranks (`holdfast.attempt.beside`). It outlives the ranks, so that it commits
-what they have saved. All processes get their pipes and variables from it, and then execute ``python -m holdfast.rank``:
-the launcher sees the same processes, and they are the ranks that ``holdfast train`` would have started.
+The first process of each machine starts another process in a session of its own (`holdfast.attempt.beside`). On the
+first machine that is the attempt, on the others a watch over the machine's ranks. It outlives the ranks, so that the
+attempt commits what they have saved. The launcher's processes get their pipes and variables from it, and then execute
+``python -m holdfast.rank``. The launcher sees the same processes, which now are ranks, as ``holdfast train`` starts
+them.
 """
 
 import os
@@ -26,32 +27,33 @@ from holdfast.terminal import counted
 from holdfast.terminal.command import complain
 
 BESIDE_MODULE = "holdfast.attempt.beside"
-# The process that started the first rank. The attempt stops when it has ended. Empty without a launcher.
+# The variable with the process id of the launcher, which has started the first rank; empty without a launcher. The
+# attempt stops when the launcher has ended.
 LAUNCHER_VARIABLE = "HOLDFAST_LAUNCHER"
-# Variables that torchrun gives its processes, and that torch reads in them.
+# Variables that torchrun gives its processes, and that torch reads.
 TORCHS = ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*", "TORCHELASTIC_*")
 
 
 def attach(config: str | Path, overrides: Sequence[str] = ()) -> NoReturn:
-    """Make this process a rank of a run, and train that, under torchrun, ``accelerate launch`` or srun.
+    """Make this process a rank of a run, and train the run, under torchrun, ``accelerate launch`` or srun.
 
-    Call it in the script that the launcher starts, first of all and once in each process::
+    Call it once in each process, as the first statement of the script that the launcher starts::
 
         import holdfast
 
         if __name__ == "__main__":
             holdfast.attach("my_model.toml")
 
-    The number of ranks is the launcher's, and nothing else changes: the configuration says what is trained, and
-    ``holdfast train`` with as many ranks trains the same bytes. A process without a launcher is the only rank.
+    The launcher decides the number of ranks, and nothing else: the configuration says what is trained, and ``holdfast
+    train`` with as many ranks trains the same bytes. A process without a launcher is the only rank.
 
-    The call never returns: the process executes another program, and ends as the attempt does, in each rank with the
-    same exit code: 0 if the run is complete, 3 if it isn't and the launcher should start the processes again, 1 and 2
-    as documented for commands.
+    The call never returns: the process executes another program, and ends with the attempt. All ranks have the
+    attempt's exit code: 0 if the run is complete, 3 if it isn't and the launcher should start the processes again, 1
+    and 2 as documented for commands.
 
     Args:
         config: the path of the run's configuration.
-        overrides: ``a.b=value``, with the value in TOML, as for `load_config`.
+        overrides: changes of the configuration, ``a.b=value`` with the value in TOML, as for `load_config`.
     """
     try:
         code = _become_rank(config, overrides)
@@ -61,7 +63,7 @@ def attach(config: str | Path, overrides: Sequence[str] = ()) -> NoReturn:
 
 
 def _become_rank(path: str | Path, overrides: Sequence[str]) -> int:
-    """Execute the program of a rank. Return the exit code of the attempt if it has ended before it had ranks.
+    """Execute the program of a rank. If the attempt has ended before it had ranks, return its exit code instead.
 
     Raises:
         ConfigError: this process can't be a rank, or the configuration doesn't fit the launcher.
@@ -89,7 +91,7 @@ def settle_slot(config: RunConfig, slot: Slot) -> RunConfig:
     """Return the configuration with the launcher's numbers of nodes and ranks.
 
     Raises:
-        ConfigError: it asks for other numbers.
+        ConfigError: the configuration asks for other numbers.
     """
     compute = config.compute
     started = f"{slot.launcher} has started" if slot.launcher else "no launcher has started this process, which is"
@@ -108,7 +110,7 @@ def settle_slot(config: RunConfig, slot: Slot) -> RunConfig:
 
 
 def _start_beside(config: RunConfig, slot: Slot, name: str) -> "subprocess.Popen[bytes]":
-    """Start the process beside this machine's ranks: the attempt, or a watch over them."""
+    """Start the process beside this machine's ranks: the attempt, or a watch over the ranks."""
     launcher = str(os.getppid()) if slot.launcher else ""
     with make_door(name) as door:
         told = {LAUNCHER_VARIABLE: launcher, DOOR_VARIABLE: f"{door.fileno()} {os.getpid()}"}

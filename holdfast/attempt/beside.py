@@ -1,7 +1,7 @@
 """The process beside the ranks of another launcher: ``python -m holdfast.attempt.beside``.
 
-On the first machine it is the attempt, and on each other one a watch over its ranks. `holdfast.attempt.attaching`
-starts it. It ends with the exit codes of a command, and tells its ranks how it ended.
+On the first machine it is the attempt, on each other machine a watch over that machine's ranks.
+`holdfast.attempt.attaching` starts it. It ends with the exit codes of a command, and tells its ranks this code.
 """
 
 import os
@@ -29,9 +29,9 @@ from holdfast.rank.rendezvous import find_node
 from holdfast.terminal import interrupt
 from holdfast.terminal.command import run_app
 
-# One life is one attempt: without new ranks nothing is tried again, and the launcher starts the next life.
+# Open and train without retries: a retry needs new ranks, which only the launcher can start, for the next attempt.
 ONCE = Acts(open=Attempt.open, train_chunk=Attempt.train_chunk)
-# The exit codes that a launcher gets as they are. In place of those of signals it gets that of a run that goes on.
+# The exit codes that are passed on to the launcher. Any other code, such as a signal's, becomes STOPPED_EARLY.
 CODES = (0, 1, 2, STOPPED_EARLY)
 
 app = App()
@@ -39,7 +39,7 @@ app = App()
 
 @app.default
 def accompany() -> None:
-    """Train the run with the ranks of another launcher, or watch those of this machine."""
+    """Train the run with the ranks of another launcher; on any machine but the first, watch the machine's ranks."""
     config, _ = read_environment()
     log_plain_lines()
     if find_node(config.compute):
@@ -52,10 +52,10 @@ def accompany() -> None:
 
 
 def watch_launcher(pid: str, stop_within_s: float) -> list[Source]:
-    """Return the source of a notice that the launcher has ended; none without a launcher.
+    """Return a source that gives notice when the launcher has ended; no source without a launcher.
 
-    torchrun's ranks outlive a torchrun that is killed. They would train on, and whoever starts it again would find two
-    attempts at one run.
+    If torchrun is killed, its ranks live on. They would train on, and if torchrun was started again, two attempts would
+    train one run.
     """
 
     def look() -> Notice | None:
@@ -66,7 +66,7 @@ def watch_launcher(pid: str, stop_within_s: float) -> list[Source]:
 
 
 def find_attached_ending(cause: Cause) -> Ending:
-    """Return the ending of an attempt by its cause: a launcher that has told the ranks to end has preempted it."""
+    """Return the ending of an attempt by its cause. If the launcher has told the ranks to end, it is ``preempted``."""
     if isinstance(cause, RankDied) and cause.data.get("is_ordered"):
         return Ending("preempted", cause.message)
     return find_ending(cause)

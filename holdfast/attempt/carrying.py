@@ -1,4 +1,4 @@
-"""The command on each node but the first of a run of several nodes: it carries ranks for the attempt on node 0."""
+"""The command on each node but node 0, in a run of several nodes: start the node's ranks for the attempt on node 0."""
 
 import logging
 import time
@@ -25,10 +25,10 @@ MEET_AGAIN_AFTER_S = 1.0
 
 
 def carry(config: RunConfig) -> None:
-    """Carry ranks on this node for the attempt on node 0, until that attempt ends.
+    """Run ranks on this node for the attempt on node 0, until that attempt ends.
 
-    Ranks that end are replaced: those of all nodes meet again. If a signal's handler raises an exception, the ranks of
-    all nodes stop at one step and save first.
+    Ranks that end are replaced, and the new ranks of all nodes meet again. If a signal's handler raises an exception,
+    the ranks of all nodes stop at the same step and save before they end.
 
     Raises:
         ConfigError: srun has started several commands on this node.
@@ -74,14 +74,14 @@ class _NodeCarrier:
         self._node = find_node(config.compute)
         self._log_path = Path(config.log.folder) / config.run / f"node-{self._node:04d}.log"
         newest = self._journal.attempts()
-        # The last attempt that had ended when this command began. A later one is the attempt to join.
+        # The last attempt that had ended when this command began. A later attempt is the one to join.
         self._before = newest if not newest or self._journal.read_ending(newest) else newest - 1
         self._is_training = False  # whether this node's ranks have met the others and are ready
-        self._has_carried = False
+        self._has_carried = False  # whether ranks of this node were ready before, and have ended
         self._alone_since = time.monotonic()
 
     def is_over(self) -> bool:
-        """Return whether the attempt has ended: it says so, or it let its ranks end without claiming the run."""
+        """Return whether the attempt has ended: it has recorded that, or its ranks ended before it claimed the run."""
         newest = self._journal.attempts()
         if newest > self._before:
             return self._journal.read_ending(newest) is not None
@@ -93,15 +93,15 @@ class _NodeCarrier:
         return self._is_training and ending is not None and ending.reason == "completed"
 
     def is_late(self) -> bool:
-        """Return whether this node has waited for an attempt as long as it may."""
+        """Return whether this node has waited for an attempt for ``compute.wait_s`` seconds."""
         return time.monotonic() - self._alone_since > self._config.compute.wait_s
 
     def join(self) -> None:
-        """Start ranks, and wait until they end or the attempt does.
+        """Start ranks, and wait until they or the attempt end.
 
         Raises:
-            NodesMissing: the ranks could not meet those of the other nodes.
-            HoldfastError: this node's ranks can't be used, and new ones could not either.
+            NodesMissing: the ranks could not meet the ranks of the other nodes.
+            HoldfastError: this node's ranks can't be used, and new ranks couldn't either.
         """
         check_gpus(self._config.compute)
         ranks = choose_ranks(self._config.compute)(self._config, self._log_path)
@@ -116,16 +116,16 @@ class _NodeCarrier:
             if not error.data.get("is_ordered"):
                 log.warning("node %d: %s", self._node, error)
         finally:
-            # This makes training ranks save before they end. A signal to this command reaches all ranks this way, too.
+            # Ranks that train save before they end. A signal to this command raises an exception, so it ends them, too.
             ranks.end(self._config.resume.stop_within_s if self._is_training else 0.0)
             if self._is_training:
                 self._has_carried = True
                 self._alone_since = time.monotonic()
 
     def _follow(self, ranks: Ranks) -> None:
-        """Wait until the attempt ends; raise the error that ends the ranks before.
+        """Wait until the attempt ends. If the ranks end before that, raise their error.
 
-        The ranks of a complete run end by themselves, after the code that follows their loop.
+        The ranks of a complete run end by themselves, when the code after a user's loop has run.
         """
         over_since: float | None = None
         while True:
@@ -148,7 +148,7 @@ class _NodeCarrier:
         """Log how the attempt has ended.
 
         Raises:
-            RunStopped: it has ended before the run is complete.
+            RunStopped: the attempt has ended before the run is complete.
         """
         newest = self._journal.attempts()
         ending = self._journal.read_ending(newest) if newest > self._before else None

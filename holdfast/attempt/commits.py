@@ -1,6 +1,6 @@
-"""The publication of a commit: fingerprint, hashes, the commit's record, latest.json, in this order.
+"""The publication of a commit: check its fingerprint and hashes, then write its record, then latest.json.
 
-There is one path for every commit, whoever asks for it: a chunk, a stop, a notice, an adoption.
+All commits take this path, whatever their reason: a chunk, a stop, a notice, an adoption.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ def publish_commit(line: Line, proposal: Proposal) -> Commit:
     """Check a checkpoint, and publish its commit's record and latest.json.
 
     Raises:
-        ConfigDrift: it was trained with other settings than the run's.
-        CheckpointDamaged: a file of it is missing or cut short, or its hashes contradict each other.
+        ConfigDrift: the checkpoint was trained with other settings than the run's.
+        CheckpointDamaged: a file of the checkpoint is missing or cut short, or its hashes contradict each other.
         Superseded: a later attempt owns the run.
     """
     if line.head is not None and line.head.path == proposal.saved.path:
@@ -47,10 +47,10 @@ def publish_commit(line: Line, proposal: Proposal) -> Commit:
 def check_fingerprint(line: Line, proposal: Proposal) -> None:
     """Check that a checkpoint was trained with the run's settings.
 
-    An adopted one may have been trained with others that were let through; see `Line.may_adopt`.
+    An adopted checkpoint may have been trained with other settings that are allowed; see `Line.may_adopt`.
 
     Raises:
-        ConfigDrift: it was not.
+        ConfigDrift: the checkpoint was trained with other settings.
     """
     trained_with = proposal.saved.metadata.config_fingerprint
     is_adopted = proposal.reason == "adopted" and line.may_adopt(trained_with)

@@ -1,4 +1,4 @@
-"""Failures of an attempt's ranks: the same one twice in a row ends the attempt."""
+"""Failures of an attempt's ranks: if the same failure comes twice in a row, the attempt ends."""
 
 from holdfast.errors import HoldfastError, NoProgress, RankDied
 
@@ -10,7 +10,7 @@ class Failures:
         self._last: tuple[int, object] | None = None
 
     def find_no_progress(self, error: HoldfastError, step: int) -> NoProgress | None:
-        """Return the error that ends the attempt if the failure before was the same, in the same step; otherwise None.
+        """Return the error that ends the attempt if the last failure was the same, in the same step; otherwise None.
 
         A rank that died is never a repeated failure: its machine may have killed it.
 

@@ -1,6 +1,7 @@
-"""The attempt that a run begins with if another program has trained it so far: it takes over that program's checkpoint.
+"""The first attempt of a run that another program has trained so far: import that program's checkpoint.
 
-The ranks build the program as for a training, take over the checkpoint by names, save it as any checkpoint, and end.
+The ranks build the program as for a training, load the checkpoint by names, save it as a checkpoint of the run, and
+end.
 """
 
 import logging
@@ -31,8 +32,8 @@ class ImportedRun:
     """The result of an import.
 
     Attributes:
-        commit: the run's first commit, from which it goes on.
-        total_steps: the steps of the whole run.
+        commit: the run's first commit, from which the run continues.
+        total_steps: the number of steps of the whole run.
     """
 
     commit: Commit
@@ -40,15 +41,15 @@ class ImportedRun:
 
 
 def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[str, str]) -> ImportedRun:
-    """Make a new run that goes on from another program's checkpoint.
+    """Make a new run that continues from another program's checkpoint.
 
-    Nothing is written before the checkpoint is in the ranks: only the run's log in ``log.folder``.
+    Before the ranks have loaded the checkpoint, nothing is written except the run's log in ``log.folder``.
 
     Args:
         config: the configuration of the new run.
         source: the path of the checkpoint.
-        step: the step at which the run goes on; None for the one that the checkpoint says.
-        names: new names for the source's objects and weights; "" leaves one out.
+        step: the step from which the run continues; None for the step in the checkpoint.
+        names: new names for the source's objects and weights, by the old ones; an empty name leaves the object out.
 
     Raises:
         WrongUse: the run exists, or the checkpoint can't be read or doesn't fit what the configuration builds.
@@ -82,7 +83,7 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
 
 
 def _refuse_existing(config: RunConfig, journal: Journal, known: Known) -> None:
-    """Raise WrongUse unless the run is new, or only an import has been at work in it and has committed nothing."""
+    """Raise WrongUse unless the run is new, or an unfinished import has begun it and has committed nothing."""
     if config.init_from is not None:
         raise ConfigError("init_from: an import has weights of its own to begin with", hint="leave init_from out")
     is_new = not known.attempts and known.newest is None
@@ -94,7 +95,7 @@ def _refuse_existing(config: RunConfig, journal: Journal, known: Known) -> None:
 
 
 def _tell(imported: Imported) -> None:
-    """Say what was taken over and what the source lacks."""
+    """Log the parts that were imported, and the parts that the source lacks."""
     log.info("%s", imported.origin)
     for line in imported.taken:
         log.info("  %s", line)
@@ -117,7 +118,7 @@ def _claim(
 
 
 def _commit(line: Line, ranks: AttemptRanks, imported: Imported) -> Commit:
-    """Save what the ranks have taken over, commit it, and record how the attempt ended."""
+    """Save the state that the ranks have loaded, commit it, and record how the attempt ended."""
     ending = Ending("stopped")
     try:
         line.next_number = line.journal.next_number()

@@ -1,4 +1,4 @@
-"""A whole life of a run in one process: open, train chunk after chunk, commit, stop in time, end on record."""
+"""A run's whole life in one process: open the run, train and commit its chunks, stop in time, record the ending."""
 
 import logging
 import time
@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 
 def opens_again(error: object) -> bool:
-    """Return whether new ranks try again to open a run after this error, and log the retry.
+    """Return whether to retry opening a run in new ranks after this error, and log the retry.
 
-    They don't if the recipe's code failed.
+    There is no retry if the recipe's code failed.
     """
     return isinstance(error, RankDied | OutOfMemory) and _log_retry(error, "new ranks take their place")
 
 
 def trains_again(error: object) -> bool:
-    """Return whether new ranks train a chunk again after this error, and log the retry."""
+    """Return whether to train a chunk again in new ranks after this error, and log the retry."""
     if not isinstance(error, HoldfastError) or not error.is_retryable:
         return False
     return _log_retry(error, "new ranks go on from the last commit")
@@ -101,7 +101,7 @@ def live(
     sources: Sequence[Source] = (),
     find_ending: Callable[[Cause], Ending] = find_ending,
 ) -> Outcome:
-    """Train a run, from where its journal says that it stands, until it is complete or this process is told to end.
+    """Train a run from the newest commit in its journal, until the run is complete or this process is told to end.
 
     Two things tell the process to end: a notice, or a signal whose handler raises an exception that is no `Exception`,
     such as SystemExit. The attempt then saves and commits the trained steps, and ignores further signals for
@@ -110,10 +110,10 @@ def live(
     to date.
 
     Args:
-        observers: told of each step and commit; see `Observer`.
+        observers: are told of each step and commit; see `Observer`.
         acts: the functions that open, train and commit; Prefect's flow passes tasks.
-        number: the attempt's number; the next free one if None.
-        sources: further sources of notices, beside clouds and the drain file.
+        number: the attempt's number; the next free number if None.
+        sources: further sources of notices, besides clouds and the drain file.
         find_ending: returns the attempt's ending by its cause; the ending is recorded.
 
     Raises:
@@ -122,7 +122,7 @@ def live(
         BaseException: the exception of a signal handler, after what was trained is committed, unless that completed
             the run.
     """
-    if acts == Acts():  # whoever passes others, as a flow does, starts one attempt at a time
+    if acts == Acts():  # a caller that passes other acts, such as Prefect's flow, starts one attempt at a time
         refuse_launcher(config.compute)
     with interrupt.raised_once(config.resume.stop_within_s):
         return _live(config, observers, acts, number, sources, find_ending)
@@ -162,7 +162,7 @@ def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
                 interrupt.raise_if_lost()
     except Exception:
         raise
-    except BaseException:  # the exception of a signal's handler
+    except BaseException:  # an exception that a signal's handler has raised
         attempt.stop()
         if not attempt.finish_stopped():
             raise
@@ -176,7 +176,7 @@ def train(
     sources: Sequence[Source] = (),
     find_ending: Callable[[Cause], Ending] = find_ending,
 ) -> TrainResult:
-    """Train a run as `live` does, for a command that ends with it.
+    """Train a run as `live` does, and return the result that a command shows.
 
     Raises:
         RunStopped: the attempt ended before the run is complete.

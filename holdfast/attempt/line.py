@@ -1,6 +1,6 @@
-"""The run's one line of commits, as the attempt that owns the run extends it: adopt, fall back, commit.
+"""The run's line of commits, which the attempt that owns the run reads and extends: adopt, fall back, commit.
 
-It needs no rank and no torch: the caller passes the function that restores a checkpoint.
+This module needs no rank and no torch: the caller passes the function that restores a checkpoint.
 """
 
 import contextlib
@@ -58,11 +58,11 @@ class _RehearsalVerdict:
     """The findings of a line's rehearsals; see `Commit`.
 
     Attributes:
-        rehearsed: the steps of the last ones that were equal.
-        unrehearsed_s: seconds in the steps since then.
-        cost_s: seconds for which one has kept training waiting since the last commit.
-        inexact: how one differed, if the run went on all the same.
-        reason: why none was made; empty if one was, or is going to be.
+        rehearsed: the steps from which the last equal rehearsals began.
+        unrehearsed_s: the seconds that training has taken since the last equal rehearsal.
+        cost_s: the seconds for which training waited for a rehearsal since the last commit.
+        inexact: how a rehearsal differed, if the run continued nevertheless.
+        reason: why no rehearsal was made; empty if one was made or will be made.
     """
 
     rehearsed: tuple[int, ...] = ()
@@ -100,7 +100,8 @@ class Line:
     ) -> None:
         """
         Args:
-            commit_adopted: commits a checkpoint that dead ranks had saved, through `commit`, which it is by default.
+            commit_adopted: commits a checkpoint that dead ranks had saved, by calling `commit`; by default `commit`
+                itself.
         """
         self.journal = journal
         self.attempt = attempt
@@ -125,11 +126,11 @@ class Line:
 
         Args:
             restore: loads a commit's checkpoint; returns an error if the checkpoint is damaged or the gate refuses it.
-                The next older one is tried if it is damaged or unhealthy.
+                If the checkpoint is damaged or unhealthy, the next older one is tried.
 
         Raises:
-            GateTripped: a checkpoint verifies, and the program doesn't restore it, or computes something else from it;
-                or two were unhealthy. Neither is to blame, and neither was quarantined.
+            GateTripped: a checkpoint verifies, but the program doesn't restore it exactly, or computes other results
+                from it; or two checkpoints in a row are unhealthy. None of these checkpoints is quarantined.
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
             NotTrusted: ``trusted_keys`` is set, and none of these keys has signed the commit.
             Superseded: a later attempt owns the run.
@@ -158,11 +159,10 @@ class Line:
             raise self._nothing_verified()
 
     def find_break(self, commit: Commit) -> str:
-        """Return how a commit breaks the chain; empty if it doesn't.
+        """Return how a commit breaks the chain of commits; empty if it doesn't.
 
-        The rules are those of `holdfast.keeping.verification`. They are applied to the commit and to its ancestors,
-        back to the commit that latest.json names, which this run itself has made; without latest.json, to `ANCESTORS`
-        ancestors.
+        The rules of `holdfast.keeping.verification` are applied to the commit and to its ancestors, back to the commit
+        that latest.json names; without latest.json, to `ANCESTORS` commits.
         """
         latest = self._read_latest()
         each: Commit | None = commit
@@ -184,7 +184,7 @@ class Line:
         """Return the metadata of a commit's checkpoint, read once; None if it was deleted.
 
         Raises:
-            RecordDamaged: it can't be read, or isn't the file that was committed.
+            RecordDamaged: the metadata can't be read, or isn't the file that was committed.
         """
         if commit.path not in self._metadata:
             found = checkpoint.read_committed(self.journal.store, commit)
@@ -200,10 +200,10 @@ class Line:
             reason: ``chunk``, ``preempted``, ``adopted`` or ``imported``.
 
         Raises:
-            CheckpointDamaged: a file of it is missing or cut short, or its hashes contradict each other.
+            CheckpointDamaged: a file of the checkpoint is missing or cut short, or its hashes contradict each other.
             FolderTaken: the checkpoint's folder belongs to another commit, or retention deletes it.
-            Superseded: a later attempt owns the run. If it claimed the run just now, the commit may count.
-            NameTaken: an earlier attempt took the number; see `follow`.
+            Superseded: a later attempt owns the run. If that attempt claimed the run only now, the commit may count.
+            NameTaken: an earlier attempt has made a commit of this number; see `follow`.
         """
         with self.journal.fenced(self.attempt):
             checkpoint.check_saved(self.journal.store, saved)
@@ -213,7 +213,7 @@ class Line:
         commit = self._begun
         if commit is None or (commit.number, commit.path) != (self.next_number, saved.path):
             commit = self._describe(saved, reason)
-        self._begun = commit  # a repeated call publishes the same bytes, time included: they are what is signed
+        self._begun = commit  # a repeated call publishes the same bytes, time included, because they are signed
         envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
         commit = self.journal.publish_commit(commit, envelope)
         for file, name in _list_copies(commit):
@@ -264,17 +264,18 @@ class Line:
 
     @property
     def verdict(self) -> "_RehearsalVerdict":
-        """Return the results of the rehearsals of this line so far."""
+        """Return the findings of this line's rehearsals so far."""
         number = self.head.number if self.head else 0
         if self._noted is not None and self._noted[0] == number:
             return self._noted[1]
         return _RehearsalVerdict.of(self.head)
 
     def note_rehearsal(self, step: int, cost_s: float) -> None:
-        """Record that a rehearsal from the head was equal; the next commit says so.
+        """Record, for the next commit, that a rehearsal from the head was equal.
 
         Args:
-            cost_s: seconds for which training waited for the rehearsal.
+            step: the head's step.
+            cost_s: the seconds for which training waited for the rehearsal.
         """
         assert self.head is not None
         steps = (*self.verdict.rehearsed, step)[-REHEARSALS:]
@@ -286,12 +287,19 @@ class Line:
             self._noted = self.head.number if self.head else 0, replace(self.verdict, reason=reason)
 
     def note_inexact(self, found: str) -> None:
-        """Record that the run continues although it does not continue exactly; every later commit says so."""
+        """Record, for all later commits, that the run continues although it doesn't continue exactly.
+
+        Args:
+            found: the difference that a rehearsal has found.
+        """
         assert self.head is not None
         self._noted = self.head.number, replace(self.verdict, inexact=found)
 
     def find_unproved(self) -> str:
-        """Return a message's part on the attempt since which the run may not be exact; empty if none interrupted it."""
+        """Return a part of a message: the attempt since which the run may not be exact.
+
+        Empty if no attempt has resumed the run since its last equal rehearsal.
+        """
         each, since = self.head, ""
         for _ in range(ANCESTORS_SEARCHED):
             parent = self.journal.find_commit(each.parent) if each is not None else None
@@ -303,7 +311,7 @@ class Line:
         return since
 
     def follow(self) -> Commit:
-        """Make the newest commit the head. An earlier attempt made it, which had passed the fence before our claim."""
+        """Make the newest commit the head. An earlier attempt, which passed the fence before our claim, has made it."""
         commit = self.journal.newest()
         self.next_number = self.journal.next_number()
         assert commit is not None
@@ -312,14 +320,14 @@ class Line:
         return commit
 
     def take(self, commit: Commit) -> None:
-        """Make a commit the head. If a kill prevented it, write the files that follow a record: copies, latest.json."""
+        """Make a commit the head. Write the files that follow its record, if a kill has prevented that."""
         self.head = commit
         self._mend_copies(commit)
         with contextlib.suppress(RecordDamaged):  # restoring the commit finds this damage
             self._renew_latest()
 
     def _renew_latest(self) -> None:
-        """Write latest.json anew if it doesn't name the head, as after a kill."""
+        """Write latest.json again if it doesn't name the head, as after a kill."""
         assert self.head is not None
         metadata = self.read_metadata(self.head)
         if metadata is None:
@@ -332,7 +340,7 @@ class Line:
         self._publish_latest(self.head, metadata)
 
     def _read_latest(self) -> Latest | None:
-        """Return latest.json as this attempt last wrote it; before its first write, as it first read it."""
+        """Return latest.json as this attempt wrote it last; before the first write, as this attempt read it first."""
         if not self._has_read_latest:
             self._latest, self._has_read_latest = self.journal.read_latest(), True
         return self._latest
@@ -343,7 +351,7 @@ class Line:
         self._latest, self._has_read_latest = latest, True
 
     def _mend_copies(self, commit: Commit) -> None:
-        """Publish the copies of a commit's files that a kill has prevented, if the checkpoint still has the files."""
+        """Publish missing copies of a commit's files, as after a kill, if the checkpoint still has the files."""
         for file, name in _list_copies(commit):
             if self.journal.store.exists(name):
                 continue
@@ -353,7 +361,7 @@ class Line:
                     self.journal.publish_copy(name, data)
 
     def _adopt(self) -> bool:
-        """Commit a checkpoint that dead ranks have saved; return whether there was one."""
+        """Commit a checkpoint that dead ranks have saved. Return whether there was such a checkpoint."""
         if self._trusted_keys:
             return False  # an orphan is not signed: anyone who can write to the store could have put it there
         for saved in checkpoint.find_orphans(
@@ -374,7 +382,7 @@ class Line:
     def may_adopt(self, fingerprint: str) -> bool:
         """Return whether an orphan may have been trained with settings of this fingerprint.
 
-        They may be those of now, those of the head, before a drift, and any of these with another number of ranks.
+        Allowed are the present settings and the head's, and both with another number of ranks.
         """
         known = [self.config_fingerprint, *([self.head.config_fingerprint] if self.head else [])]
         return fingerprint in known or any(self._differ_in_ranks(fingerprint, each) for each in known)
@@ -391,10 +399,10 @@ class Line:
         return self._taken | {self.journal.path_of(number) for number in refused}
 
     def _restore(self, commit: Commit, restore: Restore) -> bool:
-        """Restore a commit, or quarantine it if it is damaged; return whether it was restored.
+        """Restore a commit, or quarantine it if it is damaged. Return whether it was restored.
 
         Raises:
-            GateTripped: its bytes verify, and an older checkpoint would not help.
+            GateTripped: the commit's bytes verify, and an older checkpoint would not help.
         """
         for _ in range(READS):
             problem = restore(commit)
@@ -412,7 +420,11 @@ class Line:
         return False
 
     def _settle_trips(self) -> None:
-        """Quarantine the unhealthy checkpoints, since a healthy one has passed the gate."""
+        """Quarantine the unhealthy checkpoints, because an older one was healthy.
+
+        Raises:
+            GateTripped: there was no other checkpoint.
+        """
         if self.head is None and self._tripped:
             raise self._gate_tripped()
         for number, problem in self._tripped.items():
@@ -431,7 +443,7 @@ class Line:
         """Check that a trusted key has signed the commit, if trusted keys are configured.
 
         Raises:
-            NotTrusted: no trusted key has. The commit isn't quarantined: the keys may be the wrong ones.
+            NotTrusted: no trusted key has signed it. The commit isn't quarantined, because the keys may be wrong.
         """
         if self._trusted_keys:
             check_signed(self.journal, commit, self._trusted_keys)
@@ -451,7 +463,7 @@ def _list_copies(commit: Commit) -> list[tuple[FileRecord, str]]:
 
 
 def describe_latest(commit: Commit, metadata: checkpoint.Metadata) -> Latest:
-    """Return the record that latest.json holds of a commit."""
+    """Return the content of latest.json for a commit."""
     return Latest(
         epoch=commit.epoch,
         path=commit.path,

@@ -1,4 +1,4 @@
-"""The changes of settings, code and machine since a commit: are they allowed, and do bits stay promised?"""
+"""The changes of settings, code and machine since a commit: are they allowed, and is bit-exactness still promised?"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ class Ancestor:
     record: Commit | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return the ancestor as the lineage has it."""
+        """Return the ancestor in the form in which the attempt's lineage records it."""
         known = {"store": self.store} if self.store else {}
         return {**known, "run": self.run, "commit": self.commit, "checkpoint_sha256": self.checkpoint_sha256}
 
@@ -142,10 +142,10 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
     """Return the changes that are allowed, as the attempt's lineage records them.
 
     Args:
-        epochs: the number of epochs in the run's last configuration; None if that was lost.
+        epochs: the number of epochs in the run's last configuration; None if that configuration was lost.
 
     Raises:
-        ConfigDrift: something has changed that is neither harmless nor accepted.
+        ConfigDrift: a change is neither harmless nor accepted.
     """
     changes = changes_since(past, present)
     let_through = check_drift(changes, config.resume.accept_drift, past.fingerprint, present.fingerprint)
@@ -182,7 +182,7 @@ def promise_for(past: Past, present: Present) -> Verdict:
 
 
 def count_ranks(identity: dict[str, Any] | None) -> int | None:
-    """Return the number of ranks that a run's bits depend on; None with virtual ranks, and if it isn't on record."""
+    """Return the number of ranks on which a run's bits depend; None with virtual ranks, or if it isn't on record."""
     ranks: int | None = (identity or {}).get("compute", {}).get("ranks")
     return ranks
 
@@ -191,9 +191,9 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
     """Return whether bit-exactness is promised between this machine and the one that trained the commit.
 
     Raises:
-        DeterminismError: it is not promised, and ``resume.environment`` is "refuse".
+        DeterminismError: bit-exactness is not promised, and ``resume.environment`` is "refuse".
     """
-    if not past.environment:  # lost with the checkpoint, from which no run can resume anyway
+    if not past.environment:  # lost together with the checkpoint, so no run can resume from this commit anyway
         return Verdict("not promised", ("not recorded",))
     verdict = promise_for(past, present)
     if verdict.promise == "identical":
@@ -223,11 +223,11 @@ def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:
 def explain_unfit(error: StateError, past: Past, present: Present, resume: Resume) -> StateError | ConfigDrift:
     """Return the error for a checkpoint that doesn't fit the training that the ranks built.
 
-    If changes were accepted, the configuration asks for something impossible: the error is one of wrong use, and names
-    the changes. Otherwise it is the ranks' own error.
+    If changes were accepted, return a ConfigDrift that names them, because the configuration asks for something
+    impossible. Otherwise return the ranks' own error.
     """
     changed = [change for change in changes_since(past, present) if not is_harmless(change)]
-    chosen = [change for change in changed if change.kind != "built"] or changed  # built values follow from the others
+    chosen = [change for change in changed if change.kind != "built"] or changed  # built values follow from the rest
     names = [change.name for change in chosen] or [name for name in resume.accept_drift if name == BUILT]
     if not names:
         return error
@@ -245,12 +245,12 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
 
 
 def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newest: Commit | None) -> Ancestor | None:
-    """Return the checkpoint that a new run begins with; None if it begins with its own weights.
+    """Return the checkpoint that a new run begins with; None if the run begins with its own weights.
 
-    A run that has committed keeps the checkpoint that it began with, which may be gone.
+    For a run that has committed, return the recorded checkpoint, which may not exist any more.
 
     Raises:
-        ConfigError: there is no such checkpoint.
+        ConfigError: ``init`` names a commit that doesn't exist.
     """
     if init is None:
         return None
@@ -273,7 +273,7 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
 
 
 def begin_from_ancestor(ranks: Ranks, ancestor: Ancestor) -> int:
-    """Load an ancestor's weights into ranks. Return the steps that anneals count as done.
+    """Load an ancestor's weights into ranks. Return the number of steps that anneals count as done.
 
     Raises:
         CheckpointDamaged: the ancestor is damaged.

@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AttemptView:
-    """An attempt as its observers see it, at one moment: no observer can open, stop or end it.
+    """The state of an attempt at one moment, for its observers, which can't open, stop or end the attempt.
 
     Attributes:
-        number: the attempt's.
-        head: the commit that the run continues from; None before the first.
+        number: the attempt's number.
+        head: the commit that the run continues from; None before the first commit.
         step: the newest step whose checkpoint is durable, committed or not.
-        total_steps: the steps of the whole run; 0 if the ranks never built it.
-        built: the ranks' description of what they have built; None if they never did.
+        total_steps: the number of steps of the whole run; 0 if the ranks haven't built the recipe.
+        built: the ranks' description of the training that they have built; None if they haven't built the recipe.
         signal_ranks: sends all ranks a signal, for a drill.
     """
 
@@ -43,18 +43,18 @@ class AttemptView:
 class Observer:
     """Base class of observers; override the methods that you need.
 
-    The attempt calls each method in its own thread, so keep them quick: commits and deadlines wait for them. If one
+    The attempt's own thread calls each method, so keep them quick: commits and deadlines wait for them. If a method
     raises an error, the attempt logs a warning and continues.
     """
 
     def opened(self, attempt: AttemptView) -> None:
-        """Called when the ranks hold the state that training begins with."""
+        """Called when the ranks hold the state from which training begins."""
 
     def progressed(self, attempt: AttemptView, progress: Progress) -> None:
-        """Called when the ranks have reported a step, every ``log.every`` steps."""
+        """Called each time that the ranks report a step, every ``log.every`` steps."""
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
-        """Called after each commit, be it of a chunk, of a stop or of an adopted checkpoint."""
+        """Called after each commit, whether of a chunk, of a stop or of an adopted checkpoint."""
 
     def ended(self, attempt: AttemptView) -> None:
         """Called once, when the ranks have ended; also if opening has failed."""
@@ -64,13 +64,13 @@ def make_observers(names: Sequence[str]) -> list[Observer]:
     """Return the observers that ``log.observers`` names, ``module:Class``.
 
     Raises:
-        ConfigError: one can't be imported, or isn't allowed.
+        ConfigError: an observer can't be imported, or isn't allowed.
     """
     return [import_class("log.observers", name, Observer)() for name in names]
 
 
 class Observers:
-    """Calls several observers in their order; the failure of one doesn't keep the others from being called."""
+    """Several observers, which are called in their order. If an observer fails, the others are still called."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers

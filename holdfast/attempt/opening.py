@@ -16,9 +16,9 @@ from holdfast.rank.messages import Ready
 log = logging.getLogger(__name__)
 
 # The longest wait for the process that completed the run: after its last commit it still verifies and prunes. The wait
-# is bounded because a new process may have the id of a dead one.
+# is bounded because the process may be dead, and its id taken by a new process.
 UPKEEP_WITHIN_S = 300.0
-# The reason why an attempt begins, and why it ends, that takes over another program's checkpoint.
+# The recorded reason for the beginning, and for the end, of an attempt that imports another program's checkpoint.
 IMPORTED = "imported"
 LOOKS_EVERY_S = 0.5
 
@@ -28,10 +28,10 @@ class Known:
     """The state of a run before an attempt claims it, as the journal records it.
 
     Attributes:
-        attempts: the highest number that was claimed; 0 for none.
-        newest: the newest commit; None before the first.
-        epochs: how long the run was last asked to train; None where that was lost, or never asked.
-        ending: how the attempt before this one ended; None where nobody has recorded it.
+        attempts: the highest attempt number that was claimed; 0 if there was no attempt.
+        newest: the newest commit; None before the first commit.
+        epochs: the number of epochs in the run's last configuration; None if that is lost or there is none.
+        ending: how the last attempt ended; None if its ending isn't recorded.
     """
 
     attempts: int
@@ -41,7 +41,7 @@ class Known:
 
     @classmethod
     def read(cls, journal: Journal) -> "Known":
-        """Read how a run stands."""
+        """Read the state of a run from its journal."""
         attempts, newest = journal.attempts(), journal.newest()
         record = journal.read_ending(attempts) if attempts else None
         epochs = journal.read_epochs() if attempts else None
@@ -49,19 +49,19 @@ class Known:
 
     @property
     def step(self) -> int:
-        """The newest step that is committed."""
+        """Return the newest step that is committed."""
         return self.newest.step if self.newest else 0
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the last attempt had done all that was left to do when it ended."""
+        """Return whether the last attempt ended because the run was complete."""
         return self.ending is not None and self.ending.reason == "completed"
 
     def find_reason(self, steps_per_epoch: int, total_steps: int) -> str:
         """Return the reason why the next attempt starts: ``fresh``, ``preempted``, ``extended`` or ``continued``.
 
         Args:
-            total_steps: how long the run is to be trained now.
+            total_steps: the number of steps of the whole run in the present configuration.
         """
         if not self.attempts:
             return "fresh"
@@ -73,10 +73,10 @@ class Known:
         return "continued"
 
     def refuse_unfinished_import(self, journal: Journal) -> None:
-        """Refuse to train a run whose import was not finished: it would begin at step 0.
+        """Refuse to train a run whose import was not finished, because the run would begin at step 0.
 
         Raises:
-            WrongUse: it was.
+            WrongUse: the run's import was not finished.
         """
         with contextlib.suppress(RecordDamaged):
             if self.has_unfinished_import(journal):
@@ -86,7 +86,7 @@ class Known:
                 )
 
     def has_unfinished_import(self, journal: Journal) -> bool:
-        """Return whether an import was the run's last attempt, or was to be its first, and has committed nothing.
+        """Return whether an import has begun the run, or was its last attempt, and has committed nothing.
 
         Raises:
             RecordDamaged: a record can't be read.
@@ -103,7 +103,7 @@ class Known:
         An attempt whose process still runs on this machine is recorded as superseded, and any other as vanished.
 
         Args:
-            number: the number of this attempt.
+            number: the present attempt's number.
         """
         lost = Ending("vanished", f"it had not ended when attempt {number} began", self.step)
         taken_over = Ending("superseded", f"its process still ran when attempt {number} began", self.step)
@@ -116,12 +116,12 @@ class Known:
 
 
 def await_completed(journal: Journal, number: int) -> bool:
-    """Wait while an attempt that has trained the run to its end still does its upkeep, in another process here.
+    """Wait while an attempt that has completed the run still does its upkeep in another process of this machine.
 
-    Another machine's process can't be seen: it isn't waited for.
+    A process of another machine can't be seen, so there is no wait for it.
 
     Returns:
-        whether the attempt has recorded that it completed the run.
+        Whether the attempt has recorded that it completed the run.
     """
     deadline = time.monotonic() + UPKEEP_WITHIN_S
     has_told = False

@@ -1,4 +1,4 @@
-"""The chunks of an attempt between order and commit: the ordered stops, and the saved checkpoints without a commit."""
+"""The chunks of an attempt between order and commit: the ordered stops, and the checkpoints that wait for a commit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ class Chunk:
 
 
 class Pipeline:
-    """The stops that the ranks were ordered to train to, and the checkpoints that are durable but not committed.
+    """The steps at which the ranks were ordered to stop and save, and the durable checkpoints without a commit.
 
-    The ranks are ordered to train the next chunk before they have saved the last one, so that neither a save nor a
+    The ranks get the order for the next chunk before they have saved the last chunk, so that neither a save nor a
     commit costs training time.
     """
 
     def __init__(self, choose_stop: Callable[[int], int]) -> None:
         """
         Args:
-            choose_stop: returns the step at which the chunk ends that begins with a step.
+            choose_stop: returns the last step of a chunk, given the step after which the chunk begins.
         """
         self._choose_stop = choose_stop
         self._ordered: list[int] = []
@@ -39,7 +39,7 @@ class Pipeline:
         return next((stop for stop in self._ordered if stop > step), 0) or self._choose_stop(step)
 
     def is_new(self, stop: int) -> bool:
-        """Return whether a stop was not ordered before, and note it as ordered."""
+        """Note a stop as ordered. Return whether it was not ordered before."""
         is_new = stop not in self._ordered
         self._ordered += [stop] if is_new else []
         return is_new
@@ -50,5 +50,5 @@ class Pipeline:
         self._ordered = [stop for stop in self._ordered if stop > saved.step]
 
     def forget_orders(self) -> None:
-        """Forget the ordered stops: the ranks that they were sent to are gone."""
+        """Forget the ordered stops. Call it when the ranks that got these orders have ended."""
         self._ordered = []

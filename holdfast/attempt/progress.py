@@ -41,7 +41,7 @@ class ConsoleLines(logging.Handler):
 
 
 def log_plain_lines() -> None:
-    """Print the engine's log on the terminal. Prefect's own log goes to its server alone."""
+    """Print the engine's log on the terminal. Prefect's own log then goes only to Prefect's server."""
     lines = logging.getLogger("holdfast")
     lines.setLevel(logging.INFO)
     lines.addHandler(ConsoleLines())

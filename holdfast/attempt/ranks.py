@@ -1,4 +1,4 @@
-"""An attempt's ranks: start them, restore a commit into them, replace those that died."""
+"""An attempt's ranks: start them, restore a commit into them, replace them if they die."""
 
 import logging
 import time
@@ -36,10 +36,11 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-# After each hang a rank may take longer by this factor. So a step that takes long only once, because it compiles again
-# for example, isn't killed in every attempt.
+# After each hang a rank may take longer by this factor. So a step that is slow only once in a process, because it
+# compiles for example, isn't killed each time.
 PATIENCE = 4.0
-ROOM = 1.5  # New ranks may need more memory than those that wait: their restore reads a checkpoint.
+# The memory that new ranks may need, as a multiple of the running ranks' memory: their restore reads a checkpoint.
+ROOM = 1.5
 SHOWN_MODULES = 3
 
 
@@ -47,18 +48,18 @@ class AttemptRanks:
     """The ranks of one attempt: `build` starts them, `build_again` replaces them, `end` ends them.
 
     Attributes:
-        config: the run's configuration, with a number of ranks when they are started.
+        config: the run's configuration; its number of ranks is settled when the ranks are started.
         ahead: the ranks that were started before they are needed, if any.
-        running: the ranks; None before `build`, after `end`, and after they died.
-        built: their description of what they have built.
-        present: the settings, code and machine that they train with.
+        running: the running ranks; None before `build`, after `end`, and after they died.
+        built: the ranks' description of the training that they have built.
+        present: the settings, code and machine that the ranks train with.
         ancestor: the checkpoint of another run that this run begins with; None if it begins with its own weights.
-        restart_s: seconds from the start of these ranks until they began to train; 0 before that.
-        verified: the number of the last commit whose bytes were verified, mostly as they were restored; 0 for none.
-        hangs: how often they hung in a row, without a save in between.
-        is_quiet: whether a build and a restore are not worth a line, because they are a rehearsal's.
-        tolerance: the relative difference that is allowed between their numbers and those of other ranks that go on
-            from the same commit; None if settings or code were changed, so that nothing can be compared.
+        restart_s: the seconds from the start of the running ranks until they began to train; 0 before that.
+        verified: the number of the last commit whose bytes were verified, mostly in a restore; 0 if none was.
+        hangs: how often ranks hung in a row, without a save in between.
+        is_quiet: whether a build and a restore are not logged, because they are a rehearsal's.
+        tolerance: the relative difference that is allowed between the ranks' numbers and those of other ranks that
+            continue from the same commit; None if settings or code were changed, so that nothing can be compared.
     """
 
     present: Present
@@ -70,7 +71,9 @@ class AttemptRanks:
         self._number = number
         self.restart_s = 0.0
         self.running: Ranks | None = None
-        self._judged = ""  # the fingerprint of the commit whose promise the attempt judges before it claims the run
+        # The newest commit's fingerprint: whether bit-exactness is promised from that commit on is judged before the
+        # attempt claims the run.
+        self._judged = ""
         self.ancestor: Ancestor | None = None
         self.verified = 0
         self.hangs = 0
@@ -82,7 +85,7 @@ class AttemptRanks:
 
     @property
     def own(self) -> Ranks:
-        """The running ranks."""
+        """Return the running ranks."""
         assert self.running is not None
         return self.running
 
@@ -102,8 +105,8 @@ class AttemptRanks:
         """Replace the ended ranks by new ones.
 
         Raises:
-            ConfigDrift: the new ranks build something else than the first ones, because the code was edited, for
-                example, and the change is not accepted.
+            ConfigDrift: the new ranks build another training than the first ranks, for example because the code was
+                edited, and the change is not accepted.
         """
         self._start(head)
         present = describe_present(self.config, self.built, self.ancestor)
@@ -138,7 +141,7 @@ class AttemptRanks:
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""
         if self.config.compute.has_ray:
-            return 0  # each node checks its own
+            return 0  # each node checks its own GPUs
         try:
             return check_gpus(self.config.compute)
         except HoldfastError:
@@ -148,21 +151,21 @@ class AttemptRanks:
     def restore(self, commit: Commit, read_metadata: ReadMetadata) -> HoldfastError | None:
         """Restore a commit's state; return an error if the checkpoint is damaged or the gate refuses it.
 
-        If the gate refuses bytes that verify, for another reason than health, new ranks restore them once more: only
-        what the program loses is lost a second time. A second look in the same ranks could pass for a wrong reason,
-        because the first has called the model: a counter in a global variable has moved on.
+        If the gate refuses bytes that verify, and health isn't the reason, restore them again in new ranks: an error of
+        the program comes a second time, and an error of the machine probably doesn't. A second restore in the same
+        ranks might pass only because the first one has called the model, which moves a counter in a global variable.
 
         Raises:
-            DeterminismError: equal bits aren't promised from this commit on, and the configuration refuses that.
+            DeterminismError: bit-exactness isn't promised from this commit on, and the configuration refuses that.
             StateError: the state doesn't fit what the ranks built.
             ConfigDrift: the state doesn't fit because of a change that was accepted.
         """
         past = Past.read(self._journal, commit, read_metadata)
-        if commit.config_fingerprint != self._judged:  # another number of ranks trained it: it was adopted, say
+        if commit.config_fingerprint != self._judged:  # such as an adopted commit that other ranks trained
             judge_environment(past, self.present, self.config.resume)
         event = self._look(commit, past)
         if is_unexplained(event):
-            if self.config.compute.is_attached:  # there are no new ones
+            if self.config.compute.is_attached:  # no new ranks can be started
                 return explain_refusal(event, commit)
             log.warning("the gate refuses %s: %s; new ranks check it again", commit.path, event.message)
             self.end_running()
@@ -198,7 +201,7 @@ class AttemptRanks:
         """Load the weights of the ancestor, if the run has one.
 
         Raises:
-            CheckpointDamaged: the ancestor's bytes differ from what was committed.
+            CheckpointDamaged: the ancestor's bytes aren't those that were committed.
         """
         found = self.ancestor
         if found is not None:
@@ -209,7 +212,7 @@ class AttemptRanks:
 
     @property
     def began_at(self) -> str:
-        """The time when the running ranks were started, as records hold it."""
+        """Return the time at which the running ranks were started, in the format of records."""
         return format_time(time.time() - (time.monotonic() - self.own.began))
 
     def note_training(self) -> None:
@@ -217,7 +220,7 @@ class AttemptRanks:
         self.restart_s = self.restart_s or time.monotonic() - self.own.began
 
     def end(self) -> None:
-        """End all ranks that there are."""
+        """End all ranks of the attempt, also those that wait."""
         self.ahead.end()
         self.end_aside()
         self.end_running()
@@ -231,38 +234,38 @@ class AttemptRanks:
     # ---- a second set, for a rehearsal
 
     def start_ahead(self) -> None:
-        """Start the next ranks: they import torch, but touch no device until they replace the running ranks."""
+        """Start the next ranks. They import torch, but use no device until they replace the running ranks."""
         compute = self.config.compute
         if not (compute.has_nodes or compute.has_ray or compute.is_attached):
             self.ahead.start(self.config, self._number, None, is_held=True)
 
     def has_room(self) -> bool:
-        """Return whether this machine's memory holds a second set of ranks beside the running one: never on a GPU."""
+        """Return whether this machine's memory has room for a second set of ranks; always False on a GPU."""
         compute = self.config.compute
         if self.built.device != "cpu" or compute.has_nodes or compute.has_ray:
             return False
         return ROOM * measure_memory(self.own.list_pids()) < find_free_memory()
 
     def set_aside(self) -> None:
-        """Set the running ranks aside, where they wait. New ranks may be started then."""
+        """Let the running ranks wait, so that new ranks may be started beside them."""
         self._aside, self.running = self.running, None
         self._aside_restart_s = self.restart_s
 
     def put_back(self) -> None:
-        """If ranks were set aside, end the running ranks and continue with those set aside."""
+        """If ranks were set aside, end the running ranks and continue with the ranks that were set aside."""
         if self._aside is not None:
             self.end_running()
             self.running, self._aside = self._aside, None
             self.restart_s = self._aside_restart_s
 
     def end_aside(self) -> None:
-        """End the ranks that wait, if any do."""
+        """End the ranks that were set aside, if there are any."""
         if self._aside is not None:
             self._aside.end()
             self._aside = None
 
     def find_changed_code(self) -> str:
-        """Return the names of the recorded modules and files whose code has changed since; empty for none."""
+        """Return the names of the modules and files that have changed since the ranks recorded them; empty if none."""
         saved = self.present.environment.get("sources", {})
         folder = Path(find_file(split_recipe(self.config.recipe)[0])).resolve().parent
         current = hash_sources(saved, folder)

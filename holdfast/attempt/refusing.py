@@ -1,4 +1,4 @@
-"""Messages on a checkpoint that verifies and that the gate refuses: the meaning, the suspects, and the next step."""
+"""Messages about a checkpoint that verifies but that the gate refuses: the meaning, the suspects, and the next step."""
 
 from typing import TypeGuard
 
@@ -8,7 +8,7 @@ from holdfast.rank.messages import Problem, Restored, Tripped
 
 # The most suspects that a message names.
 SHOWN_SUSPECTS = 4
-# The warning if new ranks pass the gate that the ranks before failed; it takes the checkpoint's folder.
+# The warning if new ranks pass the gate that the last ranks failed; %s is the checkpoint's folder.
 CHANCE = (
     "new ranks restored %s exactly: memory or a processor of this machine fails now and then, or the program doesn't "
     "always compute the same"
@@ -31,7 +31,7 @@ HINTS = {
 
 
 def is_unexplained(event: Restored | Problem) -> TypeGuard[Tripped]:
-    """Return whether the gate refuses a checkpoint that is whole, and that was healthy or not compared."""
+    """Return whether the gate refuses a whole checkpoint for another reason than health."""
     return isinstance(event, Tripped) and not _refusal_of(event).blames_checkpoint
 
 

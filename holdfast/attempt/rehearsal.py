@@ -1,10 +1,10 @@
-"""Rehearsals: new ranks start from a commit, and have to train its next steps as the ranks that went on.
+"""Rehearsals: new ranks start from a commit, and have to train the next steps exactly as the living ranks do.
 
-The ranks that still live are the one witness that knows everything. At a commit they train a few steps more, with a
+Only the living ranks have all state, also state that no checkpoint has. At a commit they train a few more steps, with a
 checksum of each component. New ranks restore the commit, pass the gate and train the same steps. If both trails are
-equal, the run continues exactly from that commit. Otherwise it stops, before a step that is wrong can be committed.
+equal, the run continues exactly from that commit. Otherwise the run stops, before a wrong step can be committed.
 
-Ranks that have died are a witness, too: the steps that they had trained are on the disk; see `holdfast.rank.lived`.
+Ranks that have died serve for a comparison, too: the trail of their steps is on the disk; see `holdfast.rank.lived`.
 """
 
 import logging
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 # A run with less than this time left is not rehearsed, unless its configuration asks for it.
 SHORT_S = 60.0
-# The new ranks start this long before the commit, so that they have imported torch when it is made.
+# The new ranks start this long before the commit, so that they have imported torch when the commit is made.
 AHEAD_S = 15.0
-# After this many losses of new ranks (they may lack memory, for example) an attempt rehearses no more.
+# After so many losses of new ranks, for example because memory ran out, an attempt makes no more rehearsals.
 MOST_LOST = 2
 SHOWN_NAMES = 3
 SHOWN_SUSPECTS = 4
@@ -52,8 +52,8 @@ class Rehearsal:
     """A rehearsal that the living ranks have been ordered to begin.
 
     Attributes:
-        start: the step of the commit to start from.
-        stop: the last step that both train.
+        start: the step of the commit from which new ranks start.
+        stop: the last step that the living and the new ranks both train.
         is_beside: whether the living ranks wait while new ranks rehearse. The run then continues in the living ranks.
         began: when the living ranks had trained the commit's last step, on the clock of `time.monotonic`.
     """
@@ -108,29 +108,30 @@ class Rehearsals:
         return rehearse != "first" and (share == 1 or (verdict.unrehearsed_s + next_s) * share > cost_s > 0)
 
     def start_ahead(self, step: int, stops: tuple[int, int], steps_per_s: float) -> None:
-        """Start the new ranks, which import torch and wait, if the living ones are about to rehearse.
+        """Start the new ranks, which import torch and wait, if the living ranks will soon begin a rehearsal.
 
         Args:
             step: the step that was trained last.
-            stops: the ends of the chunk and of the run.
+            stops: the last steps of the chunk and of the run.
         """
         if stops[0] - step < AHEAD_S * steps_per_s and not self._is_short(stops[1] - stops[0], steps_per_s):
             self._ranks.start_ahead()
 
     def _is_short(self, steps: int, steps_per_s: float) -> bool:
-        """Return whether a run is too short to be rehearsed unasked, with this number of steps left."""
+        """Return whether a run with so many steps left is too short for a rehearsal that nobody has asked for."""
         return self._settings.rehearse is None and steps < SHORT_S * steps_per_s
 
     def begin(self, line: Line, step: int, stops: tuple[int, int], trained_s: float, steps_per_s: float) -> bool:
-        """Order the living ranks to begin a rehearsal at the end of a chunk, if one is due; return whether it is.
+        """Order the living ranks to begin a rehearsal at the end of a chunk, if one is due. Return whether it is due.
 
         Args:
-            step: the end of the chunk.
-            stops: the ends of the next chunk and of the run.
-            trained_s: seconds in the chunk's steps.
+            step: the last step of the chunk.
+            stops: the last steps of the next chunk and of the run.
+            trained_s: the seconds that the chunk's steps took.
             steps_per_s: the speed of the ranks; 0 if it is unknown.
         """
-        stop = min(step + REHEARSED_STEPS, stops[0], stops[1] - 1)  # after the last step a loop's function would go on
+        # Not the run's last step: after it a user's loop would end, and the code that follows it would run.
+        stop = min(step + REHEARSED_STEPS, stops[0], stops[1] - 1)
         if self._is_short(stops[1] - step, steps_per_s):
             line.note_unrehearsed("the run was to be over within a minute")
         elif stop > step and self.may_follow(line, trained_s) and self._has_same_code(line):
@@ -146,7 +147,7 @@ class Rehearsals:
         self._pending, self._lived = Rehearsal(step, stop, is_beside, time.monotonic()), None
 
     def _has_same_code(self, line: Line) -> bool:
-        """Return whether new ranks would import the code that the living ones have imported; warn once if not."""
+        """Return whether new ranks would import the same code as the living ranks have imported. If not, warn once."""
         changed = self._ranks.find_changed_code()
         if changed and not self._has_warned:
             log.warning("not rehearsed: %s changed since the ranks imported it; a resume would be refused", changed)
@@ -165,13 +166,15 @@ class Rehearsals:
     # ---- the comparison
 
     def finish(self, line: Line, renew: Callable[[], None]) -> None:
-        """Rehearse in new ranks, if the living ones have begun a rehearsal. One of the two sets then trains on.
+        """If the living ranks have begun a rehearsal, train the same steps in new ranks, and compare the trails.
+
+        Afterwards one of the two sets of ranks continues the run.
 
         Args:
             renew: starts new ranks, and restores the newest commit into them.
 
         Raises:
-            Inexact: they don't train the same steps.
+            Inexact: the trails differ.
             HoldfastError: the ranks ended, or can't be started.
         """
         rehearsal, self._pending = self._pending, None
@@ -179,7 +182,7 @@ class Rehearsals:
             return
         lived = self._lived or self._ranks.own.await_rehearsed()
         if lived.is_ending:
-            return  # the living ranks end: after a save, or without one if new ranks were to continue
+            return  # the living ranks were told to end; they save, unless new ranks were to continue the run
         faults.reach("rehearsal-lived")
         known = self._ranks.own.examine()
         again = self._rehearse_beside(line, rehearsal, renew) if rehearsal.is_beside else None
@@ -206,7 +209,7 @@ class Rehearsals:
         self._differ(line, lived.lines, f"would not continue exactly: {_describe_difference(difference)}", suspects)
 
     def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
-        """Continue the run, and record that it continues exactly."""
+        """Record that the run continues exactly, and continue it."""
         assert line.head is not None
         self._ranks.put_back()
         self._cost_s = time.monotonic() - rehearsal.began
@@ -218,9 +221,10 @@ class Rehearsals:
         log.info("rehearsed: new ranks trained %s from commit %d as these did", steps, commit)
 
     def _rehearse_beside(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Rehearsed | None:
-        """Return the steps of new ranks, trained while the living ones wait; None if they were lost, or failed.
+        """Train the rehearsal's steps in new ranks while the living ranks wait. Return these steps.
 
-        If they failed, the living ones have ended, too: perhaps two sets can't run at once.
+        Return None if the new ranks were lost or failed. If they failed, end the living ranks, too, because perhaps two
+        sets of ranks can't run at once.
         """
         self._ranks.set_aside()
         try:
@@ -234,10 +238,10 @@ class Rehearsals:
         return None
 
     def _rehearse_alone(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Rehearsed:
-        """Return the steps of new ranks, trained once the living ones have ended.
+        """End the living ranks, and then train the rehearsal's steps in new ranks. Return these steps.
 
         Raises:
-            Inexact: they can't restore the commit, or fail in a step that the living ones have trained.
+            Inexact: the new ranks can't restore the commit, or fail in a step that the living ranks have trained.
         """
         self._ranks.end_running()
         try:
@@ -261,10 +265,10 @@ class Rehearsals:
         """Repeat in new ranks the steps that dead ranks had trained after the same commit, and compare the two trails.
 
         Args:
-            stop: the end of the chunk.
+            stop: the last step of the chunk.
 
         Raises:
-            Inexact: they don't train the same steps.
+            Inexact: the trails differ.
         """
         head = line.head
         if head is None or self._ranks.tolerance is None:
@@ -315,7 +319,7 @@ class Rehearsals:
         )
 
     def end(self, head: Commit) -> None:
-        """Delete the recorded steps up to the newest commit: no rehearsal needs them any more."""
+        """Delete the files of steps up to the newest commit, because no comparison needs them any more."""
         delete_lived(self._folder, head.attempt, head.step)
 
 
@@ -334,6 +338,6 @@ def _tell_elsewhere(start: int, step: int) -> None:
 
 
 def _list_suspects(known: Examined, found: Examined) -> list[str]:
-    """Return a line for each value that no checkpoint has, and that differs between two sets of ranks."""
+    """Return a line for each value that no checkpoint has and that differs between two sets of ranks."""
     suspects = find_suspects(known.unregistered, found.unregistered)
     return [f"{each}: {each.remedy}" for each in suspects[:SHOWN_SUSPECTS]]

@@ -28,8 +28,8 @@ STOPPED_WITHIN_S = 3.0
 class Reporting(Observer):
     """Writes ``report.html`` into the run's folder: after a commit, as ``log.report_every_s`` says, and at the end.
 
-    A thread of the lowest priority reads what is new on the store and writes the page. Training is in other processes,
-    and nothing waits for the thread before the attempt has ended.
+    A thread of the lowest priority reads the new records on the store and writes the page. It doesn't delay training,
+    which runs in other processes, and nothing waits for it before the attempt has ended.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -63,8 +63,8 @@ class Reporting(Observer):
             self._thread.start()
 
     def _run(self) -> None:
-        """Write the report after news until the attempt has ended. This is the thread's body."""
-        from holdfast.looking.report import Publisher  # it imports numpy, which a start needn't wait for
+        """Write the report after each commit until the attempt has ended. This is the thread's body."""
+        from holdfast.looking.report import Publisher  # here, because this imports numpy, which would delay the start
 
         Priority().lower()
         publisher = Publisher(Journal(open_store(self._config.store), self._config.run))
@@ -83,16 +83,18 @@ class Reporting(Observer):
         except Superseded:
             pass  # the later attempt writes the report
         except Exception as error:  # a report must not end a run
-            # A thread that nothing waits for fails when Python ends: "cannot schedule new futures after shutdown".
+            # If the wait for this thread is over, it fails when Python ends ("cannot schedule new futures after
+            # shutdown"): don't warn of that.
             if not self._has_warned and not self._is_left:
                 log.warning("the report can't be written: %s; the run continues", error or repr(error))
             self._has_warned = True
 
 
 def _is_due(attempt: AttemptView) -> bool:
-    """Return whether an attempt that ends has something to report.
+    """Return whether an attempt that ends has to write the report.
 
-    If it found the run complete, and so never claimed it, the attempt before may have died before it wrote the report.
+    If the attempt found the run complete, it hasn't claimed the run. Then it writes the report only if the last attempt
+    died before it had written it.
     """
     journal = attempt.journal
     if journal.has_attempt(attempt.number):

@@ -1,4 +1,4 @@
-"""The processes that send a run's numbers to its metric sinks: one for each sink, told of each commit."""
+"""The processes that send a run's numbers to its metric sinks: one process for each sink, told of each commit."""
 
 import contextlib
 import contextvars
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 # because the next attempt sends the missing steps.
 COMPLETE_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 3.0
-# The seconds after which a sink's process exits by itself, if the run is not complete.
+# How long a sink's process may go on after the end of an attempt that hasn't completed the run.
 LINGER_S = 20.0
-# How often a process that has died is started again.
+# How many times a process that has died is started again.
 RESTARTS = 3
 
 
@@ -46,7 +46,7 @@ class Sending(Observer):
         self._tell(attempt, SinkOrder())
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
-        if any(each.is_started for each in self._processes):  # before that, a commit is adopted and not yet verified
+        if any(each.is_started for each in self._processes):  # before `opened`, an adopted commit isn't verified yet
             self._tell(attempt, SinkOrder())
 
     def _tell(self, attempt: AttemptView, order: SinkOrder) -> None:
@@ -83,7 +83,7 @@ class SinkProcess:
 
     @property
     def is_started(self) -> bool:
-        """Whether the process was ever started."""
+        """Return whether the process was ever started."""
         return self._process is not None
 
     def start(self, config: RunConfig, attempt: int) -> None:
@@ -106,7 +106,7 @@ class SinkProcess:
         self._reader.start()
 
     def tell(self, order: SinkOrder) -> None:
-        """Send an order; the last one also closes the pipe."""
+        """Send an order. After the last order, close the pipe."""
         if self._process is None:
             return
         with contextlib.suppress(OSError, ValueError):  # the process has died, or doesn't read
@@ -115,7 +115,7 @@ class SinkProcess:
             self._process.stdin.close()
 
     def await_end(self, within_s: float) -> None:
-        """Wait until the process has ended, at most for some seconds. It is never killed: it ends by itself."""
+        """Wait until the process has ended, at most for some seconds. It isn't killed, because it ends by itself."""
         self._reader.join(within_s)
         if self._process is not None and not self._reader.is_alive():
             self._process.wait()

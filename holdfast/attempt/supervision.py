@@ -4,16 +4,16 @@
 what is known                                                  `choose_action`
 =============================================================  ====================================================
 an attempt lives                                               watch it
-the last one was cancelled while it was watched                end: cancelled
-the last one was cancelled before that, or completed           end if the run is complete, else start the next one
-the server refused to begin the last one                       likewise, after a wait that doubles
-its reason spends a budget that is left                        likewise, after a wait that doubles without progress
-its reason spends a budget that is spent                       raise `NoProgress`
-another attempt can't help                                     raise the error of its reason
+the last attempt was cancelled while it was watched            end: cancelled
+the last attempt was cancelled before that, or completed       end if the run is complete, else start the next one
+the server refused to begin the last attempt                   the same, after a wait that doubles
+the reason of its end spends a budget that isn't used up       the same, after a wait that doubles without progress
+the reason of its end spends a budget that is used up          raise `NoProgress`
+another attempt can't help                                     raise the error for the reason
 =============================================================  ====================================================
 
-A run is complete if the journal says so, no process may have died in the work after the last commit, and no attempt has
-still to judge other settings than the run was completed with.
+A run is complete if three things are true: the journal says so; no process can have died in the work after the last
+commit; and if the settings aren't those with which the run was completed, an attempt has judged them.
 
 `holdfast.journal.endings` lists the reasons, and the budget that each spends. Lost machines count over the whole life
 of the run. Failures count in a row: a committed step resets their number.
@@ -35,17 +35,18 @@ FIRST_BACKOFF_S = 1.0
 
 @dataclass(frozen=True)
 class Supervised:
-    """A run on a work pool, as its supervisor knows it.
+    """The facts that a supervisor knows about a run on a work pool.
 
     Attributes:
         is_live: whether an attempt lives that isn't watched yet.
-        is_finished: whether the journal has all steps of the run, and the ending of its last attempt as completed.
-        is_disputed: whether it was finished with other settings than these, and no attempt has judged these.
+        is_finished: whether the journal has all steps of the run, and says that its last attempt completed the run.
+        is_disputed: whether the run was finished with other settings than the present ones, and no attempt has judged
+            the present ones.
         is_dead: whether the last attempt's process died, perhaps after its last commit and before its report.
-        last: how the attempt ended that was watched last; None if it never began, or none was watched.
+        last: how the attempt that was watched last ended; None if it never began, or no attempt was watched.
         was_cancelled: whether that attempt was being cancelled before it was watched.
-        refusals: how many attempts in a row the server has refused to begin, up to the last one.
-        endings: how each attempt of the run ended, oldest first; the last one is `last`.
+        refusals: how many attempts in a row, up to the last one, the server has refused to begin.
+        endings: how each attempt of the run ended, oldest first. The last item is `last`.
     """
 
     is_live: bool = False
@@ -63,8 +64,8 @@ class Action:
     """The next action for a run: end it, watch its live attempt, or start an attempt after a wait.
 
     Attributes:
-        ending: how the run ends; None to go on.
-        wait_s: seconds to wait before the next attempt is started.
+        ending: how the run ends; None if it continues.
+        wait_s: the seconds to wait before the next attempt is started.
     """
 
     ending: Ending | None = None
@@ -76,7 +77,7 @@ def choose_action(known: Supervised, limits: Supervision) -> Action:
 
     Raises:
         WrongUse, Damage, Superseded: another attempt can't help.
-        NoProgress: a budget is spent; the message has the last error.
+        NoProgress: a budget is used up; the message has the last error.
     """
     last = known.last
     if known.is_live:
@@ -97,11 +98,11 @@ def choose_wait_s(ends: Sequence[Ending], limits: Supervision) -> float:
     """Return the seconds to wait before the next attempt.
 
     Args:
-        ends: how each attempt of the run ended, oldest first; the last one didn't complete the run.
+        ends: how each attempt of the run ended, oldest first. The last attempt didn't complete the run.
 
     Raises:
         WrongUse, Damage, Superseded: another attempt can't help.
-        NoProgress: a budget is spent.
+        NoProgress: a budget is used up.
         RunStopped: a person cancelled the attempt.
     """
     last = ends[-1]

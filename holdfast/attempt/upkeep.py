@@ -1,8 +1,8 @@
 """The work after a commit that may take long: read the checkpoint back, and prune.
 
 A process that was told to end is killed when its time is up. So an attempt that stops leaves its upkeep to the next
-attempt, as one that is killed does. The next attempt does it while its ranks train their first chunk, or at once if the
-run is complete. It need not read back: it hashes every byte of the checkpoint that it continues from.
+attempt, like an attempt that is killed. The next attempt does the upkeep while its ranks train their first chunk, or at
+once if the run is complete. It needn't read the checkpoint back, because its restore hashes every byte.
 """
 
 import logging
@@ -22,22 +22,22 @@ class Upkeep:
     """The upkeep of one attempt's commits.
 
     Attributes:
-        is_owed: whether an earlier commit still waits for it.
+        is_owed: whether an earlier commit still waits for its upkeep.
     """
 
     def __init__(self, line: Line, ranks: AttemptRanks, fall_back: Callable[[], None]) -> None:
         """
         Args:
-            fall_back: makes the newest commit that isn't quarantined the head, and ends the ranks.
+            fall_back: a function that makes the newest commit that isn't quarantined the head, and ends the ranks.
         """
         self._line, self._ranks, self._fall_back = line, ranks, fall_back
         self._has_read_back = False
-        self._verified = 0  # the commit whose bytes are known to be right since the last `read_back`
+        self._verified = 0  # the number of the commit whose bytes the last `read_back` knows to be right
         self._pruned: PruneReport | None = None
         self.is_owed = False
 
     def do(self) -> None:
-        """Read back the newest commit if it is due, and prune; a failure is logged as a warning."""
+        """Read back the newest commit if that is due, and prune. Log a failure as a warning."""
         self.is_owed = False
         for name, act in (("reading a commit back", self.read_back), ("pruning", self.prune_epochs)):
             try:
@@ -47,10 +47,10 @@ class Upkeep:
                 log.warning("%s failed: %s; the run continues%s", name, error or repr(error), hint)
 
     def read_back(self) -> bool:
-        """Compare the newest commit's stored bytes with their hashes if it is due; return whether it was.
+        """Compare the newest commit's stored bytes with their hashes, if that is due. Return whether it was due.
 
-        The first commit of an attempt is due, and then every n-th, as ``checkpoint.read_back_every`` says. If a commit
-        is damaged, quarantine it and let the next chunk begin at the checkpoint before.
+        It is due for an attempt's first commit, and then for every n-th, as ``checkpoint.read_back_every`` says. If a
+        commit is damaged, quarantine it and let the next chunk begin from the commit before.
 
         Raises:
             Superseded: a later attempt owns the run.
@@ -80,7 +80,7 @@ class Upkeep:
             Superseded: a later attempt owns the run, perhaps with another policy.
         """
         line = self._line
-        is_first = self._pruned is None  # it also deletes what earlier attempts have left
+        is_first = self._pruned is None  # the first prune also deletes the debris of earlier attempts
         self._pruned = retention.prune_by_policy(
             line.journal,
             self._ranks.config.retention,
