@@ -1,4 +1,4 @@
-"""Writing the parts of a checkpoint whose bytes several ranks hold: collected, hashed and written in windows."""
+"""Writing the parts of a checkpoint whose bytes several ranks hold: collect, hash and write them in windows."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ from holdfast.store import Store
 
 
 class Collected:
-    """The files of a checkpoint that this rank writes, while the ranks exchange their bytes in windows.
+    """The files of a checkpoint that this rank writes, while the ranks exchange the files' bytes in windows.
 
-    The thread that calls `write` exchanges windows with the other ranks; threads of a pool hash and write them. A
-    failure in one rank doesn't end the exchange, which the others would wait for: it is raised afterwards.
+    The thread that calls `write` exchanges windows with the other ranks; threads of a pool hash and write them. If a
+    rank fails, it goes on with the exchange, because the other ranks wait for it, and raises the error afterwards.
 
     Args:
         files: the parts that this rank owns.
@@ -82,10 +82,11 @@ class Collected:
         take: Callable[[File, Stream], None],
         running: "list[Future[Any]]",
     ) -> None:
-        """Collect some parts, each of this rank's in a thread that takes its bytes. All ranks call it together.
+        """Collect the bytes of some parts from all ranks. All ranks call it together.
 
         Args:
-            running: gets the threads that were started.
+            take: takes the bytes of one part; each of this rank's own parts has a thread that calls it.
+            running: the list to which the started threads are added.
         """
         streams = {name: Stream(name, self._held.sizes[name], windows) for name in names if name in self._own}
         running += [self._pool.submit(take, self._own[name], stream) for name, stream in streams.items()]
@@ -106,7 +107,7 @@ class Collected:
         except NameTaken as error:
             taken = error
         finally:
-            _note(file, stream.finish())  # also after an error: the exchange waits for free windows
+            _note(file, stream.finish())  # also after an error, because the exchange waits for free windows
         if taken is not None:
             check_same_file(self._folder, path, file.record.result(), taken)
 
@@ -115,7 +116,7 @@ class Collected:
         return [write_file(self._folder, path, name, data) for name, data in lines.items()]
 
     def _find_unchanged(self) -> frozenset[str]:
-        """Return the parts that seldom change and are as in the last checkpoint. All ranks call it together."""
+        """Return the seldom changing parts that are the same as in the last checkpoint. All ranks call it together."""
         if self._unchanged is None:
             _, *others = self._held.owners  # the first part always changes
             lasting = self._agree(name for name in others if name in self._own and self._own[name].may_be_copied())
@@ -155,5 +156,5 @@ class Collected:
 
 
 def _note(file: File, record: FileRecord) -> None:
-    if not file.record.done():  # a part may be collected again, for another name of the checkpoint
+    if not file.record.done():  # a part is collected again if the checkpoint gets another name
         file.record.set_result(record)

@@ -12,10 +12,10 @@ from holdfast.provenance.canonical import finite_or_none
 
 Line = Mapping[str, Any]
 
-# The steps of a rehearsal. Their lines have a checksum of each component, whose cost bounds their number.
+# The number of steps of a rehearsal. It is small because the line of each step has a checksum of each component.
 REHEARSED_STEPS = 4
-# The fields of a trail's line, and of the ranks and shares in it, causes before effects. If ``state`` differs, the
-# components that differ are named instead.
+# The fields of a trail's line, and of its entries for ranks and shares. Causes come before their effects. In place of a
+# ``state`` that differs, its different components are named.
 CAUSES = (
     "samples", "generators", "buffers", "lrs", "anneals", "loss", "gradient", "partial_sum", "sum", "grad_norm",
     "logged", "state", "rng", "metrics",
@@ -33,10 +33,10 @@ class Difference:
     """The first step in which two trails differ.
 
     Attributes:
-        fields: the fields that differ in that step, causes first; in place of ``state`` its components that differ. If
-            not all ranks differ, a field of theirs is named with the rank: ``loss of rank 1``.
-        tensors: names of the tensors that differ after that step, in the order of `COMPONENTS`; empty if the trails
-            have no checksums of tensors there.
+        fields: the fields that differ in that step, causes first; in place of ``state`` its different components. If
+            only some ranks differ, the name of a field includes the rank: ``loss of rank 1``.
+        tensors: the names of the tensors that differ after that step, in the order of `COMPONENTS`; empty if the lines
+            of that step have no checksums of tensors.
     """
 
     step: int
@@ -55,7 +55,7 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
 
 
 def compute_mean_loss(lines: Sequence[Line]) -> float | None:
-    """Return the mean loss of the steps; None if it isn't finite, or if no step has logged one."""
+    """Return the mean loss of the steps; None if it isn't finite, or if no step has logged a loss."""
     losses = [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
     return finite_or_none(sum(losses) / len(losses)) if losses else None
 
@@ -63,11 +63,11 @@ def compute_mean_loss(lines: Sequence[Line]) -> float | None:
 def find_departure(lived: Sequence[Line], again: Sequence[Line], tolerance: float = 0.0) -> Difference | None:
     """Return the first difference between steps and the same steps trained again; None if there is none.
 
-    What a program logs beside its loss is left out: a meter or a time is no state.
+    Numbers that a program logs besides its loss aren't compared: a meter or a time is no state.
 
     Args:
-        tolerance: the relative difference that is allowed between losses, where equal bits aren't promised. Then
-            checksums and random numbers, which can't agree within a tolerance, are left out, too.
+        tolerance: the relative difference that is allowed between losses; 0 if equal bits are promised. With a
+            tolerance, checksums and random numbers aren't compared, because they can't be close to each other.
     """
     if not tolerance:
         return find_first([_leave_out(line, LOGGED) for line in lived], again)
@@ -100,7 +100,7 @@ def _compare_lines(one: Line, other: Line) -> Iterator[str]:
     parts = _pair_parts(one, other)
     for name in CAUSES:
         yield from _compare_parts(name, parts)
-        if name not in one or name not in other:  # earlier versions wrote fewer; checksums are not in every line
+        if name not in one or name not in other:  # earlier versions wrote fewer fields; some lines have no checksums
             continue
         if name == "samples":
             yield from _compare_samples(str(one[name]), str(other[name]))
@@ -123,7 +123,7 @@ def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
 
 
 def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[str]:
-    """Yield the fields in which some ranks differ and others don't, with the ranks; a fact alone if all differ."""
+    """Yield the fields in which only some ranks or shares differ, with the ranks; if all differ, yield facts alone."""
     known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), other) for one, other in parts]
     known = [each for each in known if each[0] and each[1]]
     for field in sorted({field for one, other, _ in known for field in one.keys() & other.keys()}, key=spreads):
@@ -135,7 +135,7 @@ def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[st
 
 
 def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
-    """Yield a part's fact by its name; of ``state`` each component's."""
+    """Yield a part's fact with its name; for ``state``, the checksum of each component with the component's name."""
     if name == "state":
         yield from part.get("state", {}).items()
     elif name in part:
@@ -143,14 +143,16 @@ def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
 
 
 def _name_ranks(parts: Sequence[Line]) -> Iterator[str]:
-    """Yield each rank of some parts, with the shares that they are."""
+    """Yield a text for each rank of some parts, with the rank's shares if the parts are shares."""
     for rank in dict.fromkeys(part["rank"] for part in parts):
         shares = [str(part["share"]) for part in parts if part["rank"] == rank and "share" in part]
         yield f"rank {rank} (share{'s' if len(shares) > 1 else ''} {', '.join(shares)})" if shares else f"rank {rank}"
 
 
 def _compare_samples(one: str, other: str) -> Iterator[str]:
-    """Compare the names of samples, ``indices-content``; names of streams and of earlier versions have one part."""
+    """Yield how two names of samples differ. A name is ``indices-content``; of a stream, or of earlier versions, it is
+    a single part.
+    """
     ones, others = one.split("-"), other.split("-")
     if ones[0] != others[0]:
         yield "samples"

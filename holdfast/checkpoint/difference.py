@@ -73,11 +73,11 @@ def _as_earlier(value: Any, other: Any) -> Any:
 def _find_marked_differences(mark: str, x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
     if mark in ("$tensor", "$array"):
         one, other = a.tensors[x], b.tensors[y]
-        # The names must be equal too: tied tensors share one name, so another name means another tie.
+        # The names must be equal, too: tied tensors share one name, so another name means that other tensors are tied.
         is_same = x == y and (one.dtype, one.shape) == (other.dtype, other.shape) and _has_same_bytes(one, other)
         return [] if is_same else [name]
     if mark == "$dict":
-        # Keys may be numbers. As JSON text they stay distinct: 1 and "1".
+        # Keys may be numbers. As JSON texts the keys 1 and "1" stay distinct.
         left, right = ({json.dumps(key): value for key, value in each} for each in (x, y))
         shown = {key: str(json.loads(key)) for key in left.keys() | right.keys()}
         lacking = [_join(name, shown[key]) for key in left.keys() ^ right.keys()]
@@ -95,7 +95,7 @@ def _find_marked_differences(mark: str, x: Any, y: Any, name: str, a: Payload, b
 
 
 def _has_same_bytes(one: Tensor, other: Tensor) -> bool:
-    # NumPy compares four times as fast as memoryviews. Imported late: commands that compare no tensors start faster.
+    # NumPy compares four times as fast as memoryviews. It is imported here, so that other commands start faster.
     import numpy as np
 
     return all(

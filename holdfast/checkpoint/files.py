@@ -56,7 +56,7 @@ def check_same_file(folder: Store, path: str, record: FileRecord, taken: NameTak
     """Raise ``taken`` unless the existing file has the size and hash of ``record``, the file that was to be written."""
     try:
         there = hash_file(folder, path, record.name)
-    except NameMissing:  # on some object stores, an upload that never ended holds the name without a readable file
+    except NameMissing:  # on some object stores an unfinished upload takes the name, and can't be read
         raise taken from None
     if there != record:
         raise taken

@@ -70,13 +70,13 @@ class Part:
 def cut(payload: Payload, part_bytes: int | None = PART_BYTES) -> list[Part]:
     """Cut a payload into files. The cut depends only on the tensors' names, dtypes and shapes.
 
-    A small state becomes one file. In a larger state, the first part holds everything that is not a tensor and the
-    first of the small tensors. A tensor larger than a part is cut between rows and continues in the next part under the
-    same name.
+    A small state becomes one file. In a larger state, the first part holds all values that aren't tensors, and the
+    first of the small tensors. A tensor larger than a part is cut between rows, and continues in the next part under
+    the same name.
 
     Args:
-        part_bytes: the largest number of bytes of tensors in a part (a single larger row still fits); None for one
-            file of any size.
+        part_bytes: the largest number of bytes of tensors in a part, unless a single row is larger; None for one file
+            of any size.
     """
     parts = []
     layouts = _lay_out(_describe(payload.tensors), part_bytes)
@@ -103,7 +103,7 @@ def _make_pieces(
 
 
 def part_name(number: int, parts: int) -> str:
-    """Return a part's file name: ``checkpoint-00002-of-00017.safetensors``, or ``checkpoint.safetensors`` if alone."""
+    """Return a part's file name: ``checkpoint-00002-of-00017.safetensors``, or of a single part `PAYLOAD`."""
     return f"checkpoint-{number:05d}-of-{parts:05d}.safetensors" if parts > 1 else PAYLOAD
 
 
@@ -127,7 +127,7 @@ def digest_payload(payload: Payload) -> str:
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
-    """Return the bytes of a safetensors file of tensors alone, in pieces; other tools take it for a file of torch's."""
+    """Return the bytes of a safetensors file with tensors only, in pieces; its metadata is that of torch's files."""
     (layout,) = _lay_out(_describe(tensors), None)
     return map(in_memory, _make_pieces(layout, tensors, {"format": "pt"}))
 
@@ -156,7 +156,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The content of a part: its rows, and the text of its header before and after the metadata."""
+    """The content of a part: its rows, and the header's text before the metadata and after it."""
 
     rows: Sequence[_Rows]
     before: str
@@ -177,7 +177,7 @@ def _lay_out(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], part_bytes: 
 
 
 def _in_order(rows: Iterable[_Rows]) -> list[_Rows]:
-    """Sort by item size, largest first, so that every tensor is aligned for its dtype; then by name."""
+    """Return the rows sorted by item size, largest first, which aligns every tensor for its dtype; then by name."""
     return sorted(rows, key=lambda each: (-ITEM_BYTES[each.dtype], each.name))
 
 
@@ -199,7 +199,7 @@ def _cut_rows(tensor: _Rows, limit: int) -> Iterator[_Rows]:
         yield tensor
         return
     count, *rest = tensor.shape
-    least = 1 if rest or ITEM_BYTES[tensor.dtype] >= 1 else 2  # rows that fill whole bytes
+    least = 1 if rest or ITEM_BYTES[tensor.dtype] >= 1 else 2  # the least number of rows that fill whole bytes
     step = max(1, limit // size_of(tensor.dtype, (least, *rest))) * least
     for first in range(0, count, step):
         shape, start = (min(step, count - first), *rest), size_of(tensor.dtype, (first, *rest))

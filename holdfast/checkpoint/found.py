@@ -1,4 +1,4 @@
-"""State that a program reaches and that no checkpoint has, as one process finds it, and the comparison of two."""
+"""State that a program reaches and that no checkpoint has: its record, and the comparison of two processes."""
 
 from collections.abc import Iterable
 
@@ -10,17 +10,18 @@ ITERATOR, ENDED = "iterator", "ended iterator"
 
 
 class Found(BaseModel):
-    """A value that a program reaches beside its saved state.
+    """A value that a program reaches besides its saved state.
 
     Attributes:
-        name: its name in the user's code, from a variable on: ``learner.target``.
+        name: the value's name in the user's code, which begins with a variable: ``learner.target``.
         kind: the name of its class.
-        reached_by: where the search found it: a field of the recipe, such as ``loss`` or ``data``, ``loop``, `ITERATOR`
-            or `ENDED`.
-        place: file and line of the user's code that changes it, with a colon and a space; empty if no line is known.
-        remedy: the line for the user's code that would register it.
-        sha256: a digest of its value, equal in all processes; empty if the value can't be read.
-        is_plain: whether it is a value, such as a number, a list or a tensor; else an object with a state of its own.
+        reached_by: where the search found the value: a field of the recipe, such as ``loss`` or ``data``, ``loop``,
+            `ITERATOR` or `ENDED`.
+        place: the file and line of the user's code that changes the value, with a colon and a space; empty if no line
+            is known.
+        remedy: the line for the user's code that would save the value.
+        sha256: a digest of the value, the same in all processes; empty if the value can't be read.
+        is_plain: True for a value such as a number, a list or a tensor; False for an object with a state of its own.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -42,14 +43,15 @@ class Found(BaseModel):
 
 
 def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
-    """Return the values that differ between two processes at the same step: a checkpoint has lost them.
+    """Return the values that differ between two processes at the same step, because the checkpoint lacks them.
 
-    A value that only one of them has counts if an object with its other attributes is in both, or if it is an iterator
-    inside an epoch. The others are left out: the two processes may stand in different functions of a loop.
+    A value that only one process has counts in two cases: both processes have other attributes of its object, or it is
+    an iterator inside an epoch. Other such values are left out, because the processes may be in different functions of
+    a loop.
 
     Args:
-        lived: found in the process that has trained all steps.
-        restored: found in the process that resumed from a checkpoint.
+        lived: the values of the process that has trained all steps.
+        restored: the values of the process that has resumed from a checkpoint.
     """
     known = {found.key: found.sha256 for found in restored}
     owners = {(root, name.rpartition(".")[0]) for root, name in known}

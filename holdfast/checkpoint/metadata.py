@@ -27,7 +27,7 @@ from holdfast.store import Store
 METADATA = "metadata.json"
 METRICS = "metrics.jsonl"
 SHOWN = "shown.jsonl"
-# The files that outlive their checkpoint as copies: each with the function from a commit's number to the copy's name.
+# The files whose copies outlive the checkpoint. The value is a function that returns a copy's name, by commit number.
 COPIES = {METRICS: metrics_name, SHOWN: shown_name}
 
 
@@ -35,12 +35,12 @@ class Metadata(Record):
     """The content of ``metadata.json``: facts about a checkpoint that can be read without its payload.
 
     Attributes:
-        trained_at: when its last step ended. Empty, and `train_s` 0, if an earlier version wrote the checkpoint.
-        train_s: seconds that its steps took since the previous save.
-        optimizer_steps_epoch: completed steps of the newest epoch; ``steps_per_epoch`` at its end. Earlier versions
-            wrote 0 at an epoch's end, so use `is_at_epoch_end`.
-        learning_rate_history: for each of the last 1,000 completed epochs, the learning rates (one a parameter group)
-            of its first step. Earlier versions wrote the rates of its last step.
+        trained_at: when the checkpoint's last step ended; empty if an earlier version wrote the checkpoint.
+        train_s: the seconds that the steps since the previous save took; 0 if an earlier version wrote the checkpoint.
+        optimizer_steps_epoch: the number of completed steps of the newest epoch; ``steps_per_epoch`` at the epoch's
+            end. Earlier versions wrote 0 at an epoch's end, so use `is_at_epoch_end`.
+        learning_rate_history: for each of the last 1,000 completed epochs, the learning rates of the epoch's first
+            step, one for each parameter group. Earlier versions wrote the rates of the epoch's last step.
         learning_rate_history_len: the number of completed epochs.
         epoch_first_lrs: the learning rates of the first step of the epoch in progress; empty at an epoch's end; None
             if an earlier version wrote the checkpoint.
@@ -121,13 +121,14 @@ class Saved(Record):
     """A complete, durable checkpoint that no commit names yet.
 
     Attributes:
-        train_s: seconds that its steps took since the previous save.
-        slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
-        stall_s: seconds from the end of its last step until training could continue, including a wait for the previous
-            save.
-        save_s: seconds from the start of the copy of its state until it was durable.
-        restart_s: seconds from the start of the ranks, or of their attempt, until the order to train.
-            Each duration is 0 if it is unknown.
+        train_s: the seconds that the steps since the previous save took.
+        slow_s: the seconds of `train_s` that were lost because the previous save slowed these steps.
+        stall_s: the seconds from the end of the last step until training could continue, including a wait for the
+            previous save.
+        save_s: the seconds from the start of the copy of the state until the checkpoint was durable.
+        restart_s: the seconds from the start of the ranks, or of their attempt, until the order to train.
+
+    Each duration is 0 if it is unknown.
     """
 
     path: str
@@ -148,7 +149,7 @@ class Saved(Record):
 
 
 def content_id(parts: Sequence[FileRecord]) -> str:
-    """Return a checkpoint's content id: the SHA-256 of its only part, or of ``sha256sum``'s listing of its parts."""
+    """Return a checkpoint's content id: the SHA-256 of its only part, or of ``sha256sum``'s output for its parts."""
     if len(parts) == 1:
         return parts[0].sha256
     listing = "".join(f"{part.sha256}  {part.name}\n" for part in sorted(parts, key=lambda part: part.name))
@@ -188,7 +189,7 @@ def read_committed(folder: Store, commit: Commit) -> Metadata | None:
     """Return the metadata of a commit's checkpoint; None if it was deleted.
 
     Raises:
-        RecordDamaged: it can't be read, or isn't the file that was committed, such as another run's.
+        RecordDamaged: the metadata can't be read, or isn't the file that was committed.
     """
     name = f"{commit.path}/{METADATA}"
     try:

@@ -24,8 +24,8 @@ class Rows(NamedTuple):
     """Consecutive rows of a tensor in a part, or all of its rows.
 
     Attributes:
-        position: the first byte in the part.
-        shape: the shape of these rows.
+        position: the place of the first byte in the part.
+        shape: the shape of these rows together.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a part: its rows, and the state's values that are no tensors, if it is the first part."""
+    """The header of a part: its rows, and in the first part also the state's values that aren't tensors."""
 
     rows: tuple[Rows, ...]
     tree: Any
 
 
 def read_headers(folder: Store, commit: Commit, parts: Iterable[FileRecord]) -> dict[str, Header]:
-    """Read the headers of some of a commit's parts, by the part's name. Nothing is verified yet but sizes.
+    """Read the headers of some of a commit's parts, by the part's name. Of these parts only the sizes are verified.
 
     Raises:
         CheckpointDamaged: a part is missing, has another size, or isn't well-formed.
@@ -83,9 +83,9 @@ def _read_rows(name: str, entry: dict[str, Any], begin: int, file_bytes: int) ->
 class PartsReader:
     """Threads that read some parts ahead, one part after the other, in windows of memory, and verify them.
 
-    All windows but one are read at once, so that a store which is slow to answer is asked for several at a time.
+    All windows but one are read at the same time, which helps if the store answers slowly.
 
-    An error doesn't end it: the windows of a damaged part come all the same, with any bytes, and `check` raises.
+    An error doesn't end the threads: `take` returns all windows of a damaged part, with any bytes, and `check` raises.
 
     Args:
         windows: memory for two windows or more; see `count_window_bytes`.
@@ -117,8 +117,8 @@ class PartsReader:
         """Verify the present part, whose windows were all taken, and advance to the next part.
 
         Raises:
-            CheckpointDamaged: it is missing, or has another hash than in the commit.
-            StoreError: it can't be read.
+            CheckpointDamaged: the part is missing, or has another hash than in the commit.
+            StoreError: the part can't be read.
         """
         problem = self._results.get()
         if problem is not None:
@@ -173,7 +173,7 @@ class PartsReader:
 
 
 class _Part:
-    """A part that is read: its hash so far, and the first error."""
+    """A part that is being read: the hash of the bytes so far, and the first error."""
 
     def __init__(self, record: FileRecord) -> None:
         self.record, self.digest = record, hashlib.sha256()
@@ -181,7 +181,7 @@ class _Part:
 
 
 class _Window(NamedTuple):
-    """A window that is read: its memory, and the piece of it that gets the part's bytes."""
+    """A window that is being read: its memory, and the piece of the memory into which the part's bytes are read."""
 
     part: _Part
     memory: memoryview

@@ -26,8 +26,8 @@ class Held(Protocol):
         """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.
 
         Args:
-            copies: the copy of this rank's bytes of each part.
-            streams: where the bytes of each part go that this rank owns.
+            copies: the copy of this rank's bytes of each part, by the part's name.
+            streams: the streams that write the parts of which this rank is the owner, by the part's name.
         """
 
 
@@ -43,13 +43,15 @@ class Peers(Protocol):
     ranks: int
 
     def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> tuple[list[Part], Held]:
-        """Return this rank's bytes of each part, which are to be copied before the state changes, and their exchange.
+        """Return this rank's bytes of each part, and the exchange that later sends a copy of them to the owners.
+
+        The caller copies the bytes before the state changes.
 
         Args:
             owners: the rank that owns each part, by the part's name.
 
         Raises:
-            StateError: in all ranks: they have tensors of other names or shapes.
+            StateError: the ranks have tensors of different names or shapes; all ranks raise it.
         """
 
     def decide(self, work: Callable[[], T]) -> T:
@@ -74,7 +76,9 @@ class Alone:
 
 
 def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return the rank that owns each part: about equal bytes each. The first part is the main rank's.
+    """Return the rank that owns each part, so that all ranks own about equally many bytes.
+
+    The main rank owns the first part.
 
     Args:
         sizes: the size of each part in bytes.
@@ -89,7 +93,7 @@ def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def list_batches(owners: Mapping[str, int], abreast: int) -> Iterator[list[str]]:
-    """Yield the names of parts, in their order, in batches of at most ``abreast`` of each owner.
+    """Yield the names of parts, in their order, in batches. A batch has at most ``abreast`` parts of each owner.
 
     Args:
         owners: the rank that owns each part, by the part's name.

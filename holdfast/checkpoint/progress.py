@@ -1,7 +1,7 @@
 """The sums of losses in a state, which show whether a checkpoint was trained from its parent.
 
-They must equal the parent's sums plus the losses of the steps between, from the trail. Another checkpoint of the same
-step has other sums. ``metadata.json`` alone is no proof, since it could be rewritten.
+A state's sums must equal its parent's sums plus the losses of the steps between the two, which the trail has. Another
+checkpoint of the same step has other sums. ``metadata.json`` alone is no proof, because it could be rewritten.
 """
 
 import json
@@ -17,9 +17,9 @@ from holdfast.journal import FileRecord
 from holdfast.provenance.canonical import read_exactly
 from holdfast.store import Store
 
-# A state and its metadata have an entry for each of this many last epochs. A run may have many thousand.
+# The number of last epochs for which a state and its metadata have an entry. A run may have many thousand epochs.
 EPOCHS_KEPT = 1000
-# The key of a state's progress that tells that a loop's code at the end of its last epoch has run.
+# The key of a state's progress that is there if a loop's code at the end of its last epoch has run.
 ENDED_EPOCH = "has_ended_epoch"
 
 
@@ -50,7 +50,7 @@ class Sums:
 
 
 def read_sums(folder: Store, path: str, parts: Sequence[FileRecord]) -> Sums | None:
-    """Return the sums in a checkpoint's state, read from the header of its first part; None if it has none."""
+    """Return the sums in a checkpoint's state, read from the header of its first part; None if they can't be read."""
     name = f"{path}/{parts[0].name if parts else PAYLOAD}"
     try:
         (header_bytes,) = struct.unpack("<Q", folder.read(name, 0, 8))
@@ -70,8 +70,8 @@ def find_disagreement(before: Sums | None, losses: Sequence[Any], after: Sums | 
     """Return the reason why a state can't have been trained from its parent; empty if the losses agree.
 
     Args:
-        before, after: the sums of the parent and of the state; None if they can't be read, which allows no judgement.
-        losses: the losses of the steps between, from the trail.
+        before, after: the sums of the parent and of the state; None if they can't be read. Then nothing is judged.
+        losses: the losses of the steps between the two, from the trail.
     """
     numbers = [loss for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
     if before is None or after is None or len(numbers) != len(losses):

@@ -1,9 +1,9 @@
 """Saving checkpoints in the background while training continues.
 
-A save first copies the state; then training may continue. Threads hash and write the copy: each part is hashed by one
-thread and written by another, and several parts are in progress at once. So a save takes as long as the slower of the
-two, and nothing is read back to be hashed. Ranks that each hold a shard of the state copy that shard, and exchange
-their copies while they hash and write; see `collecting`.
+A save first copies the state; then training may continue. Threads hash and write the copy: one thread hashes a part
+while another writes it, and several parts are in progress at once. So a save takes as long as hashing or writing,
+whichever is slower, and nothing is read back to be hashed. If each rank holds a shard of the state, the ranks copy
+their shards, and exchange the copies while they hash and write; see `collecting`.
 """
 
 import os
@@ -23,21 +23,21 @@ from holdfast.config import PART_BYTES
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Bytes, Store
 
-# The number of parts written at the same time: a disk has a queue, and an object store takes several connections.
+# The number of parts that are written at once. Disks and object stores handle several writes faster than one by one.
 WRITERS = 4
-# Memory bandwidth is the limit: more threads copy no faster.
+# The number of threads that copy. With more of them memory bandwidth is the limit.
 COPIERS = 4
-# The number of the windows' memory among the buffers; the parts' buffers are numbered from 0.
+# The number of the buffer for the windows; the parts' buffers are numbered from 0.
 WINDOWS_NUMBER = -1
-# One thread copies pieces of this mean size or less faster than several threads, which wait for the GIL.
+# If pieces have this mean size or less, one thread copies them faster than several, which wait for the GIL.
 ONE_THREAD_BYTES = 2**20
 
 
 class Saver:
     """A saver of checkpoints: one save at a time, in background threads.
 
-    The store copies or links a part that has not changed in the last two checkpoints (a frozen layer's) instead of
-    writing it again, as far as ``shared_by`` allows. Each checkpoint is complete by itself all the same.
+    If a part has not changed in the last two checkpoints (a frozen layer's, for example), the store copies or links it
+    from the last checkpoint, as far as ``shared_by`` allows. Still each checkpoint is complete by itself.
 
     Args:
         part_bytes: see `cut`.
@@ -53,7 +53,7 @@ class Saver:
         self.shared_by = shared_by
         self.pin = pin
         self.buffers = Buffers()
-        # Kept between saves: starting the threads takes 0.2 ms, in which training would wait.
+        # The threads are kept between saves, because training would wait 0.2 ms for their start.
         self._copiers = ThreadPoolExecutor(min(count_cores(), COPIERS), "copy")
         self._last_folder = ""
         self._last: dict[str, Written] = {}
@@ -74,10 +74,10 @@ class Saver:
     ) -> None:
         """Copy the state and start to save it; first wait for a save in progress. The state may change after the call.
 
-        The save ends with a complete, durable checkpoint, whose hashes are known without reading it back. It writes
-        the first part first and ``metadata.json`` last, so a folder with ``metadata.json`` is complete. It overwrites
-        nothing: it uses files that a dead attempt left in the folder if their bytes are equal. If they differ (another
-        writer's checkpoint, or a damaged one), it takes the next free name.
+        The save ends with a complete, durable checkpoint, whose hashes are known without reading it back. The save
+        writes the first part first and ``metadata.json`` last, so a folder with ``metadata.json`` is complete. It
+        overwrites nothing. If a dead attempt has left files in the folder, the save uses those with equal bytes. If a
+        file's bytes differ, as in another writer's or a damaged checkpoint, the save takes the next free folder name.
 
         Args:
             folder: the run's folder on the store.
@@ -100,9 +100,9 @@ class Saver:
         owners = dict(zip(sizes, assign_owners([*sizes.values()], writers.ranks), strict=True))
         copied, held = peers.hold(parts, owners) if peers else (parts, None)
         copies = {part.name: self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(copied)}
-        # Training waits for this copy, so no thread of the save that could take the GIL has started yet.
+        # Training waits for this copy, so the save's threads, which could hold the GIL, start only after it.
         self._copy_out(copied, copies)
-        del parts, payload, copied  # freeing thousands of objects takes the GIL too
+        del parts, payload, copied  # now, because freeing thousands of objects later would hold the GIL, too
         # All save threads share one priority. If only the hashing threads were low, a writer could wait for the GIL
         # behind one of them and stall training: 0.3 s instead of 0.04 s on busy cores.
         self._priority = Priority()
@@ -142,7 +142,7 @@ class Saver:
             if is_coarse and all(isinstance(piece, Bytes) or piece.address for piece in part.pieces):
                 copying.append(self._copiers.submit(copy_pieces, part.pieces, images[part.name]))
             else:
-                # A GPU copies after the step's kernels only if the thread that queued them also queues the copy.
+                # Copy in this thread: a GPU waits for the step's kernels only if the same thread queues the copy.
                 copy_pieces(part.pieces, images[part.name])
         for each in copying:
             each.result()

@@ -1,7 +1,8 @@
 """Texts and pictures that a recipe or a loop shows to people, in ``shown.jsonl`` beside a checkpoint's trail.
 
-They are no part of the state, so they change no content id. To read those of one commit, call `read_shown`; of a whole
-run, `list_shown`. A picture comes from a recipe's code: put an SVG into a page as an image, never as markup.
+They aren't part of the state, so they don't change a content id. `read_shown` reads the texts and pictures of one
+commit, `list_shown` those of a whole run. Don't trust a picture, which a recipe's code has made: put an SVG into a page
+as an image, never as markup.
 """
 
 import base64
@@ -20,8 +21,9 @@ TEXT, SVG, PNG = "text/plain", "image/svg+xml", "image/png"
 SUFFIXES = {TEXT: "txt", SVG: "svg", PNG: "png"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-SVG_WITHIN = 4096  # characters: an XML declaration, a document type and comments may come before the root element
-# Bounds of one text or picture, and of all that one checkpoint has: a server and a browser have to hold them.
+# The characters in which an SVG's root element has to begin, after an XML declaration, a document type and comments.
+SVG_WITHIN = 4096
+# The largest size of one text or picture, and of all of one checkpoint: a server and a browser have to hold them.
 MAX_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
 
@@ -36,7 +38,7 @@ class Shown:
         step: the step after which it was shown, counted from 1 over the whole run.
         epoch: the epoch of that step, counted from 1.
         media_type: `TEXT`, `SVG` or `PNG`.
-        data: its bytes; UTF-8 if it is a text or an SVG.
+        data: the bytes of the text or picture; UTF-8 for a text or an SVG.
     """
 
     step: int
@@ -47,11 +49,11 @@ class Shown:
 
     @property
     def file_name(self) -> str:
-        """Return a name for a file of it, such as ``samples-00000480.txt``."""
+        """Return a name for a file with this text or picture, such as ``samples-00000480.txt``."""
         return f"{self.name}-{self.step:08d}.{SUFFIXES[self.media_type]}"
 
     def to_line(self) -> bytes:
-        """Return its line in ``shown.jsonl``."""
+        """Return the line for this text or picture in ``shown.jsonl``."""
         is_text = self.media_type != PNG
         content = {"text": self.data.decode()} if is_text else {"base64": base64.b64encode(self.data).decode()}
         known = {"step": self.step, "epoch": self.epoch, "name": self.name, "type": self.media_type}
@@ -62,7 +64,7 @@ class Shown:
         """Return the text or picture that `to_line` wrote.
 
         Raises:
-            RecordDamaged: the line is not of this form; the message begins with ``file``.
+            RecordDamaged: `to_line` hasn't written this line; the message begins with ``file``.
         """
         try:
             read = json.loads(line)
@@ -76,14 +78,14 @@ class Shown:
 
 
 class Gallery:
-    """The texts and pictures since the last checkpoint, as the lines of its ``shown.jsonl``."""
+    """The texts and pictures that were shown since the last checkpoint, as lines for ``shown.jsonl``."""
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
         self._size_bytes = 0
 
     def add(self, shown: Shown) -> None:
-        """Add a text or picture. Leave it out with a warning if the checkpoint has `MAX_FILE_BYTES` of them already."""
+        """Add a text or picture. If all together would exceed `MAX_FILE_BYTES`, leave it out with a warning."""
         line = shown.to_line()
         if self._size_bytes + len(line) > MAX_FILE_BYTES:
             log.warning(
@@ -100,13 +102,13 @@ class Gallery:
         self._size_bytes += len(lines)
 
     def take(self) -> bytes:
-        """Return the lines, and forget them."""
+        """Return the lines, and empty the gallery."""
         lines, self._lines, self._size_bytes = self._lines, [], 0
         return b"".join(lines)
 
 
 def to_shown(name: str, value: object, step: int, epoch: int) -> Shown:
-    """Return a value as something to show.
+    """Return a value as a `Shown`, a text or a picture.
 
     Args:
         value: a string is a text; bytes are a picture, PNG or SVG.
@@ -147,7 +149,7 @@ def _find_type(name: str, data: bytes) -> str:
 
 
 def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
-    """Return the texts and pictures that a commit's steps have shown, in order; empty for none, or for a lost file.
+    """Return the texts and pictures that a commit's steps have shown, in order; empty if there are none, or if lost.
 
     Raises:
         RecordDamaged: the file differs from the commit.
@@ -175,7 +177,7 @@ def list_shown(journal: Journal) -> Iterator[Shown]:
 
 
 def read_newest(journal: Journal) -> list[Shown]:
-    """Return the newest of each name from the newest commit that shows anything, in order of their names.
+    """Return the texts and pictures of the newest commit that has any: the newest of each name, sorted by name.
 
     Raises:
         RecordDamaged: the file differs from its commit.
@@ -187,7 +189,7 @@ def read_newest(journal: Journal) -> list[Shown]:
 
 
 def _find_commits(journal: Journal) -> list[Commit]:
-    """Return the commits that show something and count, or that counted before they were pruned; oldest first."""
-    newest = journal.newest_number()  # a run that was just unpacked has no folder shown/ yet
+    """Return the commits with texts or pictures, oldest first. Pruned commits are included, quarantined ones aren't."""
+    newest = journal.newest_number()  # included because a run that was just unpacked has no folder shown/ yet
     numbers = {*journal.numbers("shown"), newest} - set(journal.numbers("quarantine"))
     return [commit for number in sorted(numbers) if (commit := journal.find_commit(number))]

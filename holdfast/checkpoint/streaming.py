@@ -1,4 +1,4 @@
-"""Parts that pass through small windows of memory: one thread fills a window while others hash and write those before.
+"""Parts that pass through small windows of memory: one thread fills a window while others hash and write earlier ones.
 
 Ranks that each hold a shard of a state collect a part's bytes from each other, so none of them has the whole part in
 memory. A save needs memory for a copy of the rank's shard and for `WINDOWS` windows.
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 
 from holdfast.journal import FileRecord
 
-# Parts of each rank that are in progress at once: one is hashed while another is written.
+# The number of each rank's parts that are in progress at once: one is hashed while another is written.
 ABREAST = 2
 # The number of windows of each part in progress. Reads have more windows, because an object store answers slowly.
 DEPTH, READ_DEPTH = 2, 4
 WINDOWS, READ_WINDOWS = ABREAST * DEPTH, ABREAST * READ_DEPTH
-# All windows together are an eighth of a rank's shard. Direct I/O needs LEAST_WINDOW_BYTES at least. Each window
-# wakes several threads: with windows of 1 MiB a save takes a quarter more processor time than with those of 2 MiB.
+# All windows together are an eighth of a rank's shard. Direct I/O needs LEAST_WINDOW_BYTES at least. Each window wakes
+# several threads: with windows of 1 MiB a save takes a quarter more processor time than with windows of 2 MiB.
 LEAST_WINDOW_BYTES = 2**20
 MOST_WINDOW_BYTES = 2**22
 SHARD_TO_WINDOWS = 8
 
 
 def count_window_bytes(shard_bytes: int, windows: int) -> int:
-    """Return the size of each of some windows for a rank's shard of a state, both in bytes: a power of 2."""
+    """Return the size of a window in bytes, a power of 2, for a rank's shard of a state and the number of windows."""
     chosen = 1 << max(0, (shard_bytes // SHARD_TO_WINDOWS // windows).bit_length() - 1)
     return min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, chosen))
 
@@ -41,7 +41,7 @@ class MemoryWindows:
             self._free.put(memory[start : start + window_bytes])
 
     def take(self) -> memoryview:
-        """Return a free window; wait for one if all are in use."""
+        """Return a free window. If all are in use, wait until one is free."""
         return self._free.get()
 
     def give_back(self, window: memoryview) -> None:
@@ -60,7 +60,7 @@ class Stream:
         self._error: BaseException | None = None
         self._pieces = self._hash_pieces()
 
-    # ---- the thread that fills
+    # ---- for the thread that fills windows
 
     def take(self, size_bytes: int) -> memoryview:
         """Return memory for the next bytes, at most a window; wait until a window is free."""
@@ -76,18 +76,21 @@ class Stream:
         """Make the thread that takes the bytes raise this error instead of waiting for the missing bytes."""
         self._filled.put(error)
 
-    # ---- the thread that takes
+    # ---- for the thread that takes windows
 
     @property
     def pieces(self) -> Iterator[memoryview]:
-        """Return the bytes that have not been taken yet, in pieces. Each is hashed, and free with the next one."""
+        """Return the bytes that have not been taken yet, in pieces.
+
+        Each piece is hashed. Its memory is freed when the next piece is taken.
+        """
         return self._pieces
 
     def finish(self) -> FileRecord:
         """Hash the bytes that were not taken yet, and return the part's record.
 
         Raises:
-            BaseException: what `fail` was called with.
+            BaseException: the error that was passed to `fail`.
         """
         for _ in self._pieces:
             pass

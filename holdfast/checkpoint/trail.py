@@ -1,6 +1,6 @@
 """The trail of a checkpoint: one line of JSON for each of its steps, in ``metrics.jsonl``.
 
-A commit has a copy of it in ``metrics/``, which outlives the checkpoint.
+A copy of a commit's trail in ``metrics/`` outlives the checkpoint.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, FileRecord, metrics_name
 from holdfast.store import Store
 
-# Holdfast writes no longer line (in proofs a line names each tensor), so a longer one is refused, to bound memory.
+# Holdfast's longest lines, in proofs, name each tensor, and are shorter than this. Longer lines are refused, to bound
+# memory.
 MAX_LINE_BYTES = 2**26
 
 Lines = list[dict[str, Any]]
@@ -28,8 +29,8 @@ class Trail:
     Attributes:
         step: the last step.
         first, last: the lines of the first and the last step; None if the trail is lost.
-        losses: the loss of each step as it is on disk: a string if it is not finite.
-        file: the record of the file that was read; None if it is lost.
+        losses: the loss of each step in the form of the file: a string if it isn't finite.
+        file: the record of the file that was read; None if the trail is lost.
     """
 
     step: int
@@ -68,12 +69,12 @@ def read_trail(folder: Store, path: str) -> Trail:
 
 
 def name_trails(commit: Commit) -> tuple[str, str]:
-    """Return the names of a commit's trail: of the copy that outlives the checkpoint, and of the checkpoint's own."""
+    """Return the names of a commit's two trail files: the copy that outlives its checkpoint, and the checkpoint's."""
     return metrics_name(commit.number), f"{commit.path}/{METRICS}"
 
 
 def read_commit_lines(folder: Store, commit: Commit) -> Lines:
-    """Return the lines of a commit's trail; none if both copies of it are lost.
+    """Return the lines of a commit's trail; an empty list if both files of it are lost.
 
     Args:
         folder: the run's folder.
@@ -85,7 +86,7 @@ def read_commit_lines(folder: Store, commit: Commit) -> Lines:
 
 
 def read_checkpoint_lines(folder: Store, path: str) -> Lines:
-    """Return the lines of the trail in a checkpoint's folder; none if it is lost.
+    """Return the lines of the trail in a checkpoint's folder; an empty list if the trail is lost.
 
     Raises:
         RecordDamaged: a line is not a JSON object with a step.
@@ -130,7 +131,7 @@ def split_lines(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
         name: the file's name, for the message.
 
     Raises:
-        RecordDamaged: a line is longer than any that Holdfast writes.
+        RecordDamaged: a line is longer than any line that Holdfast writes.
     """
     rest = b""
     for piece in pieces:

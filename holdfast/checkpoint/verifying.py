@@ -28,7 +28,8 @@ from holdfast.journal import Commit, FileRecord
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Store
 
-# Files that are read and hashed at once: more than a machine has processors, since some of them wait for the disk.
+# The number of files that are read and hashed at once. It may exceed the number of processors, because some reads wait
+# for the disk.
 READERS = 8
 # Up to this many files are checked one after the other, without threads.
 FEW = 3
@@ -67,7 +68,7 @@ def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) 
 
 
 def check_others(folder: Store, commit: Commit, parts: Sequence[FileRecord]) -> None:
-    """Verify all files of a commit that are no parts of its state, and the sizes of some parts.
+    """Verify all files of a commit that aren't parts of its state, and the sizes of the given parts.
 
     Raises:
         CheckpointDamaged: a file is missing or differs.
@@ -82,7 +83,7 @@ def check_others(folder: Store, commit: Commit, parts: Sequence[FileRecord]) -> 
 def fill_part(
     folder: Store, path: str, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor, part: FileRecord
 ) -> FileDamage | None:
-    """Read a part into its image and return its damage, if any. One thread reads while another hashes."""
+    """Read a part into its memory in ``images``. Return its damage, if any. One thread reads while another hashes."""
     image = images[part]
     ends = queue.SimpleQueue[int | None]()
 
@@ -107,10 +108,11 @@ def fill_part(
 
 
 def find_parts(commit: Commit) -> list[FileRecord]:
-    """Return the records of the files of a commit that hold the state, in order.
+    """Return the records of a commit's parts, the files that hold the state, in order.
 
     Raises:
-        CheckpointDamaged: the commit lacks a file of a checkpoint, or its content id is not that of its parts.
+        CheckpointDamaged: the commit doesn't name a file that each checkpoint has, or its parts have another content
+            id.
     """
     by_name = {file.name: file for file in commit.files}
     parts = [by_name[name] for name in sorted(by_name) if is_part(name)]
@@ -141,7 +143,7 @@ def check_saved(folder: Store, saved: Saved) -> None:
     The bytes are not read back: they were hashed while they were written.
 
     Raises:
-        CheckpointDamaged: a file is missing or has another size, or the content id is not that of the parts.
+        CheckpointDamaged: a file is missing or has another size, or the parts have another content id.
     """
     damaged = _check_files(functools.partial(_size_damage, folder, saved.path), saved.files)
     found = content_id([file for file in saved.files if is_part(file.name)])
@@ -170,7 +172,7 @@ def verify(
 def _verify_file(
     folder: Store, path: str, file: FileRecord, watch: Watch = lambda size_bytes: None
 ) -> FileDamage | None:
-    """Read back one file and return how it differs from its record; None if it doesn't."""
+    """Read back one file and return how it differs from its record; None if it is equal."""
     if damage := _size_damage(folder, path, file):
         return damage
     try:
@@ -197,7 +199,7 @@ def _check_files(
     *,
     waits: bool = False,
 ) -> list[FileDamage]:
-    """Check the files, several at once if there are many, and return the damage found, in the files' order.
+    """Check files, several at once if there are many. Return the damage that was found, in the order of the files.
 
     Args:
         waits: if one check raises, wait for the running ones. Off by default, so that a stop is quick.
@@ -220,14 +222,14 @@ def find_orphans(
     steps_per_epoch: int,
     find_excluded: Callable[[], set[str]] = set,
 ) -> Iterator[Saved]:
-    """Yield the complete checkpoints without a commit that were trained from ``head``; furthest first, each verified.
+    """Yield the complete, verified checkpoints without a commit that were trained from ``head``, the furthest first.
 
-    The parent that a checkpoint names could be rewritten. So its trail must also continue the parent's, and the sums of
-    losses in its state must follow from the parent's.
+    The name of its parent in a checkpoint could be rewritten. So the checkpoint's trail must also continue the parent's
+    trail, and the sums of losses in its state must follow from the parent's sums.
 
     Args:
-        head: the newest commit; None before the run's first.
-        is_expected: whether the checkpoints may have been trained with settings of a fingerprint.
+        head: the newest commit; None before the run's first commit.
+        is_expected: returns whether a checkpoint may have been trained with the settings of a fingerprint.
         find_excluded: returns the folders that must not be used again; called only if there are candidates.
     """
     found = _find_children(folder, head, is_expected, steps_per_epoch)
@@ -260,7 +262,7 @@ def find_orphans(
 def _find_children(
     folder: Store, head: Commit | None, is_expected: Callable[[str], bool], steps_per_epoch: int
 ) -> list[tuple[str, Metadata]]:
-    """Return the folders whose metadata names ``head`` as parent, with the metadata; furthest first."""
+    """Return the folders whose metadata names ``head`` as parent, with the metadata; the furthest checkpoint first."""
     parent, step = (head.checkpoint_sha256, head.step) if head else ("", 0)
     found = []
     for path in folder.list():

@@ -17,7 +17,7 @@ from holdfast.journal import FileRecord, folder_record_name
 from holdfast.machine import faults
 from holdfast.store import Store
 
-# A part is written in pieces of this size, so that other threads get their turn and no system call takes long.
+# A part is written in pieces of this size, so that no system call takes long and other threads can run in between.
 WRITE_BYTES = 16 * 2**20
 
 
@@ -28,7 +28,7 @@ class Written:
     Attributes:
         path: the checkpoint's folder.
         sharing: the number of checkpoints that share this file.
-        is_lasting: whether the part was the same in the checkpoint before.
+        is_lasting: whether the part was the same in the last checkpoint and in the one before it.
     """
 
     record: FileRecord
@@ -39,7 +39,7 @@ class Written:
 
 @dataclass
 class File:
-    """A part that is being written: its record (a future, until it is hashed), and its previous version."""
+    """A part that is being written: its record, which is there when the part is hashed, and its last version."""
 
     name: str
     record: "Future[FileRecord]"
@@ -48,11 +48,14 @@ class File:
     is_copied: bool = False
 
     def may_be_copied(self) -> bool:
-        """Return whether the store may copy the part. Copying waits for the hash, so the part must seldom change."""
+        """Return whether the store may copy the part from the last checkpoint.
+
+        A copy has to wait until the part is hashed, so it is worth while only for parts that seldom change.
+        """
         return self.last is not None and self.last.is_lasting and self.last.sharing < self.shared_by
 
     def written(self, path: str) -> Written:
-        """Return the part as written to this folder."""
+        """Return the description of the part when it is written to this folder."""
         record, last = self.record.result(), self.last
         sharing = last.sharing + 1 if last and self.is_copied else 1
         return Written(record, path, sharing, is_lasting=last is not None and last.record == record)
@@ -68,12 +71,12 @@ class Writing(Protocol):
     files: Sequence[File]
 
     def write(self, path: str) -> list[FileRecord]:
-        """Write the files to a folder durably, and return the records of those that are no parts.
+        """Write the files to a folder durably. Return the records of the files that aren't parts.
 
-        The first part gets its name first, so that one of two writers gets the folder.
+        The first part gets its name before all other files, so that only one of two writers gets the folder.
 
         Raises:
-            NameTaken: another writer's file has the name of one of them.
+            NameTaken: another writer's file has the name of one of these files.
         """
 
 
@@ -84,16 +87,16 @@ def write_checkpoint(
 
     Args:
         names: the names of all parts.
-        peers: the ranks that write the checkpoint together. Only when all have written their parts durably, the main
-            rank completes it.
+        peers: the ranks that write the checkpoint together. When all of them have written their parts durably, the main
+            rank completes the checkpoint.
     """
     candidates = _candidate_names(folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"]))
 
     def is_free(path: str) -> bool:
-        # A folder that was assigned to a commit may be deleted at any moment by a prune that has slept since.
+        # If a folder was assigned to a commit, a prune that was suspended may go on at any time and delete the folder.
         if folder.exists(folder_record_name(path)):
             return False
-        # A dead attempt may have left parts of a state that was cut in another way in a folder.
+        # A dead attempt may have left other parts in the folder, of a state that was cut in another way.
         return not {*filter(is_part, folder.list(path))} - {*names}
 
     def choose() -> str:
@@ -118,7 +121,7 @@ def write_checkpoint(
 def _complete(
     folder: Store, path: str, parts: list[FileRecord], others: list[FileRecord], metadata: dict[str, Any]
 ) -> Saved:
-    """Write ``metadata.json``, which makes a checkpoint complete.
+    """Write ``metadata.json``, which makes a checkpoint complete. Return the checkpoint.
 
     Args:
         parts: the records of all parts.
@@ -189,7 +192,7 @@ class Images:
                 if file.is_copied:
                     return
             write_part(self._folder, path, file.name, pieces, may_be_named)
-        except NameTaken as taken:  # raised when the store notices it, perhaps before a byte was written
+        except NameTaken as taken:  # some stores raise it before a byte is written
             check_same_file(self._folder, path, file.record.result(), taken)
 
 
@@ -205,10 +208,10 @@ def write_part(
 
 
 def end_writing(path: str, is_named: "Future[None]", parts: Sequence["Future[Any]"]) -> None:
-    """Wait for the threads that write parts, so that none is still running when the caller tries the next name.
+    """Wait for the threads that write parts, so that none is running when the caller tries the next name.
 
     Args:
-        is_named: whether the first part has its name; if it isn't done, the others get none.
+        is_named: a future that is done when the first part has its name. If it isn't done, the other parts get no name.
     """
     if not is_named.done():
         is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))
