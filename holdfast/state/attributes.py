@@ -1,4 +1,4 @@
-"""The state of an object without a ``state_dict``: its plain attributes that changed since the object was built."""
+"""The state of an object without a ``state_dict``: the plain attributes that have changed since it was built."""
 
 import copy
 from collections import deque
@@ -16,22 +16,22 @@ from holdfast.state.writing import ContainerWriter
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
-# The mark that stands for a generator's state at the build. The mark equals no state, so a generator is always saved.
+# Stands for a generator's state at the build. It equals no state, so a generator counts as changed and is always saved.
 UNKNOWN = object()
 
 
 class Attributes:
-    """The plain attributes of an object that differ from those it was built with, as its state.
+    """The plain attributes of an object that have changed since it was built, as the object's state.
 
     Plain values are numbers, strings, tensors, arrays, generators of random numbers, and lists, deques, tuples and
-    dicts of plain values. Other attributes (files, bars, models) are not saved. Settings don't change, so they are not
-    saved either, and a run that resumes with new settings uses the new ones. An attribute that is still the same object
-    is restored in place.
+    dicts of plain values. Other attributes (files, bars, models) aren't saved. Settings don't change, so they aren't
+    saved either, and a run that resumes with new settings uses the new settings. If an attribute is still the same
+    object as at the build, it is restored in place.
 
     Args:
-        find: returns the object, which may be replaced by another one.
-        is_measured: returns whether a name of an attribute or of a dict's item stands for a measured value, such as a
-            time, which is not saved.
+        find: returns the object. A function is needed because another object may replace it.
+        is_measured: returns whether the name of an attribute or of a dict's item belongs to a measured value, such as a
+            time. Measured values aren't saved.
     """
 
     def __init__(self, find: Callable[[], Any], is_measured: Callable[[str], bool]) -> None:
@@ -47,7 +47,7 @@ class Attributes:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore attributes. A changed attribute that is not in the state gets the value with which it was built."""
+        """Restore attributes. A changed attribute that the state lacks gets its built value again."""
         own = self._find()
         unchanged = {name: self._built[name] for name in self._list_changed() if name in self._built.keys() - state}
         built = {name: self._copy(value) for name, value in unchanged.items()}
@@ -77,7 +77,7 @@ class Attributes:
         }
 
     def _strip(self, value: Any) -> Any:
-        """Return a value without the items of dicts that are measured. Tensors and generators are the same objects."""
+        """Return a value without measured items of dicts. Its tensors and generators stay the same objects."""
         if isinstance(value, dict):
             kept = (key for key in value if not self._is_left_out(key))
             return {key: self._strip(value[key]) for key in kept}

@@ -1,8 +1,8 @@
 """64-bit checksums of tensors, computed on the device that holds them, in one pass.
 
-Words of 8 bytes are added in rows of `ROW_WORDS`, modulo 2**64; each row's sum is weighted by its position. Integer
-addition is associative, so any order of addition gives the same bits on any device, and ranks that each hold some rows
-of a tensor add their sums to the checksum of the whole one. A checksum finds and locates
+Words of 8 bytes are added in rows of `ROW_WORDS`, modulo 2**64, and each row's sum is weighted by its position. Integer
+addition is associative, so any order of addition gives the same bits on any device. For the same reason, ranks that
+each hold some rows of a tensor can add their sums to the checksum of the whole tensor. A checksum finds and locates
 differences; only a content id proves equality.
 """
 
@@ -22,9 +22,9 @@ WEIGHT = 0x9E3779B97F4A7C15 - 2**64
 
 
 def checksum(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return a checksum in [0, 2**64) for each tensor. Synchronize once for each device, not once for each tensor.
+    """Return a checksum in [0, 2**64) for each tensor. Wait only once for each device.
 
-    The checksum of a sharded tensor is the whole tensor's. If a tensor is sharded, all ranks call this together.
+    The checksum of a sharded tensor is that of the whole tensor. If a tensor is sharded, all ranks call this together.
     """
     sums = _read([(_sum(tensor.detach()), is_sharded(tensor)) for tensor in tensors])
     return [(each + tensor.nbytes) % 2**64 for each, tensor in zip(sums, tensors, strict=True)]
@@ -33,7 +33,7 @@ def checksum(tensors: Sequence[torch.Tensor]) -> list[int]:
 def checksum_together(tensors: Sequence[torch.Tensor]) -> int:
     """Return one checksum for all tensors in their order, whole or sharded; see `checksum`.
 
-    Small tensors are joined first: one call for each of them would cost more than their bytes.
+    Small tensors are joined first, because one kernel call for each of them would cost more than reading their bytes.
     """
     found = 0
     for device in sorted({tensor.device for tensor in tensors}, key=str):
@@ -62,25 +62,25 @@ def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
         places = [place for place, (value, are_cut) in enumerate(sums) if (value.device, are_cut) == kind]
         values = torch.stack([sums[place][0] for place in places])
         if kind[1]:
-            torch.distributed.all_reduce(values)  # a sum over ranks wraps around at 2**64, as a sum within one does
+            torch.distributed.all_reduce(values)  # wraps around at 2**64, as a sum in one rank does
         for place, value in zip(places, values.tolist(), strict=True):
             found[place] = value
     return found
 
 
 def _sum(tensor: Any) -> torch.Tensor:
-    """Return the weighted sum of a tensor's words, or of those that this rank holds; scalar int64."""
+    """Return the weighted sum of a tensor's words, scalar int64; of a sharded tensor, of this rank's words only."""
     if not is_sharded(tensor):
         return _weigh(_to_words(tensor), 0, tensor.nbytes)
     return _weigh(_to_words(_own_rows(tensor), start := _find_start(tensor)), start, tensor.nbytes)
 
 
 def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
-    """Return the sum of words, each row's weighted by its position.
+    """Return the sum of words, in which each row's sum is weighted by the row's position.
 
     Args:
-        words: consecutive words of a tensor, from the one that has the byte ``start``.
-        size_bytes: the bytes of the whole tensor. Words behind its last full row are rows of their own.
+        words: consecutive words of a tensor. The first of them has the tensor's byte ``start``.
+        size_bytes: the size of the whole tensor. Each word after its last full row counts as a row of its own.
     """
     first, rows = start // WORD_BYTES, -(-size_bytes // WORD_BYTES) // ROW_WORDS
     in_rows = max(0, min(len(words), rows * ROW_WORDS - first))
@@ -113,7 +113,11 @@ def _find_start(tensor: Any) -> int:
 
 
 def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
-    """Return a tensor's bytes with zeros where other ranks hold them; only zeros if its kind is not ``are_cut``."""
+    """Return a tensor's bytes, with zeros in place of other ranks' bytes.
+
+    Args:
+        are_cut: the kind of tensors to include: sharded or whole ones. A tensor of the other kind becomes zeros.
+    """
     if is_sharded(tensor) != are_cut:
         return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
     if not are_cut:
@@ -126,7 +130,7 @@ def _to_words(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
     """Return the tensor's bytes as int64, padded with zeros; a view if size and alignment allow it.
 
     Args:
-        start: the place of the first byte in a larger tensor, in whose words they are put.
+        start: the place of the first byte in a larger tensor, whose words determine where the words here begin.
     """
     data = _to_bytes(tensor)
     before = start % WORD_BYTES

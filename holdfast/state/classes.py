@@ -1,4 +1,4 @@
-"""Values of classes that JSON lacks: found again by the class's name, and made of a plain value."""
+"""Values of classes that JSON lacks: a resume finds the class by its name, and makes the value from a plain value."""
 
 import enum
 import functools
@@ -11,8 +11,8 @@ import numpy as np
 
 from holdfast.errors import StateError
 
-# The kinds of NumPy's numbers that are saved with their type: booleans, whole numbers, floats of up to 8 bytes, complex
-# numbers of up to 16, texts and bytes.
+# The kinds of NumPy's scalars that are saved with their type, each with the largest size in bytes: booleans, integers,
+# floats, complex numbers, texts and bytes.
 NUMBER_KINDS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16, "U": sys.maxsize, "S": sys.maxsize}
 # The classes of plain values. A value of a derived class is restored by calling that class with the plain value.
 PLAIN: tuple[type, ...] = (str, int, float, bytes, list, tuple, dict)
@@ -21,7 +21,7 @@ FACTORIES = {each.__name__: each for each in (int, float, bool, str, list, dict,
 
 
 def is_named(kind: type) -> bool:
-    """Return whether a class is one of named tuples."""
+    """Return whether a class is a class of named tuples."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
@@ -36,7 +36,7 @@ def is_of_plain(kind: type) -> bool:
 
 
 def name_number(value: np.generic) -> str | None:
-    """Return the name of the type of a number of NumPy's; None if the number can't be saved."""
+    """Return the name of the type of a NumPy scalar; None if the scalar can't be saved."""
     dtype = value.dtype
     if dtype.itemsize > NUMBER_KINDS.get(dtype.kind, 0):
         return None
@@ -44,10 +44,10 @@ def name_number(value: np.generic) -> str | None:
 
 
 def as_plain(value: Any, name: str) -> Any:
-    """Return the plain value of which a value of a derived class is made again, such as a ``torch.Size``.
+    """Return the plain value from which a resume makes a value of a derived class, such as ``torch.Size``, again.
 
     Raises:
-        StateError: the class can't make an equal value of it.
+        StateError: the class can't make an equal value from it.
     """
     kind: Any = type(value)
     base = _base_of(value)
@@ -67,7 +67,7 @@ def as_plain(value: Any, name: str) -> Any:
 
 
 def make_again(kind: Any, plain: Any) -> Any:
-    """Return the value of a derived class for which `as_plain` returned a plain one."""
+    """Make a value of a derived class from the plain value that `as_plain` returned."""
     return kind(FACTORIES.get(plain[0] or ""), plain[1]) if issubclass(kind, defaultdict) else kind(plain)
 
 
@@ -76,7 +76,10 @@ def _base_of(value: Any) -> Any:
 
 
 def _strip(base: Any, value: Any) -> Any:
-    """Return a value of a derived class as one of the base class; of a defaultdict its function's name, too."""
+    """Return a value of a derived class as a value of the base class.
+
+    For a defaultdict return its function's name and its items; None if the function isn't in `FACTORIES`.
+    """
     if isinstance(value, defaultdict):
         make = value.default_factory
         if make is not None and FACTORIES.get(getattr(make, "__name__", "")) is not make:
@@ -93,7 +96,7 @@ def path_of(kind: type, name: str) -> tuple[str, str]:
     """Return the module and the qualified name by which `find_class` finds a class.
 
     Raises:
-        StateError: the class has none, because a function has made it.
+        StateError: the class can't be found by a name, because it was defined inside a function.
     """
     path = kind.__module__, kind.__qualname__
     if _look_up(*path) is not kind:
@@ -105,12 +108,15 @@ def path_of(kind: type, name: str) -> tuple[str, str]:
 
 
 def _look_up(module: str, name: str) -> Any:
-    """Return an object of a module that is imported already, by its qualified name; None if there is none."""
+    """Return an object of an already imported module by its qualified name; None if there is no such object."""
     return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get(module))
 
 
 def find_class(module: str, name: str, is_right: Callable[[type], bool]) -> Any:
-    """Return a class that the recipe has imported. Nothing is imported for a saved state.
+    """Return a class by its names. The recipe must have imported it, because a saved state must not import anything.
+
+    Args:
+        is_right: returns whether a class is of the expected kind.
 
     Raises:
         StateError: there is no such class.

@@ -20,11 +20,11 @@ LARGE_BYTES = 2**21
 
 
 def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
-    """Decode a payload into the state that `to_payload` encoded. Each tensor gets new memory, aligned as torch's.
+    """Decode a payload into the state that `to_payload` encoded. Each tensor gets new memory with torch's alignment.
 
     Args:
-        lent: top-level keys of the state whose tensors may be views of the payload's memory. Use it only if the
-            caller copies them. New memory costs more time than reading the bytes.
+        lent: top-level keys of the state whose tensors may be views of the payload's memory, which saves time: new
+            memory costs more than reading the bytes. Pass only keys whose tensors the caller copies.
     """
     decoder = _Decoder(payload)
     if lent:
@@ -36,7 +36,7 @@ def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
 
 
 class _Decoder:
-    """One decoding of a payload. The values have their elements after `fill`."""
+    """One decoding of a payload. The tensors that `decode` returns get their elements in `fill`."""
 
     def __init__(self, payload: Payload) -> None:
         self._tensors = payload.tensors
@@ -62,9 +62,9 @@ class _Decoder:
         with ThreadPoolExecutor(count_cores()) as pool:
             filling = []
             for name, copy in self._own.items():
-                if copy.nbytes >= LARGE_BYTES:  # first touching new memory is slow, so several threads do it
+                if copy.nbytes >= LARGE_BYTES:  # the first write to new memory is slow, so use several threads
                     filling.append(pool.submit(_fill, copy, self._tensors[name]))
-                else:  # handing a small copy to a thread costs more than the copy
+                else:  # to pass a small copy to a thread costs more than the copy
                     _fill(copy, self._tensors[name])
             for each in filling:
                 each.result()
@@ -97,7 +97,12 @@ class _Decoder:
         return {key: decode(item) for key, item in value.items()}
 
     def _lay_out(self, mark: dict[str, str], options: dict[str, Any], *, is_lent: bool) -> Any:
-        """Return a tensor or an array that isn't one row after the other, or of another class."""
+        """Return a tensor or an array with a layout or a class of its own.
+
+        Args:
+            mark: the mark of the tensor or array in the tree.
+            options: how it differs from a plain one whose elements lie row by row.
+        """
         ((kind, name),) = mark.items()
         rows = self._take(name, is_lent=is_lent and kind == "$tensor")
         if "shape" in options:
@@ -121,7 +126,8 @@ def _with_attributes(items: dict[Any, Any], attributes: dict[str, Any]) -> Order
     return made
 
 
-# By mark: how a value is made of what stands under the mark, and a function that decodes inner values.
+# By mark: the function that makes a value. Its arguments are the value under the mark, and a function that decodes
+# inner values.
 _MADE: dict[str, Any] = {
     "$int": lambda inner, decode: int(inner),
     "$float": lambda inner, decode: read_exactly({"$float": inner}),

@@ -29,7 +29,7 @@ DTYPES = {
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
     "F4": torch.float4_e2m1fn_x2,
 }  # fmt: skip
-PAIRS = "F4"  # torch has two numbers in an element, safetensors one
+PAIRS = "F4"  # torch packs two such numbers into an element; safetensors counts each
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 NUMPY_NAMES = {
     np.dtype(name): dtype
@@ -39,8 +39,8 @@ NUMPY_NAMES = {
     }.items()
 }  # fmt: skip
 KEY_TYPES = (str, int, float, bool, type(None))
-# The part of a state in which the order of a mapping's items is saved: a loop may iterate over the items, or draw one
-# by its place. torch's own states mean the same in any order.
+# The component of a state in which the order of a mapping's items is saved, because a loop may iterate over the items,
+# or choose one by its position. In torch's own states the order has no meaning.
 ORDERED = "extras"
 # The classes of arrays that are saved with their class.
 ARRAYS: dict[type, str] = {np.matrix: "matrix", np.memmap: "memmap"}
@@ -50,8 +50,9 @@ class _Seen:
     """The values that were encoded so far.
 
     Attributes:
-        places: by place, the names of the tensors in the payload. The values stay alive: no place is used again.
-        extents: the memory of the values in extras, some of which may share it in part.
+        places: by place in memory, a value and the name of its tensor in the payload. The value is kept alive, so that
+            no other value gets its place.
+        extents: the extents of values in extras, which may overlap.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
     if isinstance(value, np.ndarray):
         return _encode_array(value, name, tensors, seen)
     if isinstance(value, np.generic):
-        # A plain float that is restored in place of a float32 would round differently in sums.
+        # Save the type: sums with a plain float round differently from sums with a float32.
         kind = name_number(value)
         if kind is None:
             raise _no_form(value, name)
@@ -147,12 +148,12 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
                 hint='use a string in its place, such as "3/7" for (3, 7), or a list of pairs',
             )
     prefix = f"{name}." if name else ""
-    # Sorted, so that nothing depends on the order of a dict, for example which name a tied tensor gets.
+    # Sort the keys, so that the encoding doesn't depend on a dict's order, for example in the name of a tied tensor.
     keys = sorted(value) if kinds == {str} else sorted(value, key=lambda key: (type(key).__name__, str(key)))
     items = {key: _encode(value[key], f"{prefix}{key}", tensors, seen) for key in keys}
     is_sorted = True
     if _is_in(ORDERED, name) and not _is_of_a_module(value):
-        # Canonical JSON sorts beyond ASCII in another order than Python.
+        # Canonical JSON and Python sort characters beyond ASCII differently.
         is_sorted = [*value] == keys and all(str(key).isascii() for key in keys)
         items = {key: items[key] for key in value}
     are_texts = kinds <= {str} if _is_in(ORDERED, name) else all(issubclass(kind, str) for kind in kinds)
@@ -172,8 +173,8 @@ def _is_of_a_module(value: dict[Any, Any]) -> bool:
 def _attributes_of(value: dict[Any, Any]) -> dict[str, Any]:
     """Return the attributes of an ``OrderedDict``, such as the ``_metadata`` of a module's ``state_dict``.
 
-    The metadata of a torch module has the versions of its parts' states, and that of tensordict the shapes. Versions
-    are left out if all are 1, the usual case. Devices become None, because a tensor's device is no state.
+    A torch module's metadata has the versions of its parts' states, a tensordict's metadata the shapes. Versions are
+    left out if all are 1, the usual case. Devices become None, because a tensor's device isn't part of the state.
     """
     attributes = dict(vars(value)) if isinstance(value, OrderedDict) else {}
     parts = attributes.get("_metadata")
@@ -227,7 +228,7 @@ def _encode_array(value: np.ndarray[Any, Any], name: str, tensors: dict[str, Ten
             hint="keep an array of numbers of up to 8 bytes in the machine's byte order, or a list: array.tolist()",
         )
     rows = np.asarray(value, order="C")
-    if not rows.flags.writeable or min(rows.strides, default=0) < 0:  # a stride of a dimension of length 1 may be
+    if not rows.flags.writeable or min(rows.strides, default=0) < 0:  # as of a dimension of length 1
         rows = rows.copy()
     data = TensorBytes(torch.from_numpy(rows)) if value.size else b""
     items = [each / value.itemsize for each in value.strides]
@@ -253,7 +254,7 @@ def _name_in(mark: dict[str, Any]) -> str:
 
 
 def _note_layout(value: Any, mark: dict[str, Any], tensor: str, name: str, seen: _Seen) -> None:
-    """Add to a value's mark how its elements lie in memory, if they don't lie row by row."""
+    """Add a value's strides to its mark, if its elements don't lie row by row in memory."""
     extent = find_extent(value, tensor, mark)
     if not lies_by_rows(value):
         check_gaps(name, extent.stop - extent.start, value.nbytes)
@@ -265,14 +266,14 @@ def _note_layout(value: Any, mark: dict[str, Any], tensor: str, name: str, seen:
 def _add(
     tensor: Tensor, name: str, value: Any, place: tuple[Any, ...] | None, tensors: dict[str, Tensor], seen: _Seen
 ) -> str:
-    """Add a tensor to the payload, unless it is there already. Return its name.
+    """Add a tensor to the payload, unless a tied tensor is there already. Return its name.
 
     Args:
-        place: where ``value`` lies in memory; None if that says nothing.
+        place: the place of ``value`` in memory; None if the value can't be tied to others.
     """
     if place in seen.places:
         return seen.places[place][1]
-    while name in tensors or name == HEADER_METADATA:  # {"a.b": x} beside {"a": {"b": y}}
+    while name in tensors or name == HEADER_METADATA:  # {"a.b": x} and {"a": {"b": y}} have the same dotted name
         name += "'"
     tensors[name] = tensor
     if tensor.size_bytes and place is not None:  # empty tensors may share an address without being tied

@@ -1,11 +1,11 @@
 """Training's random generators, isolated from all other code in a rank that draws random numbers.
 
-Python, NumPy and torch have global generators. The recipe draws from them, and other code in the process may draw too:
-a store that waits a random time before a retry, an evaluation, a library that is imported late. Two mechanisms isolate
+Python, NumPy and torch have global generators. The recipe draws from them. Other code in the process may draw, too: a
+store that waits a random time before a retry, an evaluation, a library that is imported late. Two mechanisms isolate
 training:
 
-- Between steps: `Generators.training` puts training's states in place for a step and takes them out after it. Draws
-  between two steps don't change them.
+- Between steps: `Generators.training` restores training's states for a step and captures them after it. So draws
+  between two steps don't change training's states.
 - Between threads: `determinism.separate_threads` reserves Python's global generator for the training thread, because
   a save may retry an upload while a step runs. (Holdfast's threads never draw from NumPy's or torch's global
   generators.)
@@ -24,12 +24,13 @@ import torch
 
 from holdfast.machine import determinism
 
-# The state of a GPU's generator: its seed, then how far it was drawn from. Source: at::CUDAGeneratorImpl::get_state.
+# The state of a GPU's generator has the seed, of this size, and an offset that grows with each draw. Source:
+# at::CUDAGeneratorImpl::get_state.
 SEED_BYTES = 8
 
 _has_gpus = False
 
-# The kinds of generators that a user's code may have, each with how its state is read and written.
+# The kinds of generators that a user's code may have, each with the functions that read and write its state.
 KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
     random.Random: (lambda each: each.getstate(), lambda each, state: each.setstate(state)),
     np.random.Generator: (
@@ -57,7 +58,7 @@ def write_generator(generator: Any, state: Any) -> None:
 
 
 def clone_generator(generator: Any) -> Any:
-    """Return a new generator of random numbers of the same kind."""
+    """Return a copy of a generator of random numbers, with the same state."""
     return generator.clone_state() if isinstance(generator, torch.Generator) else copy.deepcopy(generator)
 
 
@@ -74,7 +75,7 @@ class Generators:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Run the block with training's states. Its draws advance them."""
+        """Run the block with training's states in force. Draws in the block advance training's states."""
         restore_rng(self._states)
         yield
         self._states = capture_rng()
@@ -93,25 +94,25 @@ class Generators:
         return self._states
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Load saved states. If they are a CPU's, the GPUs' generators keep theirs; a CPU loads none of a GPU."""
+        """Load saved states. If only the save or only this process has GPUs, the GPUs' states stay as they are."""
         own = self._states["cuda"]
         self._states = states if states["cuda"] and own else states | {"cuda": own}
 
     def reseed(self, seed: int) -> None:
-        """Seed the generator again."""
+        """Seed the global generators again, and take the new states as training's."""
         determinism.reseed(seed)
         self._states = capture_rng()
 
     def digest(self) -> str:
-        """Return a digest of the states (16 hex characters). Of several GPUs, only this process's own counts."""
+        """Return a digest of the states (16 hex characters). It includes only this process's own GPU."""
         return digest_rng(self._states)
 
 
 def capture_rng() -> dict[str, Any]:
     """Return the states of the global generators of Python, NumPy and torch, and of GPUs if they are included.
 
-    The GPUs' states begin with that of the process's own GPU. The last ones are left out if nobody has drawn from them
-    since all were seeded: so equal training has equal states, however many GPUs the machine has besides.
+    The list of GPUs' states begins with the process's own GPU. States at its end are left out if there was no draw from
+    them since all were seeded. So equal training has equal states, however many other GPUs the machine has.
     """
     gpus = [torch.cuda.get_rng_state(number) for number in _list_gpus()]
     while len(gpus) > 1 and torch.equal(gpus[-1], _as_seeded(gpus[0])):
@@ -125,7 +126,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Restore the states that `capture_rng` returned. Those of more GPUs than there are here are left out."""
+    """Restore the states that `capture_rng` returned. States of GPUs that this machine doesn't have are ignored."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
@@ -141,7 +142,7 @@ def include_gpus(are_included: bool) -> None:
 
 
 def _list_gpus() -> list[int]:
-    """Return the numbers of the GPUs that this process sees, its own first; none if it trains on a CPU."""
+    """Return the numbers of the GPUs that this process sees, its own GPU first; empty if it trains on a CPU."""
     if not _has_gpus:
         return []
     own = torch.cuda.current_device()
@@ -149,14 +150,14 @@ def _list_gpus() -> list[int]:
 
 
 def _as_seeded(state: torch.Tensor) -> torch.Tensor:
-    """Return the state of a GPU's generator that was given the seed in this state, and not drawn from."""
+    """Return the state of a GPU's generator that was seeded with the seed in ``state`` and not used since."""
     seeded = state.clone()
     seeded[SEED_BYTES:] = 0
     return seeded
 
 
 def digest_rng(states: dict[str, Any]) -> str:
-    """Return a digest (16 hex characters) of the states from `capture_rng`; of several GPUs, only its own one's."""
+    """Return a digest (16 hex characters) of the states from `capture_rng`; of several GPUs, only of the first."""
     _, words, gauss = states["python"]
     numpy = states["numpy"]
     sha256 = hashlib.sha256(array.array("Q", words).tobytes())

@@ -13,18 +13,20 @@ from holdfast.state.originals import Path
 # The kinds of containers that a resume creates if the process has not built them.
 KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
-# A saved item with this key alone is a tensor of a kept module: the tensor itself, or one that shares its memory.
+# A saved item with one of these keys alone refers to a tensor of a kept module. SAME: it is that tensor. DETACHED: it
+# shares that tensor's memory.
 SAME, DETACHED = "same", "detached"
 # The keys of a saved item that differs from the original at the same place: the item, and how it differs.
 ITEM, HOW = "item", "how"
-# How an item differs. NEW: it replaces the original. MOVED: it is another original. AGAIN: it is a container or a
-# generator that was read before. VIEW: it is a view of another value. LEARNS, CLASS, DEVICE: a tensor requires a
-# gradient, is a parameter, is on another device.
+# How a saved item differs from the original at its place; see `originals`. NEW: it replaces the original. MOVED: it is
+# the original of another place. AGAIN: it is a container or a generator that was read before. VIEW: it is a view of
+# another value. LEARNS: it is a tensor that requires a gradient. CLASS: it is a parameter. DEVICE: it is on another
+# device.
 NEW, MOVED, AGAIN, VIEW, LEARNS, CLASS, DEVICE = "new", "moved", "again", "view", "learns", "class", "device"
 
 
 def sort_keys(keys: list[Any]) -> list[Any]:
-    """Return the keys of a mapping in an order that doesn't depend on its own."""
+    """Return the keys of a mapping in an order that doesn't depend on the mapping's order."""
     return sorted(keys, key=lambda key: (type(key).__name__, str(key)))
 
 
@@ -33,7 +35,7 @@ def inside(path: Path | None, key: Any) -> Path | None:
 
 
 def remake(value: Any, items: Iterable[Any]) -> Any:
-    """Return a tuple, or a named one as ``value`` is, with other items."""
+    """Return a tuple of the same class as ``value``, plain or named, with other items."""
     return tuple(items) if type(value) is tuple else value._make(items)
 
 

@@ -1,7 +1,7 @@
 """The place of a tensor's or an array's elements in memory: strides, and memory that several of them share.
 
-A payload has the elements row by row. What is laid out otherwise, such as a ``channels_last`` weight, or shares memory
-with another value in part, has its layout beside them, so that it comes back as it was.
+A payload has the elements row by row. If a value is laid out differently, such as a ``channels_last`` weight, or shares
+part of its memory with another value, the payload also has its layout. So a restore lays the value out as before.
 """
 
 import math
@@ -23,8 +23,8 @@ class Extent(NamedTuple):
 
     Attributes:
         device: the device that has the memory.
-        first: the address of the element with only zeros as its index.
-        start, stop: the addresses of the first byte, and of the one after the last.
+        first: the address of the element whose index is all zeros.
+        start, stop: the address of the first byte, and the address after the last byte.
         name: the name of the value's tensor in the payload.
         mark: the value's mark in the tree.
     """
@@ -40,9 +40,10 @@ class Extent(NamedTuple):
 
 
 def strides_of(value: Any) -> tuple[int, ...]:
-    """Return the strides of a tensor or an array in bytes, also the meaningless stride of a dimension of length 1.
+    """Return the strides of a tensor or an array in bytes, in a normal form.
 
-    Strides that differ only where they mean nothing are equal here.
+    The stride of a dimension of length 1 has no meaning. It gets a fixed value here, so that equal layouts have equal
+    strides.
     """
     shape = tuple(value.shape)
     strides = value.strides if isinstance(value, np.ndarray) else [each * value.itemsize for each in value.stride()]
@@ -82,14 +83,14 @@ def find_extent(value: Any, name: str, mark: dict[str, Any]) -> Extent:
 
 
 def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the exact strides of ``like``; the tensor itself if the two have different layouts."""
+    """Return a tensor with the exact strides of ``like`` if both have one layout; otherwise the tensor itself."""
     if value.shape == like.shape and value.itemsize == like.itemsize and strides_of(value) == strides_of(like):
         return value.as_strided(value.shape, like.stride())
     return value
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy elements into a tensor that ``expand`` may have made: torch itself writes no element twice."""
+    """Copy elements into a tensor, also into one made by ``expand``, which torch's ``copy_`` refuses."""
     with torch.no_grad():
         if is_expanded(target):
             once = index_once(target.stride())
@@ -115,7 +116,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def index_once(strides: Sequence[int]) -> tuple[slice, ...]:
-    """Return the index of each element of an expanded tensor once."""
+    """Return slices that select each element in an expanded tensor's memory once."""
     return tuple(slice(None) if stride else slice(1) for stride in strides)
 
 
@@ -129,7 +130,7 @@ def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def add_options(mark: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write into a value's mark how the value differs from one whose elements lie row by row."""
+    """Add options to a value's mark. They say how the value differs from a plain one whose elements lie row by row."""
     if "$as" in mark:
         mark["$as"][1] |= options
     else:
@@ -139,10 +140,10 @@ def add_options(mark: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def share(extents: Iterable[Extent]) -> None:
-    """Write into the marks of values that share memory in part where each of them lies in it.
+    """Find values that share part of their memory, and add to their marks where each value lies in this memory.
 
     Raises:
-        StateError: that can't be saved.
+        StateError: the values lie scattered over too much memory.
     """
     numbered = sorted(enumerate(extents), key=lambda each: (each[1].device, each[1].start))
     groups: list[list[tuple[int, Extent]]] = []
@@ -155,7 +156,7 @@ def share(extents: Iterable[Extent]) -> None:
             groups.append([(number, each)])
             end = each.device, each.stop
     shared = [group for group in groups if len({each.name for _, each in group}) > 1]
-    # Numbered in the order of the state: addresses differ from process to process.
+    # Number the shared memories in the order of the state, because addresses differ from process to process.
     for memory, group in enumerate(sorted(shared, key=min)):
         _share_memory(memory, [each for _, each in sorted(group)])
 
@@ -175,7 +176,7 @@ def _share_memory(memory: int, group: list[Extent]) -> None:
 
 
 def check_gaps(name: str, size_bytes: int, used_bytes: int) -> None:
-    """Raise StateError if a value lies scattered over so much memory that it can't come back in the same way."""
+    """Raise StateError if a value lies scattered over more memory than a restore may allocate."""
     if size_bytes - used_bytes > LARGEST_GAPS_BYTES:
         raise StateError(
             f"{name} is a view whose elements lie scattered over {size_bytes} bytes of memory",
@@ -184,7 +185,7 @@ def check_gaps(name: str, size_bytes: int, used_bytes: int) -> None:
 
 
 class Memories:
-    """New memory for values that are laid out as their marks say."""
+    """New memory for restored values, with the layouts in the values' marks."""
 
     def __init__(self) -> None:
         self._shared: dict[int, torch.Tensor] = {}
@@ -192,7 +193,7 @@ class Memories:
         self._filling: list[tuple[torch.Tensor, np.ndarray[Any, Any]]] = []
 
     def make(self, kind: str, name: str, rows: torch.Tensor, options: dict[str, Any]) -> Any:
-        """Return a tensor, or an array, that `fill` gives the elements of ``rows``, which may come later."""
+        """Return a tensor or an array with the layout in ``options``. `fill` later copies the elements of ``rows``."""
         if "strides" not in options:
             return rows if kind == "$tensor" else rows.numpy()
         other = {"$tensor": "$array", "$array": "$tensor"}[kind]
@@ -218,7 +219,7 @@ class Memories:
         return self._shared[number]
 
     def fill(self) -> None:
-        """Copy the elements to their places."""
+        """Copy the elements into all values that `make` returned."""
         for rows, numbers in self._filling:
             numbers[...] = rows.view(_INTEGERS[rows.itemsize]).numpy()
 
@@ -236,14 +237,14 @@ def _see(kind: str, memory: torch.Tensor, rows: torch.Tensor, offset: int, strid
 
 
 def has_layouts(tree: Any) -> bool:
-    """Return whether a state's tree says of a value how it is laid out. Versions before 0.2 say so of none."""
+    """Return whether a state's tree has any layouts. Versions before 0.2 wrote none."""
     if isinstance(tree, dict):
         return [*tree] == ["$as"] or any(map(has_layouts, tree.values()))
     return isinstance(tree, list) and any(map(has_layouts, tree))
 
 
 def leave_out_layouts(tree: Any) -> Any:
-    """Return a state's tree as versions before 0.2 write it, which don't say how values are laid out."""
+    """Return a state's tree without layouts, as versions before 0.2 wrote it."""
     if isinstance(tree, dict):
         return (
             leave_out_layouts(tree["$as"][0])

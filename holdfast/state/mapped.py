@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-# Linux's list of a process's memory: addresses, permissions (the last one is "s" for memory shared with a file), the
-# offset in the file, its device and number, its path.
+# Linux's list of a process's memory areas. A line has the addresses, the permissions (the last is "s" if the memory is
+# shared), and of a mapped file the offset, the device, the inode number and the path.
 MAPS = Path("/proc/self/maps")
 LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) .(.).(.) [0-9a-f]+ \S+ (\d+)\s*(.*)")
-# Mapped files that are not the user's data: shared memory, and the memory of devices.
+# The beginnings of paths that aren't files with a user's data: shared memory, and the memory of devices.
 NO_FILES = ("/dev/", "/memfd:", "/SYSV", "anon_inode:")
 
 
@@ -27,7 +27,7 @@ class _Area(NamedTuple):
 def is_foreign(value: Any) -> bool:
     """Return whether a tensor or an array lies in memory that is read-only or mapped from a file.
 
-    A tensor's memory is looked up in Linux's list. Elsewhere only arrays are known.
+    A tensor's memory is looked up in Linux's list of memory areas. On other systems only arrays can be checked.
     """
     if isinstance(value, np.ndarray):
         return not value.flags.writeable or _is_of_a_shared_file(value) or _is_in_foreign_area(_address_of(value))
@@ -57,7 +57,7 @@ def _is_in_foreign_area(address: int) -> bool:
 
 
 def _list_areas() -> list[_Area]:
-    """Return the areas of this process's memory, by address; none where there is no list."""
+    """Return the areas of this process's memory, sorted by address; empty on systems without such a list."""
     try:
         lines = MAPS.read_text("utf-8", "replace").splitlines()
     except OSError:

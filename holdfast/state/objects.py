@@ -1,4 +1,4 @@
-"""The state of a dict of attributes that has further objects inside, such as an environment within its wrappers."""
+"""The state of a dict of attributes with further objects inside, such as those of an environment in its wrappers."""
 
 import enum
 import functools
@@ -14,7 +14,8 @@ from holdfast.state.attributes import Attributes, is_plain
 from holdfast.state.generators import is_generator
 from holdfast.state.originals import has_methods
 
-# Classes whose objects are not looked into: they are no state (code, types), or one value (numbers, texts).
+# Classes whose objects aren't searched for attributes: code and types have no state, numbers and texts are single
+# values.
 LEFT_ALONE = (
     type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, np.dtype, torch.dtype,
     torch.device, enum.Enum, str, bytes, int, float, complex,
@@ -30,9 +31,9 @@ class _Owner:
 
 
 class Objects:
-    """The plain attributes, changed since it was kept, of each object that is inside a dict of attributes.
+    """The state of all objects inside a dict of attributes: their plain attributes that changed since `run.keep`.
 
-    An object inside may be replaced by another one of its class, as environments do when they are reset.
+    An object inside may be replaced by another object of its class, as environments do in a reset.
     """
 
     def __init__(self, name: str, attributes: dict[str, Any]) -> None:
@@ -49,7 +50,7 @@ class Objects:
         """Return the attributes that have changed, by the path of their object.
 
         Raises:
-            RecipeError: there are other objects inside now, or one is of another class.
+            RecipeError: an object was added or removed since `run.keep`, or has another class.
         """
         self._look()
         now = self._describe()
@@ -84,17 +85,17 @@ class Objects:
 
 
 def has_objects(value: Mapping[Any, Any]) -> bool:
-    """Return whether a dict is one of attributes that has objects inside which can't be saved by themselves."""
+    """Return whether a dict of attributes has objects inside that can't save their own state."""
     if not all(isinstance(key, str) for key in value):
         return False
     return any(hasattr(each, "__dict__") and not has_methods(each) for each in _inside(value))
 
 
 def _inside(value: Any, within: Collection[int] = ()) -> Iterator[Any]:
-    """Yield the items of a container that are not plain. An item that is a container is entered, too.
+    """Yield the items of a container that aren't plain, also of the containers inside it.
 
     Args:
-        within: the ids of the containers around it; a container that contains itself is not entered again.
+        within: the ids of the containers around this one. A container that contains itself isn't entered again.
     """
     for each in value.values() if isinstance(value, Mapping) else value:
         if is_plain(each) or isinstance(each, LEFT_ALONE) or id(each) in within:
@@ -106,7 +107,7 @@ def _inside(value: Any, within: Collection[int] = ()) -> Iterator[Any]:
 
 
 def _walk(name: str, root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects inside an object, itself first, each after its path."""
+    """Yield an object and all objects inside it, each after its path."""
     waiting, seen = [(name, root)], {id(root)}
     while waiting and len(seen) < MOST_OBJECTS:
         path, owner = waiting.pop(0)

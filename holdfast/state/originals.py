@@ -1,8 +1,9 @@
 """The originals: the objects that a container has when its loop begins. Only originals are restored in place.
 
-An original that is still in the container at a save was changed in place, if at all. The resumed process has built the
-original again, so a restore writes the saved values into its memory, and other names for the object see them. An object
-that the loop has added may be a view of the data, or a constant that the loop adds again, so a restore makes a new one.
+If an original is still in the container at a save, its changes were made in place. The resumed process has built the
+original again. So a restore writes the saved values into the original's memory, and other variables that refer to the
+object see them. An object that the loop has added may be a view of the data, or a constant that the loop adds again, so
+a restore makes a new object.
 """
 
 import sys
@@ -20,29 +21,30 @@ from holdfast.state.generators import is_generator
 # The keys and indices that lead from the outermost container to an item.
 Path = tuple[Any, ...]
 
-# The reference count of an object that only this module still references: from the list, a variable and the call.
+# The reference count of an object to which only this module refers: its own reference, and the call of `getrefcount`.
+# A larger count means that other code refers to the object.
 OWN_REFERENCES = 3
 
 
 class Originals:
     """The tensors, arrays, generators, containers and objects with a state that a container has now.
 
-    It keeps none of them alive for longer than until the next call of `drop`, and only containers before `hold`.
+    Containers are kept alive until the next call of `drop`; after `hold`, all originals are.
 
     Args:
-        container: a dict, a list or a deque.
-        name: its name in the message of an error.
-        is_left_out: whether a dict's item of this key is no part of the state.
+        container: a dict, a list or a deque; a tensor or an array is its only original.
+        name: the container's name in the message of an error.
+        is_left_out: returns whether a dict's item with this key isn't part of the state.
 
     Attributes:
-        objects: the number of those with a ``state_dict``.
+        objects: the number of originals with a ``state_dict``, and of generators.
     """
 
     def __init__(self, container: Any, name: str, is_left_out: Callable[[Any], bool] = lambda key: False) -> None:
         self._name, self._is_left_out = name, is_left_out
         self._references: list[Callable[[], Any]] = []
-        self._learns: list[bool] = []  # for each of them: whether it is a tensor that required a gradient
-        self._devices: list[str] = []  # for each of them: the kind of its device
+        self._learns: list[bool] = []  # for each original: whether it is a tensor that required a gradient
+        self._devices: list[str] = []  # for each original: the kind of its device
         self._paths: list[Path] = []
         self._numbers: dict[Path, int] = {}
         self._by_id: dict[int, int] = {}
@@ -88,19 +90,22 @@ class Originals:
         return self._paths[number]
 
     def learned(self, number: int) -> bool:
-        """Return whether a tensor required a gradient."""
+        """Return whether an original is a tensor that required a gradient when the loop began."""
         return self._learns[number]
 
     def device_of(self, number: int | None) -> str:
-        """Return the kind of a tensor's device: "cpu" or "cuda"; "cpu" if it is none."""
+        """Return the kind of an original tensor's device, "cpu" or "cuda"; "cpu" if the original isn't a tensor."""
         return self._devices[number] if number is not None else "cpu"
 
     def hold(self) -> None:
-        """Keep all originals alive until the next call of `drop`: a container may drop an object that another keeps."""
+        """Keep all originals alive until the next call of `drop`.
+
+        During a restore a container may drop an object that is restored in another container later.
+        """
         self._held = [refer() for refer in self._references]
 
     def drop(self) -> None:
-        """Release the containers that only this object references: no code can put them back."""
+        """Release the containers to which only this object refers, because no other code can use them again."""
         self._held = []
         for reference in self._references:
             if isinstance(reference, _Strong) and sys.getrefcount(reference.value) < OWN_REFERENCES:
@@ -108,7 +113,7 @@ class Originals:
 
 
 class _Strong:
-    """A reference to an object that weak ones can't refer to, such as a dict."""
+    """A strong reference, for objects such as dicts to which there are no weak references."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -135,7 +140,7 @@ def is_tracked(value: Any) -> bool:
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether an item of a container has a state beside its numbers."""
+    """Return whether an item of a container has a state that is read and restored: not so a number or a tensor."""
     return has_methods(value) or is_generator(value) or isinstance(value, dict | list | deque)
 
 
@@ -150,7 +155,7 @@ def is_tuple(value: Any) -> bool:
 
 
 def list_inside(value: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a container or a tuple with their keys or indices; nothing for another value."""
+    """Return the items of a container or a tuple, after their keys or indices; an empty list for any other value."""
     if is_container(value) and isinstance(value, dict):
         return [*value.items()]
     return [*enumerate(value)] if is_container(value) or is_tuple(value) else []

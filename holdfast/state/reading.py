@@ -39,7 +39,7 @@ class ContainerReader:
 
     Args:
         name: the container's name in the message of an error.
-        is_strict: whether a tensor that comes from a computation of gradients is refused; otherwise it is saved alone.
+        is_strict: whether to refuse a tensor with an autograd graph. If False, it is saved without its graph.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class ContainerReader:
         """Return the state of a container.
 
         Args:
-            place: where it is now.
-            origin: where it was when the loop began; None if it wasn't there.
+            place: the path at which the container is now.
+            origin: the path at which it was when the loop began; None if it wasn't there.
         """
         self._known[id(container)] = place
         if not isinstance(container, dict):
@@ -116,14 +116,14 @@ class ContainerReader:
         return {ITEM: state, HOW: how} if how else state
 
     def _stays(self, value: Any, expected: int) -> bool:
-        """Return whether a restore writes an object's state into an original that is a different object."""
+        """Return whether a restore writes an object's state into another object, the original at the same place."""
         return has_methods(value) and not isinstance(value, nn.Module) and has_methods(self._originals.get(expected))
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
         """Raise StateError if a restore would turn an item into a different value.
 
         Args:
-            make: the function that makes the missing items of a defaultdict around it, if there is one.
+            make: the function that makes missing items, if the item is in a defaultdict.
         """
         name, kind = name_path(self._name, place), type(value)
         if (
@@ -150,7 +150,7 @@ class ContainerReader:
             )
 
     def _describe(self, value: Tensor, number: int | None, expected: int | None) -> dict[str, Any]:
-        """Return how a tensor differs from the tensor that a restore would make of it."""
+        """Return how a tensor differs from the tensor that a restore would make from its elements alone."""
         how: dict[str, Any] = {}
         if number is not None:
             return {LEARNS: value.requires_grad} if value.requires_grad != self._originals.learned(number) else {}

@@ -34,7 +34,7 @@ class Region:
         return Region(first, tuple(max(0, end - start) for start, end in zip(first, last, strict=True)))
 
     def within(self, outer: "Region") -> tuple[slice, ...]:
-        """Return the slices that take this region from a tensor that holds the outer one."""
+        """Return the slices that select this region in a tensor that has the elements of the region ``outer``."""
         starts = [mine - its for mine, its in zip(self.offset, outer.offset, strict=True)]
         return tuple(slice(start, start + size) for start, size in zip(starts, self.shape, strict=True))
 
@@ -48,7 +48,7 @@ class ShardedBytes:
 
     Attributes:
         tensor: the whole tensor, of which this rank holds a region.
-        start: the first byte of the range, in the tensor's bytes.
+        start: the place of the range's first byte in the tensor's bytes.
     """
 
     __slots__ = ("_size_bytes", "address", "start", "tensor")
@@ -65,7 +65,7 @@ class ShardedBytes:
         return ShardedBytes(self.tensor, self.start + start, self.start + stop)
 
     def in_memory(self) -> memoryview:
-        """Return the bytes, gathered from all ranks. All ranks call it together: only for small tensors."""
+        """Return the bytes, gathered from all ranks. All ranks call it together. Use it only for small tensors."""
         whole = TensorBytes(gather_whole(self.tensor)).in_memory()
         return whole[self.start : self.start + len(self)]
 
@@ -76,13 +76,13 @@ class ShardedBytes:
 
 def is_sharded(value: Any) -> bool:
     """Return whether a value is a `DTensor`: a tensor that is sharded over the ranks or replicated in them."""
-    # `DTensor` is not imported here: the import takes 1.3 s, which a run without sharded tensors would wait for.
+    # Don't import `DTensor` here, because a run without sharded tensors would wait 1.3 s for the import.
     found = sys.modules.get("torch.distributed.tensor")
     return found is not None and isinstance(value, found.DTensor)
 
 
 def shard_of(tensor: Tensor) -> Any:
-    """Return the `DTensor` that a tensor of a state is; None if it is not sharded."""
+    """Return the `DTensor` behind a tensor of a payload; None if the tensor isn't sharded."""
     piece = tensor.pieces[0] if tensor.pieces else None
     return piece.tensor if isinstance(piece, ShardedBytes) else None
 
@@ -99,7 +99,10 @@ def local_of(tensor: Any) -> torch.Tensor:
 
 
 def gather_whole(value: T) -> T:
-    """Return a value, or the whole tensor of a sharded one. For a sharded tensor all ranks call this together."""
+    """Return a sharded tensor as a whole tensor, and any other value as it is.
+
+    For a sharded tensor all ranks call this together.
+    """
     if not is_sharded(value):
         return value
     sharded: Any = value
@@ -113,7 +116,7 @@ def localize(payload: Payload) -> Payload:
 
 
 def list_moved(saved: Payload, now: Payload) -> list[str]:
-    """Return the names of the sharded tensors of a state that aren't sharded, or are sharded otherwise, in another."""
+    """Return the names of sharded tensors in ``saved`` that aren't sharded in the same way in ``now``."""
     places = {name: _describe_place(each) for name, each in saved.tensors.items()}
     common = [name for name, place in places.items() if place is not None and name in now.tensors]
     return [name for name in common if _describe_place(now.tensors[name]) != places[name]]
@@ -133,17 +136,17 @@ def _localize(tensor: Tensor) -> Tensor:
 
 
 def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return where a tensor's elements are in memory; two tensors with equal places are tied."""
+    """Return a tensor's place in memory. Two tensors with equal places are tied."""
     if is_sharded(tensor):
         local = local_of(tensor)
-        # Not data_ptr: it is 0 for each rank that holds no row.
+        # Not data_ptr, which is 0 in all ranks that hold no row.
         first = local.untyped_storage().data_ptr() + local.storage_offset() * local.itemsize
         return first, "sharded", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
     return tensor.data_ptr(), "whole", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def check_is_cut(tensor: Any, name: str) -> None:
-    """Raise StateError if a `DTensor` is a partial sum: each rank holds an addend, and no reduction has run yet.
+    """Raise StateError if a `DTensor` is a partial sum, of which each rank holds an addend that isn't reduced yet.
 
     Args:
         name: the tensor's name in the message.
@@ -171,9 +174,9 @@ def cut_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]
 
 
 class Bytewise(NamedTuple):
-    """A sharded tensor as one of bytes: its shape, and the region that each rank holds, by rank.
+    """A sharded tensor, seen as a tensor of bytes: its shape, and the region that each rank holds, by rank.
 
-    The bytes of an element are one more dimension. If every rank holds whole rows, there is only one dimension.
+    The bytes of an element are one more dimension. If every rank holds whole rows, all dimensions are joined into one.
     """
 
     shape: tuple[int, ...]
@@ -182,14 +185,14 @@ class Bytewise(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TensorHolders:
-    """The ranks that hold a sharded tensor: the region of each, by rank. It is hashed by its identity."""
+    """The ranks that hold a sharded tensor, with the region that each holds. An object is hashed by its identity."""
 
     regions: Mapping[int, Region]
 
 
 @functools.lru_cache(maxsize=4096)
 def list_alike(holders: TensorHolders, rank: int) -> tuple[int, ...]:
-    """Return the ranks that hold the same region of a tensor as this rank, in order; empty if it holds no element."""
+    """Return the ranks that hold the same region of a tensor as ``rank``, sorted; empty if the region is empty."""
     own = holders.regions[rank]
     return tuple(sorted(each for each, region in holders.regions.items() if region == own)) if own.size else ()
 
@@ -217,7 +220,10 @@ def list_regions(tensor: Any) -> Mapping[int, Region]:
 
 
 def find_holders(tensor: Any) -> TensorHolders:
-    """Return the ranks of a sharded tensor's mesh. If the mesh has only some ranks, others may hold the tensor, too."""
+    """Return the holders of a sharded tensor among the ranks of its mesh.
+
+    If the mesh has only some of the ranks, other ranks may hold the tensor on meshes of their own.
+    """
     return _find_holders(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
 
 

@@ -1,4 +1,4 @@
-"""The attributes of an object, also of one whose class has ``__slots__`` and so no ``__dict__``."""
+"""The attributes of an object, also if its class has ``__slots__`` in place of a ``__dict__``."""
 
 from typing import Any
 
@@ -14,5 +14,5 @@ def read_slots(value: Any) -> dict[str, Any]:
 
 
 def read_attributes(value: Any) -> dict[str, Any]:
-    """Return an object's attributes by name: those in its ``__dict__``, and those in its slots."""
+    """Return an object's attributes by name, from its ``__dict__`` and from its slots."""
     return {**getattr(value, "__dict__", {}), **read_slots(value)}

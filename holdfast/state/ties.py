@@ -1,4 +1,4 @@
-"""The memory that restored values share with each other, as the saved ones did."""
+"""The memory that saved values share with each other, and that restored values share again."""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from holdfast.state.sharded import is_sharded, place_of
 
 
 class Ties:
-    """Values that may share memory with each other, and share it again after a resume.
+    """Values that are saved together. If they share memory with each other, they share it again after a resume.
 
     Args:
         modules: modules that are restored before the values. Containers may hold their tensors.
@@ -21,14 +21,14 @@ class Ties:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
-        self._kept: dict[str, Any] = {}  # tensors and arrays that are kept themselves
+        self._kept: dict[str, Any] = {}  # the tensors and arrays that are kept by themselves, outside of containers
         self._originals: dict[str, Originals] = {}  # by the name of the kept value
-        # By a saved value's place in memory: the saved value, and the value into which it was restored. An entry counts
-        # only while its saved value lives: afterwards another value may have that place.
+        # By a saved value's place in memory: the saved value, and the value into which it was restored. An entry is
+        # valid only while the saved value lives, because later another value may have its place.
         self._restored: dict[Any, tuple[Ref, Ref]] = {}
 
     def register(self, name: str, value: Any) -> Originals:
-        """Return the originals of a value that is kept under a name: a tensor, an array or a container."""
+        """Register a value that is kept under a name: a tensor, an array or a container. Return its originals."""
         if isinstance(value, Tensor | np.ndarray):
             self._kept[name] = value
         self._originals[name] = Originals(value, name)
@@ -43,21 +43,21 @@ class Ties:
         }
 
     def list_kept(self) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors and arrays that are kept themselves, after their names."""
+        """Yield the tensors and arrays that are kept by themselves, outside of containers, each after its name."""
         yield from self._kept.items()
 
     def find_original(self, value: Any, own: Originals) -> list[Any] | None:
-        """Return the name and the number under which a value is another container's original; None if it is none."""
+        """Return the container's name and the number of a value that is another container's original; else None."""
         for name, each in self._originals.items():
             if each is not own and (number := each.find(value)) is not None:
                 return [name, number]
         return None
 
     def get_original(self, key: Any, own: Originals) -> tuple[Any, Path | None]:
-        """Return an original, and where it was in its container; that only if the container is its own one.
+        """Return an original, and its path if it belongs to ``own``; the path is None for another container's original.
 
         Args:
-            key: its number in its own container, or what `find_original` has returned.
+            key: the original's number in ``own``, or a result of `find_original`.
         """
         if isinstance(key, int):
             return own.get(key), own.path_of(key) if own.get(key) is not None else None
@@ -65,7 +65,7 @@ class Ties:
         return (found.get(key[1]) if found is not None else None), None
 
     def find(self, saved: Any) -> Any:
-        """Return the value into which a saved value, or one in the same memory, was restored; None if there is none."""
+        """Return the value into which a saved value, or a value in the same memory, was restored; None if none was."""
         known, now = self._restored.get(place_in_memory(saved), (_no_value, _no_value))
         found = now() if known() is not None else None
         if isinstance(found, Tensor) and isinstance(saved, np.ndarray):
@@ -90,7 +90,7 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 def place_in_memory(value: Any) -> Any:
-    """Return where the elements of a tensor or an array are in memory. Both have the same place if they share it."""
+    """Return the place of a tensor or an array in memory. A tensor and an array of the same elements have one place."""
     if isinstance(value, Tensor) and is_sharded(value):
         return place_of(value)
     if isinstance(value, Tensor):

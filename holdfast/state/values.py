@@ -23,10 +23,10 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
 
     Args:
         name: the value's name in the message of an error.
-        ties: the same for all values that are saved together; by default, it is alone.
+        ties: the common `Ties` of all values that are saved together; by default the value is saved on its own.
 
     Raises:
-        RecipeError: that can't be done with a value of this type.
+        RecipeError: a value of this type can't be read and restored in place.
     """
     if has_methods(value):
         return value
@@ -123,8 +123,8 @@ class _Generator:
 class _Container(_Adapter):
     """The state of a dict, a list or a deque, with the order of a dict's items.
 
-    An item that is still the object that it was when the loop began is restored in place. A loop may have other names
-    for it. A new object takes the place of any other one.
+    If an item is still the same object as when the loop began, it is restored in place, because other variables of the
+    loop may refer to it. Any other item is replaced by a new object.
     """
 
     def __init__(self, name: str, value: Any, ties: Ties | None = None) -> None:

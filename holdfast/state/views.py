@@ -1,4 +1,4 @@
-"""Items of a kept container that are views of memory which is restored in place."""
+"""Views among the items of a kept container: items that share memory with a value that is restored in place."""
 
 import bisect
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ from holdfast.state.originals import Originals, list_inside
 from holdfast.state.sharded import is_sharded
 from holdfast.state.ties import Ties, has_memory
 
-# The kinds of a view's base: a module's tensor, a tensor or an array that is kept itself, or an original.
+# The kinds of a view's base: a module's tensor; a tensor or array that is kept by itself; an original of a container.
 MODULE, KEPT, ORIGINAL = "module", "kept", "original"
 
 
 class _Base(NamedTuple):
-    """Memory without gaps that is restored in place."""
+    """A piece of memory without gaps that is restored in place, and that a view may share."""
 
     device: str
     start: int
@@ -30,11 +30,11 @@ class _Base(NamedTuple):
 
 
 class Views:
-    """The views of memory that is restored in place.
+    """The bases of views. Find the base of a view at a save, and make the view again at a restore.
 
     Args:
         owned: the tensors of kept modules, by name.
-        container: the container that is read; its originals may have views, too.
+        container: the container that is read; its originals may be bases, too.
     """
 
     def __init__(self, owned: Mapping[str, Tensor], ties: Ties, originals: Originals, container: Any = None) -> None:
@@ -59,14 +59,14 @@ class Views:
                     yield _Base(extent.device, extent.start, extent.stop, kind, key)
 
     def _list_present(self, value: Any) -> Iterator[tuple[int, Any]]:
-        """Yield the originals that are in a container now, with their numbers."""
+        """Yield the originals that are still in a container, each after its number."""
         if isinstance(value, Tensor | np.ndarray) and (number := self._originals.find(value)) is not None:
             yield number, value
         for _, each in list_inside(value):
             yield from self._list_present(each)
 
     def find(self, value: Any) -> dict[str, Any] | None:
-        """Return the base of a tensor or an array that is a view, and its place there; None if it is no view."""
+        """Return a description of a view: its base, and its place in the base. None if the value isn't a view."""
         if not _is_plain(value) or (isinstance(value, Tensor) and value.dtype not in DTYPE_NAMES):
             return None
         extent = find_extent(value, "", {})
@@ -88,7 +88,7 @@ class Views:
         """Return the view that `find` has described.
 
         Raises:
-            StateError: the memory isn't there.
+            StateError: the view's base isn't there.
         """
         kind, key = view["of"]
         kept = dict(self._ties.list_kept())
@@ -112,7 +112,7 @@ class Views:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value has memory that a view may share, and would come back in a view."""
+    """Return whether a value may be a view, or the base of one: a plain array, or a tensor that has memory."""
     if isinstance(value, np.ndarray):
         return type(value) is np.ndarray and value.size > 0 and value.dtype in NUMPY_NAMES
     return isinstance(value, Tensor) and has_memory(value) and not is_sharded(value)

@@ -46,8 +46,9 @@ class ContainerWriter:
 
     def __init__(self, name: str, originals: Originals, ties: Ties) -> None:
         self._name, self._originals, self._ties = name, originals, ties
-        self._made: dict[Path, Any] = {}  # the containers and generators that were restored
-        self._written: dict[Any, Any] = {}  # by an original's place: the place of the saved value now in it
+        self._made: dict[Path, Any] = {}  # the containers and generators that were restored, by path
+        # By an original's place in memory: the place of the saved value that was written into it.
+        self._written: dict[Any, Any] = {}
         self._owned = ties.list_owned()
         self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
 
@@ -68,7 +69,7 @@ class ContainerWriter:
             key: self._write_item(saved[key], (*place, key), inside(origin, key), make) for key in sort_keys([*saved])
         }
         container.clear()
-        for key in saved:  # the update of a Counter would add
+        for key in saved:  # not by `update`, which adds counts in a Counter
             container[key] = found[key]
 
     def _write_item(self, saved: Any, place: Path, origin: Path | None, make: Any = None) -> Any:
@@ -124,14 +125,15 @@ class ContainerWriter:
         return own
 
     def _write_numbers(self, own: Any, saved: Any, how: dict[str, Any], template: Any, place: Path) -> Any:
-        """Restore a tensor or an array: in place into an original, or as a new one."""
+        """Restore a tensor or an array: in place if an original fits, otherwise as a new object. Return it."""
         device = self._choose_device(how, own if own is not None else template)
         if isinstance(saved, Tensor) and (is_sharded(saved) or not has_memory(saved)):
             return _finish(saved.to(device) if device is not None else saved, how)
         found = self._ties.find(saved)
         if found is not None and not (isinstance(found, Tensor) and found.requires_grad and LEARNS not in how):
             return found
-        # Versions before 0.2 don't say which item has taken an original's place: one memory may be meant for two.
+        # Versions before 0.2 don't record which item has replaced an original, so two saved items may fit one original:
+        # only the first is written into it.
         fits = self._fits(own, saved)
         if fits and self._written.setdefault(place_in_memory(own), place_in_memory(saved)) == place_in_memory(saved):
             self._write(own, saved, place)
@@ -142,10 +144,10 @@ class ContainerWriter:
         return value
 
     def _write(self, own: Any, saved: Any, place: Path) -> None:
-        """Write elements into an original, if it has others.
+        """Write elements into an original, if its elements differ.
 
         Raises:
-            StateError: the memory is that of a file.
+            StateError: the original's memory is mapped from a file, or read-only.
         """
         if has_same_bits(own, saved):
             return
@@ -160,7 +162,7 @@ class ContainerWriter:
             own[...] = saved
 
     def _choose_device(self, how: dict[str, Any], like: Any) -> torch.device | None:
-        """Return the device of a restored tensor: of the saved one's kind, if this machine has it."""
+        """Return the device for a restored tensor: of the same kind as the saved tensor's, if this machine has one."""
         own = like.device if isinstance(like, Tensor) else torch.device("cpu")
         if DEVICE not in how or own.type == how[DEVICE]:
             return own
