@@ -1,7 +1,7 @@
 """The adapter for Lightning: a Trainer's own loop as the program of a run.
 
-``fit(run, trainer, module, ...)`` stands where ``trainer.fit(module, ...)`` stood. A step of the run is a batch of the
-train loader. Lightning asks for each batch: there the run records the step before, saves, restores and stops.
+``fit(run, trainer, module, ...)`` replaces ``trainer.fit(module, ...)``. A step of the run is a batch of the train
+loader. Each time that Lightning asks for a batch, the run records the last step, and saves, restores or stops.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from holdfast.terminal.distribution import spell_install
 try:
     import lightning.pytorch as pl
 
-    if not pl.__version__.startswith("2.6."):  # the adapter names private attributes of its loops
+    if not pl.__version__.startswith("2.6."):  # the adapter uses private attributes of this version's loops
         raise ImportError(f"found {pl.__version__}")
 except ImportError as error:
     message = f"holdfast.adapters.lightning needs Lightning 2.6: {error}; {spell_install('lightning')}"
@@ -53,14 +53,14 @@ def fit(
     datamodule: pl.LightningDataModule | None = None,
     ckpt_path: Any = None,
 ) -> None:
-    """Train as ``trainer.fit(model, ...)`` does, as the steps of a run.
+    """Train as ``trainer.fit(model, ...)`` does, in steps of a run.
 
-    Each batch of the train loader is a step. The run's length is the configuration's ``epochs``, in place of the
-    Trainer's ``max_epochs``. Kept are the module, optimizers, schedulers, callbacks, metrics, accumulated gradients and
-    the counters of Lightning's loops.
+    Each batch of the train loader is a step. The configuration's ``epochs`` sets the run's length, in place of the
+    Trainer's ``max_epochs``. The run saves the module, optimizers, schedulers, callbacks, metrics, accumulated
+    gradients and the counters of Lightning's loops.
 
     Args:
-        ckpt_path: only None: the run knows where it stands.
+        ckpt_path: must be None, because the run continues from its own last checkpoint.
 
     Raises:
         RecipeError: the Trainer has a setting with which a run can't be resumed exactly, or has stopped early.

@@ -1,9 +1,10 @@
-"""Lightning's fit loop with the boundaries of a run's steps in it.
+"""Lightning's fit loop, in which the run's code runs between two steps.
 
-The first batch opens the run, after all ``on_train_start`` hooks. If the run resumes, opening it restores everything in
-place, to the state at the request for the next batch. Lightning doesn't call ``on_train_epoch_start`` again.
+The run is opened before the first batch, after all ``on_train_start`` hooks. If the run resumes, opening it restores
+all state in place, as it was when Lightning asked for the next batch. Lightning doesn't call ``on_train_epoch_start``
+again.
 
-This module and `lightning_state` name private attributes of Lightning 2.6; tests/holdfast/adapters names them all.
+This module and `lightning_state` use private attributes of Lightning 2.6; tests/holdfast/adapters lists all of them.
 """
 
 import logging
@@ -45,11 +46,11 @@ class Outputs(pl.Callback):
 
 
 class Boundary:
-    """The boundary between two steps of a run: where Lightning asks for a batch.
+    """The boundary between two steps of a run, at which Lightning asks for a batch.
 
     Attributes:
         run: the run.
-        length: the steps of an epoch in force, once the loader is known.
+        length: the number of steps of an epoch in force; 0 until `hold` has got the loader.
     """
 
     def __init__(self, run: Run, trainer: pl.Trainer, outputs: Outputs) -> None:
@@ -60,11 +61,11 @@ class Boundary:
         self._step: Step | None = None
         self._known: dict[str, Tensor] = {}
         self._is_open = False
-        self._is_first = False  # the step is taken, and its batch isn't
-        self._resumed: dict[str, Any] | None = None  # the counters of the step where the run resumes
+        self._is_first = False  # whether `open` has taken the first step, and Lightning hasn't taken its batch yet
+        self._resumed: dict[str, Any] | None = None  # the counters at the step at which the run resumes
 
     def hold(self, loader: Any) -> "HeldLoader":
-        """Take a train loader for the run. Return it in the form that Lightning iterates over.
+        """Give a train loader to the run. Return the `HeldLoader` over which Lightning iterates in its place.
 
         Raises:
             RecipeError: there are several loaders, the loader has no length, or its position can't be restored.
@@ -129,7 +130,7 @@ class Boundary:
         loop_of(self.run).adopt(own, UnsavedAttributes(self.run, trainer).list_variables)
 
     def next_batch(self) -> Any:
-        """Record the step before, and return the next batch.
+        """Record the last step, and return the next batch.
 
         Raises:
             RecipeError: Lightning has left an epoch before its end.
@@ -138,7 +139,7 @@ class Boundary:
         loop = self._trainer.fit_loop
         if self._is_first:
             self._is_first = False
-            if self._resumed is not None:  # Lightning has begun its loop over the epoch, and so reset the counters
+            if self._resumed is not None:  # Lightning resets the counters when it begins its loop over the epoch
                 self._counters.load_state_dict(self._resumed)
                 loop._data_fetcher.fetched = loop.epoch_loop.batch_progress.current.ready
                 self._resumed = None
@@ -154,7 +155,7 @@ class Boundary:
             )
         if not done:
             loop_of(self.run).end_pass()
-        return loop_of(self.run).next_batch(is_moved=False)  # Lightning moves it, with its hooks
+        return loop_of(self.run).next_batch(is_moved=False)  # Lightning moves the batch, with its hooks
 
     def finish(self) -> None:
         """Record the last step, and end the run.
@@ -174,7 +175,7 @@ class Boundary:
         self._step = None
 
     def _refuse_end(self, done: int, total: int) -> None:
-        """Refuse an early stop, such as EarlyStopping's: a run is complete when it has trained all its steps."""
+        """Refuse an early stop, such as EarlyStopping's, because a run is complete only after all its steps."""
         reasons = [getattr(each, "stopping_reason_message", None) for each in self._trainer.callbacks]
         reason = next((f": {each}" for each in reasons if each), "")
         epochs, rest = divmod(done, self.length)
@@ -186,7 +187,7 @@ class Boundary:
         )
 
     def _log(self) -> None:
-        """Log the numbers of the ended step, and numbers that were logged after the step, such as a validation's."""
+        """Log the numbers of the last step, and numbers that Lightning logged after it, such as a validation's."""
         logged, numbers = self._trainer._logger_connector._callback_metrics, self._outputs.numbers
         later = {
             name: each
@@ -202,7 +203,7 @@ def _number(name: str, index: int, among: list[Any]) -> str:
 
 
 class HeldLoader:
-    """A train loader as Lightning sees it. Each batch is a step of the run."""
+    """The train loader over which Lightning iterates. Each batch is a step of the run."""
 
     def __init__(self, loader: Any, boundary: Boundary) -> None:
         self._loader, self._boundary = loader, boundary
@@ -237,7 +238,7 @@ class HeldFitLoop(_FitLoop):
         self._boundary = boundary
 
     def setup_data(self) -> None:
-        """Request the train loader once, and hold it."""
+        """Request the train loader once, and replace it by the run's `HeldLoader`."""
         if self._combined_loader is not None:
             return
         trainer, boundary = self.trainer, self._boundary
@@ -248,14 +249,14 @@ class HeldFitLoop(_FitLoop):
         self._data_source = _DataLoaderSource(boundary.hold(loader), source.name)
         limit, trainer.limit_train_batches = trainer.limit_train_batches, boundary.length
         if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None:
-            trainer.val_check_interval = min(trainer.val_check_interval, boundary.length)  # a proof cuts epochs
+            trainer.val_check_interval = min(trainer.val_check_interval, boundary.length)  # a proof shortens epochs
         super().setup_data()
         trainer.limit_train_batches = limit
 
     def on_run_start(self) -> None:
-        """Call ``on_train_start``, with the signal handlers that were there before Lightning's.
+        """Call ``on_train_start``, and restore the signal handlers that Lightning has replaced.
 
-        On SIGTERM, Lightning's would end the loop with an error after the step; the run saves first.
+        On SIGTERM, Lightning's handler would end the loop with an error after the step, before the run could save.
         """
         self.trainer._signal_connector.teardown()
         self.trainer._signal_connector.received_sigterm = False
@@ -268,6 +269,6 @@ class HeldFitLoop(_FitLoop):
         super().on_advance_start()
 
     def on_run_end(self) -> None:
-        """End the run before ``on_train_end``, which belongs to the code after the loop."""
+        """End the run before ``on_train_end``, which counts as code after the loop."""
         self._boundary.finish()
         super().on_run_end()

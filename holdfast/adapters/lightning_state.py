@@ -1,6 +1,6 @@
-"""What the next step of a Lightning loop depends on besides weights and optimizers, as states to keep.
+"""The state of a Lightning loop besides weights and optimizers, on which its next step depends.
 
-Lightning's own checkpoints leave out the numbers that are logged, metrics in mid-epoch and the state of hooks.
+Lightning's own checkpoints lack the logged numbers, the metrics in the middle of an epoch, and the state of hooks.
 """
 
 import copy
@@ -24,7 +24,7 @@ from torchmetrics import Metric, MetricCollection
 from holdfast.training.forgotten_state.digests import has_digest
 from holdfast.training.own_loop.run import Run, loop_of
 
-# The attributes of a metric, and of a collection of metrics, that hold state besides what `add_state` declares.
+# The attributes of a metric, and of a collection of metrics, that hold state which `add_state` doesn't declare.
 METRIC = ("_update_count", "_computed", "_forward_cache")
 COLLECTION = ("_groups", "_groups_checked", "_state_is_copy")
 # The fields of a logged value's metadata that are plain.
@@ -34,7 +34,7 @@ META = (
 )  # fmt: skip
 LOGGED = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics")
 CONNECTOR = ("_first_loop_iter", "_current_fx")
-# The counts of a progress, and the progresses that begin anew with each epoch.
+# The names of a progress's counts, and the progresses that Lightning resets at each epoch.
 READY = ("ready", "started", "processed", "completed")
 OF_EPOCH = (
     "epoch_loop.scheduler_progress", "epoch_loop.automatic_optimization.optim_progress",
@@ -76,18 +76,18 @@ class Counters:
     covers = ("trainer",)
 
     def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
-        """Take over the counters of a Lightning checkpoint, as they are when Lightning asks for the next batch.
+        """Load the counters of a Lightning checkpoint, with their values at the request for the next batch.
 
         Args:
-            step: the batches that are trained.
+            step: the number of batches that were trained.
 
-        Returns: what the checkpoint lacks.
+        Returns: the names of the state that the checkpoint lacks.
         """
         epoch, within = divmod(step, steps_per_epoch)
         saved = copy.deepcopy(checkpoint.framework.get("loops", {}).get("fit_loop"))
         progress: dict[str, Any] = saved or self._trainer.fit_loop.state_dict()
         batches, own = progress["epoch_loop.batch_progress"], progress["epoch_loop.state_dict"]
-        if saved is not None and self._trainer.accumulate_grad_batches == 1:  # a save after a batch may not count it
+        if saved is not None and self._trainer.accumulate_grad_batches == 1:  # a save may not count the last batch
             own["_batches_that_stepped"] += batches["total"]["ready"] - batches["total"]["completed"]
         batches["total"], batches["current"] = dict.fromkeys(READY, step), dict.fromkeys(READY, within)
         batches["is_last_batch"] = False
@@ -109,7 +109,7 @@ class Counters:
         )
         lost = [] if saved else ["the counters of Lightning's loops"]
         plateaus = [each.scheduler for each in self._trainer.lr_scheduler_configs if each.reduce_on_plateau]
-        if any(each.last_epoch < epoch for each in plateaus):  # Lightning steps it after its last save of an epoch
+        if any(each.last_epoch < epoch for each in plateaus):  # Lightning steps it after an epoch's last save
             lost.append(f"the step of ReduceLROnPlateau at the end of epoch {epoch}")
         return lost + (["the numbers and metrics that this epoch has logged so far"] if within else [])
 
@@ -124,7 +124,7 @@ def _reset_current(values: Any) -> None:
 
 
 class TrainerState:
-    """The numbers that are logged, the metrics in mid-epoch, and which parameters are frozen, as a state."""
+    """The logged numbers, the metrics in the middle of an epoch, and the names of frozen parameters, as a state."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer, self._module = trainer, trainer.lightning_module
@@ -163,7 +163,7 @@ class TrainerState:
         return [(name, each) for name, each in modules if isinstance(each, Metric | MetricCollection)]
 
     def _write_results(self, results: _ResultCollection, saved: list[Any]) -> None:
-        """Restore the values that were logged with `self.log`, as Lightning makes them when they are logged first."""
+        """Make the objects that Lightning makes at the first `self.log` of each name, and restore their values."""
         results.clear()
         for key, each in saved:
             reduce_fx = each["reduce_fx"]
@@ -176,7 +176,7 @@ class TrainerState:
             results[key] = result
 
 
-# Reductions that are Python's own functions, not torch's of the same names.
+# Reductions that are Python's built-in functions. The saved names tell them from torch's functions sum, max and min.
 BUILTINS = {"builtins.sum": sum, "builtins.max": max, "builtins.min": min}
 
 
@@ -203,10 +203,10 @@ def _read_metric(metric: Metric | MetricCollection) -> dict[str, Any]:
 
 
 class Checkpointed:
-    """What the user's hooks put into Lightning's own checkpoints, as a state.
+    """The state that the user's hooks would add to Lightning's own checkpoints.
 
-    These are the states of callbacks and of the data module, and what ``on_save_checkpoint`` adds. A callback that
-    writes checkpoints is left out: its state is the names of its files.
+    It has the states of callbacks and of the data module, and the entries that ``on_save_checkpoint`` adds. A callback
+    that writes checkpoints is left out, because its state is only the names of its files.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
@@ -225,7 +225,7 @@ class Checkpointed:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state. The module has been restored before."""
+        """Restore the state. Call it when the module is restored."""
         for key, each in self._callbacks.items():
             each.load_state_dict(state["callbacks"][key])
         if self._data is not None:
@@ -239,9 +239,9 @@ class Checkpointed:
     covers: tuple[str, ...] = ()
 
     def move_in(self, saved: Any, step: int, steps_per_epoch: int) -> list[str]:
-        """Take over a Lightning checkpoint's states of callbacks and data module, and call the hooks that load it.
+        """Load the states of callbacks and data module from a Lightning checkpoint, and call the loading hooks.
 
-        Returns: what the checkpoint lacks.
+        Returns: the names of the callbacks whose state the checkpoint lacks.
         """
         states, added = saved.framework.get("callbacks", {}), saved.framework.get("added", {})
         for key, each in self._callbacks.items():
@@ -260,8 +260,8 @@ class Checkpointed:
     def _read_added(self) -> dict[str, Any]:
         """Return the entries that ``on_save_checkpoint`` adds to a checkpoint, or replaces in it.
 
-        The module's own tensors appear only by name, because the run keeps them itself. A rank's copies of buffers may
-        also differ from the main rank's, which are the valid ones.
+        The module's own tensors appear only by name, because the run saves them itself. Besides, a rank's buffers may
+        differ from the main rank's, which are the valid buffers.
         """
         if not self._hooks and not is_overridden("on_save_checkpoint", self._module):
             return {}
@@ -279,22 +279,22 @@ class Checkpointed:
         return {"state_dict": self._module.state_dict(), "global_step": step, "epoch": epoch}
 
 
-# A state spells a tensor of the module as this prefix and the tensor's name.
+# In the state, this prefix and a name stand for a tensor of the module.
 OWN = "holdfast, of the module: "
 
 
 def _place(value: Any) -> Any:
-    """Return a key that is equal for tensors with the same elements in memory; None if a value has no such elements."""
+    """Return a key that is equal for tensors with the same elements in memory; None for other and for empty values."""
     if not isinstance(value, Tensor) or not value.numel():
         return None
     return value.data_ptr(), value.dtype, value.shape, value.stride()
 
 
 def _name_own(value: Any, names: dict[Any, str]) -> Any:
-    """Return a value in which names replace the module's tensors.
+    """Return a value in which the module's tensors are replaced by their names.
 
     Args:
-        names: the tensors' names by `_place`.
+        names: the tensors' names by their `_place`.
     """
     if isinstance(value, dict):
         return {key: _name_own(each, names) for key, each in value.items()}
@@ -305,7 +305,7 @@ def _name_own(value: Any, names: dict[Any, str]) -> Any:
 
 
 def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a value in which the module's tensors replace their names."""
+    """Return a value in which the names of `_name_own` are replaced by the module's tensors."""
     if isinstance(value, dict):
         return {key: _put_back(each, tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -347,7 +347,7 @@ class UnsavedAttributes:
 
 
 def _list_public(owner: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the public attributes of an object, without the ones that `TrainerState` and torch save."""
+    """Yield the public attributes of an object, except those that `TrainerState` and torch save."""
     kept = {"training", *(value._defaults if isinstance(value, Metric) else ())}
     for name, each in vars(value).items():
         if not name.startswith("_") and name not in kept:

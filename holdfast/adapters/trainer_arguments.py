@@ -1,4 +1,4 @@
-"""The arguments of a Hugging Face Trainer that can't be resumed exactly, or that don't agree with a configuration."""
+"""The check of a Hugging Face Trainer's arguments: can a run resume exactly with them, and do they fit the run?"""
 
 import os
 from typing import Any
@@ -22,7 +22,11 @@ __all__ = ["check_arguments", "choose_length", "transformers"]
 
 
 def check_arguments(run: Run, trainer: Any, options: dict[str, Any]) -> None:
-    """Raise RecipeError if a Trainer's arguments can't be resumed exactly, or don't agree with the configuration."""
+    """Raise RecipeError if a run can't resume exactly with a Trainer's arguments, or they contradict its configuration.
+
+    Args:
+        options: further arguments of ``trainer.train``.
+    """
     if not isinstance(trainer, transformers.Trainer):
         raise RecipeError(f"train(run, trainer): expected a transformers.Trainer, found a {type(trainer).__name__}")
     args = trainer.args
@@ -69,17 +73,17 @@ def _check_machine(run: Run, trainer: Any) -> None:
 
 
 def choose_length(run: Run, updates: int, total: int) -> int:
-    """Return the steps of the run's epochs.
+    """Return the number of steps of the run's epoch.
 
     Args:
-        updates: the steps of the Trainer's epoch.
-        total: the steps of the Trainer.
+        updates: the number of steps of the Trainer's epoch.
+        total: the number of steps that the Trainer trains in all.
 
     Raises:
         RecipeError: the Trainer trains to another step than the run.
     """
     epochs = run.config.epochs
-    is_proof = os.environ.get(LONGEST_EPOCH_VARIABLE, "0") != "0"  # it trains as many steps as it was asked for
+    is_proof = os.environ.get(LONGEST_EPOCH_VARIABLE, "0") != "0"  # a proof sets its number of steps itself
     if is_proof or epochs * updates == total:
         return updates
     if total % epochs == 0 and epochs == 1:

@@ -1,7 +1,7 @@
-"""Hugging Face's `Trainer`, and TRL's trainers that inherit its loop: train under a `Run` with their own loop.
+"""The adapter for Hugging Face's `Trainer`, and for TRL's trainers that inherit its loop: a `Run` with that loop.
 
-The Trainer keeps its loop. The boundary between two steps is ``get_batch_samples``: when the Trainer calls it, the last
-step has finished its logs and evaluation, and no batch of the next step is loaded yet.
+The boundary between two steps is ``get_batch_samples``: when the Trainer calls it, the last step has finished its logs
+and evaluation, and no batch of the next step is loaded yet.
 """
 
 import contextlib
@@ -15,11 +15,12 @@ from holdfast.training.devices import required_of_ddp
 from holdfast.training.own_loop.loop import Step, Stopped
 from holdfast.training.own_loop.run import Run, loop_of
 
-# The suffixes of the names of the Trainer's own times and speeds.
+# The endings of the names under which the Trainer logs times and speeds.
 MEASURED = ("_runtime", "_per_second")
-# Numbers of the Trainer's logs that a run records by itself, or that follow from the step.
+# Numbers in the Trainer's logs that aren't recorded again, because the run records them itself or they follow from the
+# step.
 RECORDED = {"loss", "grad_norm", "learning_rate", "epoch", "step", "total_flos"}
-# Callbacks whose attributes belong to the process: a bar on the terminal, a connection.
+# Callbacks whose attributes are no state but things of the process, such as a progress bar or a connection.
 STATELESS = (transformers.ProgressCallback, transformers.PrinterCallback, transformers.DefaultFlowCallback)
 STATELESS_MODULES = ("transformers.integrations.", "transformers.utils.notebook")
 
@@ -33,13 +34,14 @@ def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: 
 
     Args:
         trainer: a `transformers.Trainer` whose ``train`` was not called.
-        measured: names of attributes, and of items of their dicts, that differ each time, such as times and paths.
+        measured: the names of attributes, and of their dicts' items, whose values differ each time, such as times and
+            paths.
         options: further arguments of ``trainer.train``.
 
-    Returns: what ``trainer.train`` returns.
+    Returns: the result of ``trainer.train``.
 
     Raises:
-        RecipeError: something in the Trainer's arguments can't be resumed exactly.
+        RecipeError: the run can't resume exactly with the Trainer's arguments.
         Stopped: the run stops before its end.
     """
     with loop_of(run).located():
@@ -79,7 +81,7 @@ class _Complete(Exception):
 
 
 class _Held:
-    """What a run knows of its Trainer, and the boundary between two of its steps."""
+    """The link between a run and its Trainer, with the code that runs between two steps."""
 
     def __init__(self, run: Run, trainer: Any, is_measured: Any) -> None:
         self.run, self._trainer, self._is_measured = run, trainer, is_measured
@@ -94,11 +96,11 @@ class _Held:
 
     @property
     def is_in_step(self) -> bool:
-        """Return whether there is a step, which may record numbers."""
+        """Return whether a step is in progress, so that numbers may be recorded."""
         return self._step is not None
 
     def is_recorded(self, name: str) -> bool:
-        """Return whether a number of a log is recorded with its step."""
+        """Return whether a number in the Trainer's logs is recorded with the run's step."""
         return name not in RECORDED and not self._is_measured(name)
 
     def _describe_callbacks(self) -> dict[str, Attributes]:
@@ -110,10 +112,10 @@ class _Held:
         return found
 
     def begin(self, updates: int, total: int) -> int:
-        """Restore the run's state into the Trainer and its callbacks. Return the steps that are completed.
+        """Restore the run's state into the Trainer and its callbacks. Return the number of completed steps.
 
         Raises:
-            _Complete: all are.
+            _Complete: all steps of the run are completed.
         """
         trainer, scaler = self._trainer, self._trainer.accelerator.scaler
         state = _TrainerState(trainer, self._is_measured)
@@ -131,11 +133,11 @@ class _Held:
 
     @property
     def has_resumed(self) -> bool:
-        """Return whether the code before the first step runs again, to be undone."""
+        """Return whether the run has resumed, so that code before the first step runs again and has to be undone."""
         return self._undo is not None
 
     def await_step(self) -> None:
-        """Record the last step, and wait for the next one. The first call undoes the effects of code that ran again."""
+        """Record the last step, and take the next. The first call instead undoes the effects of code that ran again."""
         if not self._has_begun:
             self._has_begun = True
             undo, self._undo = self._undo, None
@@ -145,13 +147,13 @@ class _Held:
         self._record_loss()
         self._step = next(self._steps, None)
         if self._step is None:
-            raise Stopped  # a proof ends before the Trainer does
+            raise Stopped  # a proof trains fewer steps than the Trainer
 
     def end(self) -> None:
-        """Record the last step.
+        """Record the last step of the Trainer.
 
         Raises:
-            RecipeError: it is not the run's last.
+            RecipeError: it isn't the run's last step.
         """
         self._record_loss()
         self._step = next(self._steps, None)
@@ -168,7 +170,7 @@ class _Held:
         self._loss = None
 
     def add_loss(self, loss: Any) -> None:
-        """Add the loss of a micro-batch to the step's, as the Trainer does."""
+        """Add the loss of a micro-batch to the step's loss, as the Trainer does."""
         self._loss = loss.float() if self._loss is None else self._loss + loss.float()
 
     def batches(self) -> Iterator[Any]:
@@ -177,7 +179,7 @@ class _Held:
             yield loop_of(self.run).next_batch()
 
 
-# What a Trainer's checkpoint has of its state, beside what the Trainer's arguments say.
+# The attributes of a Trainer's state that an import takes from its checkpoint. The others follow from the arguments.
 SAVED = (
     "global_step", "epoch", "log_history", "best_metric", "best_global_step", "best_model_checkpoint", "total_flos",
     "num_input_tokens_seen",
@@ -185,17 +187,18 @@ SAVED = (
 
 
 class _TrainerState(Attributes):
-    """The Trainer's state as a state, which an import takes over from a Trainer's checkpoint."""
+    """The attributes of ``trainer.state`` as a state. An import loads them from a Trainer's checkpoint."""
 
     covers = ("trainer", "callbacks")
 
     def __init__(self, trainer: Any, is_measured: Any) -> None:
         super().__init__(lambda: trainer.state, is_measured)
-        # In a function: the search for forgotten state takes the objects in a kept object's attributes for saved.
+        # Hidden in a function, because the search for forgotten state counts all objects in a kept object's attributes
+        # as saved.
         self._find_trainer: Callable[[], Any] = lambda: trainer
 
     def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
-        """Take over the state in a Trainer's checkpoint. Return what it lacks."""
+        """Load the state in a Trainer's checkpoint. Return the names of the state that the checkpoint lacks."""
         trainer, saved = self._find_trainer(), checkpoint.framework.get("trainer_state")
         trainer.state.global_step = trainer._globalstep_last_logged = step
         trainer.state.epoch = step / steps_per_epoch
@@ -209,7 +212,7 @@ class _TrainerState(Attributes):
         return lost + self._take_callbacks(saved.get("stateful_callbacks", {}))
 
     def _take_callbacks(self, saved: dict[str, Any]) -> list[str]:
-        """Give the callbacks the attributes that a Trainer's checkpoint has of them. Return those that it has not."""
+        """Load the callbacks' attributes from a Trainer's checkpoint. Return the callbacks that it lacks."""
         lost = []
         for callback in filter(_has_state, self._find_trainer().callback_handler.callbacks):
             found = saved.get(type(callback).__name__)
@@ -229,7 +232,7 @@ class _Loader:
 
     def __init__(self, held: _Held, shard: Any) -> None:
         self._held, self.shard = held, shard
-        self.is_inside = False  # whether the run has resumed inside an epoch, whose order is drawn already
+        self.is_inside = False  # whether the run has resumed inside an epoch, so that the order of the pass is drawn
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.shard, name)
@@ -241,7 +244,7 @@ class _Loader:
         return self._held.batches()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler the epoch, unless the order of its pass is drawn already."""
+        """Tell the sampler the epoch, unless the order of the pass is drawn already."""
         if self.is_inside:
             self.is_inside = False
         else:
@@ -250,7 +253,7 @@ class _Loader:
 
 @contextlib.contextmanager
 def _skipping() -> Iterator[None]:
-    """Keep the Trainer from skipping batches in the block: the run's batches begin at its present step already."""
+    """Keep the Trainer from skipping batches in the block, because the run's batches begin at its present step."""
     usual = transformers.trainer.skip_first_batches
     transformers.trainer.skip_first_batches = lambda loader, *others, **options: loader
     try:
@@ -260,7 +263,7 @@ def _skipping() -> Iterator[None]:
 
 
 class _HeldTrainer:
-    """The methods of a Trainer that a run replaces while it trains. Each calls the Trainer's own."""
+    """The methods that replace a Trainer's methods while a run trains. Most call the replaced method, too."""
 
     _held: _Held
 
@@ -271,7 +274,7 @@ class _HeldTrainer:
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *others: Any, **options: Any
     ) -> tuple[int, int]:
-        # The optimizer and the scheduler are made here, before the loop's first step is known: they are restored, too.
+        # Make the optimizer and the scheduler here, because they have to be restored before the first step is known.
         trainer: Any = super()
         trainer._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, None)
         held = self._held
