@@ -1,4 +1,4 @@
-"""The data of a step: its samples, and the random numbers in them, as functions of the step's number."""
+"""The data of a step: its samples, and the random numbers drawn for them, as functions of the step's number."""
 
 from holdfast.data.content import combine, digest_content
 from holdfast.data.loaders import (

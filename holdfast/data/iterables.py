@@ -12,9 +12,9 @@ from holdfast.errors import RecipeError
 
 
 class IterableBatches:
-    """The batches that an iterable with a ``state_dict`` gives, such as torchdata's ``StatefulDataLoader`` of a stream.
+    """The batches of an iterable with a ``state_dict``, such as torchdata's ``StatefulDataLoader`` of a stream.
 
-    It is iterated again at the end of each pass; see `streams.begin_pass`.
+    At the end of each pass a new iteration over the iterable begins; see `streams.begin_pass`.
     """
 
     has_state = True
@@ -25,7 +25,7 @@ class IterableBatches:
         self._given, self._ranks = batches, ranks
         self._batches: Iterator[Any] | None = None
         self._pass = -1
-        self._is_shared: bool | None = None  # whether the ranks get other batches; None until the first one
+        self._is_shared: bool | None = None  # whether the ranks get different batches; None until the first batch
         restart_never(batches)
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
@@ -38,7 +38,7 @@ class IterableBatches:
         return False
 
     def move_to(self, step: int, per_epoch: int) -> str:
-        """Read the batches of so many steps and leave them out; a step takes one. Return "": the position is known."""
+        """Read the batches of ``step`` steps, one for each, and drop them. Return "", because the position is exact."""
         for _ in range(step):
             next(self)
         return ""
@@ -61,7 +61,7 @@ class IterableBatches:
         self._batches = None
 
     def _check_share(self, name: str) -> None:
-        """Raise RecipeError if all of several data ranks get the same first batch, and would train on all the data."""
+        """Raise RecipeError if several data ranks all get the same first batch: each would train on the whole data."""
         if self._is_shared is None:
             names = self._ranks.gather_samples(name)
             self._is_shared = len(names) == 1 or len(set(names)) > 1
@@ -73,9 +73,9 @@ class IterableBatches:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, for `begin`."""
+        """Return the position in the data, for `begin`."""
         return {"pass": self._pass, "iterable": read_position(self._given)}
 
     def describe(self) -> dict[str, int]:
-        """Return the fingerprint's part about the data's size: nothing is known."""
+        """Return the fingerprint's part about the data's size; empty, because the size isn't known."""
         return {}

@@ -1,4 +1,4 @@
-"""The batches of a loop's own data: of a torch ``DataLoader``, of an iterable, or none."""
+"""The batches of the data that a loop passes: a torch ``DataLoader``, an iterable, or none."""
 
 import copy
 import functools
@@ -30,7 +30,7 @@ from holdfast.state import capture_rng, digest_rng, has_methods, restore_rng
 
 
 class NoBatches:
-    """The batches of a loop that makes its own."""
+    """A stand-in for the batches of a loop that makes its own batches."""
 
     has_state = False
     has_common_position = True
@@ -43,27 +43,28 @@ class NoBatches:
         raise AssertionError("the loop makes its own batches")
 
     def state_dict(self) -> None:
-        """Return None: there is no position."""
+        """Return None, because there is no position."""
 
     def describe(self) -> dict[str, int]:
-        """Return the fingerprint's part about the data's size: nothing is known."""
+        """Return the fingerprint's part about the data's size; empty, because the size isn't known."""
         return {}
 
 
 class LoaderBatches:
-    """The batches of a map-style ``DataLoader``, in the order of its own sampler, from any step.
+    """The batches of a map-style ``DataLoader``, in the order of its own sampler, from any step on.
 
-    At the beginning of each pass the sampler draws from the generators that it always draws from, so that the order is
-    that of the loader alone. A checkpoint has these generators' states from then, the samplers' attributes, and the
-    position in the pass: on resume the sampler draws the same order again, and nothing is read to be skipped. If the
-    dataset's length has changed since the pass began, the checkpoint has the pass's order itself.
+    At the beginning of each pass the sampler draws from its usual generators, so the order is the same as that of the
+    loader without Holdfast. A checkpoint has the states of these generators at the beginning of the pass, the samplers'
+    attributes, and the position in the pass. On resume the sampler draws the same order again, and no batch has to be
+    read and skipped. If the dataset's length has changed since the pass began, the checkpoint has the order itself.
 
-    All ranks draw the main rank's order, and share out each batch; a loader that accelerate has prepared for several
-    ranks, or one with a ``DistributedSampler``, shares them out itself.
+    All ranks draw the main rank's order, and divide each batch between them. A loader that accelerate has prepared for
+    several ranks, or that has a ``DistributedSampler``, divides the data itself.
 
     Args:
-        loader: the loader. The configuration says how many workers there are in place of its own; they are like those.
+        loader: the loader. Its settings for workers apply, except for their number.
         shares: the parts of each batch that this rank trains, one after the other.
+        workers: the configuration's number of workers.
     """
 
     has_state = True
@@ -76,11 +77,11 @@ class LoaderBatches:
         self._is_main = ranks.own_number == 0
         self._is_shared = shares_out(loader)
         self.has_common_position = not self._is_shared
-        self._pass, self._given = 0, 0  # batches of this pass
-        self._number = 0  # batches of the whole run
-        self._parts = 0  # parts of the next batch that were given already
-        self._before: dict[str, Any] | None = None
-        self._samples = 0  # in the dataset when this pass began
+        self._pass, self._given = 0, 0  # the number of the pass, and of its batches that were given
+        self._number = 0  # the number of batches that were given in the whole run
+        self._parts = 0  # the number of parts of the next batch that were given already
+        self._before: dict[str, Any] | None = None  # the states at the beginning of the pass
+        self._samples = 0  # the size of the dataset at the beginning of the pass
         self._indices: list[list[Any]] | LongPass = []
         self._batches: Iterator[tuple[str, Any]] | None = None
         self._requests = Requests()  # for the rest of this pass
@@ -91,7 +92,7 @@ class LoaderBatches:
         """Begin after ``step`` steps; see `Batches.begin`.
 
         Args:
-            saved: the result of `state_dict` then.
+            saved: the result of `state_dict` after ``step`` steps, if there is one.
         """
         if saved is not None:
             self._pass, self._given, self._number = saved["pass"], saved["given"], saved["number"]
@@ -109,16 +110,17 @@ class LoaderBatches:
         return False
 
     def move_to(self, step: int, per_epoch: int) -> str:
-        """Go to the first batch after so many steps of a run that another program has trained.
+        """Move to the first batch after ``step`` steps, which another program has trained.
 
         Args:
-            per_epoch: the steps of an epoch. A step takes as many batches as make an epoch a pass; otherwise one.
+            per_epoch: the number of steps of an epoch. A step takes as many batches as make an epoch equal to a pass;
+                if that isn't possible, it takes one batch.
 
-        Returns: what isn't known of the position; empty if all is. The order of the pass in progress is known if the
-            sampler draws it from no generator, or from one that the number of the pass seeds.
+        Returns: a text on the part of the position that isn't known; empty if the position is exact. The order of the
+            pass in progress is known only if the sampler uses no generator, or one that the pass's number seeds.
         """
         length = len(self._loader)
-        taken = -(-length // per_epoch)  # batches a step, if an epoch is a pass
+        taken = -(-length // per_epoch)  # the number of batches of a step, if an epoch is a pass
         is_pass = -(-length // taken) == per_epoch
         self._pass, steps = divmod(step, per_epoch) if is_pass else divmod(step, length)
         self._given = min(steps * taken, length) if is_pass else steps
@@ -167,7 +169,8 @@ class LoaderBatches:
         if not self._is_main:
             self._restore(self._before)
         self._list_indices()
-        # Another rank's random numbers are its own. One that draws the main rank's has drawn the order, too.
+        # Ranks other than the main rank have random numbers of their own, so put these back. But a rank with the main
+        # rank's numbers keeps the states after the draw of the order, as the main rank does.
         own, main = (each["global"] | {"cuda": []} for each in (now, self._before))
         if not self._is_main and digest_rng(own) != digest_rng(main):
             restore_rng(own)
@@ -176,7 +179,7 @@ class LoaderBatches:
             raise RecipeError("the loader gives no batch", hint="more data, a smaller batch_size, or drop_last=False")
 
     def _list_indices(self) -> None:
-        """Draw the order of a pass from the sampler. Before it draw one number, as a loader's iterator does."""
+        """Draw the order of a pass from the sampler. First draw one random number, as a loader's iterator does."""
         loader = self._loader
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         if is_long(loader):
@@ -206,14 +209,14 @@ class LoaderBatches:
         return make_loader(samples, self._requests, self._workers, self._seed, like=self._loader)
 
     def _capture(self) -> dict[str, Any]:
-        """Return the states on which the order of batches depends: of the global generators, and `_capture_own`."""
+        """Return the states on which the order of batches depends: the global generators', and `_capture_own`'s."""
         return {"global": {name: each for name, each in capture_rng().items() if name != "cuda"}, **self._capture_own()}
 
     def _capture_own(self) -> dict[str, Any]:
-        """Return the states of the samplers: their generators, the epochs that they were told, and their attributes."""
+        """Return the states of the loader and its samplers: generators, epoch numbers, and attributes."""
         own = [each.get_state() for each in list_generators(self._loader)]
         epochs = [getattr(each, "epoch", None) for each in list_samplers(self._loader)]
-        # Copies: the state from the beginning of a pass is kept, while a loop may change a sampler's weights.
+        # Copy the attributes: the states of a pass's beginning are kept, and a loop may change a sampler's weights.
         attributes = [copy.deepcopy(each.state_dict()) for each in self._attributes]
         return {"own": own, "epochs": epochs} | ({"samplers": attributes} if any(attributes) else {})
 
@@ -229,7 +232,7 @@ class LoaderBatches:
             sampler.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, for `begin`."""
+        """Return the position in the data, for `begin`."""
         position = {"pass": self._pass, "given": self._given, "number": self._number, "before": self._before}
         if self._before is not None and len(self._loader.dataset) != self._samples:  # type: ignore[arg-type]
             if isinstance(self._indices, LongPass):
@@ -255,8 +258,8 @@ def list_saved(source: Any) -> list[Any]:
     """Return the objects inside a source of batches whose state a checkpoint has.
 
     Args:
-        source: the result of `take_apart`. An iterable is saved with everything inside it; of a torch loader only the
-            generators are saved. None if a loop makes its own batches.
+        source: the result of `take_apart`; None if a loop makes its own batches. An iterable is saved with everything
+            inside it; of a torch loader only the generators are saved.
     """
     if source is None:
         return []
@@ -269,15 +272,15 @@ def is_torch_loader(source: Any) -> bool:
 
 
 def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
-    """Collate the batch of a loader without a batch size, which is one sample."""
+    """Collate the batch of a loader without a batch size: a single sample."""
     return collate(samples[0])
 
 
 def list_batch_sizes(source: Any) -> list[int]:
-    """Return the sizes of a source's batches, if they are the same for any number of ranks: each different size once.
+    """Return the different sizes of a source's batches; empty if they aren't known, or depend on the number of ranks.
 
     Args:
-        source: what `take_apart` has returned. The sizes are known of a loader with a batch size over map-style data.
+        source: the result of `take_apart`. Sizes are known only for a loader over map-style data with a batch size.
     """
     if not is_torch_loader(source) or shares_out(source) or not source.batch_size:
         return []
@@ -286,10 +289,10 @@ def list_batch_sizes(source: Any) -> list[int]:
 
 
 def make_batches(source: Any, shares: Sequence[Share], seed: int, workers: int, ranks: Gathering) -> Any:
-    """Return the batches of a source of batches, or of a loop that makes its own.
+    """Return the object that gives a rank the batches of a source.
 
     Args:
-        source: what `take_apart` has returned; None if the loop makes its own batches.
+        source: the result of `take_apart`; None if the loop makes its own batches.
         shares: the parts of each batch that this rank trains.
         workers: the number of loader processes.
     """
@@ -307,7 +310,7 @@ def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":
         instead: the code that makes exact batches of a dataset, for hints.
 
     Raises:
-        RecipeError: its position can't be restored.
+        RecipeError: the loader's position can't be restored.
     """
     inner = getattr(loader, "base_dataloader", loader)
     if isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset) and not has_methods(inner):

@@ -24,7 +24,7 @@ from holdfast.data.workers import make_loader, start_loading
 from holdfast.errors import RecipeError, StateError
 
 REPORT_EVERY_S = 5.0
-# The key of a stream's state that has no position: a digest of what was read.
+# The key in the state of a stream that can't save its position: a digest of the samples that were read.
 READ = "read"
 
 Collate = Callable[[list[Any]], Any]
@@ -41,8 +41,9 @@ class Batches:
 
     Args:
         order: the order of map-style data; None for a stream.
-        shares: the parts of each micro-batch that this rank trains, one after the other: one, or with virtual ranks
-            several, for map-style data only. All micro-batches of a step's first share come before those of the next.
+        shares: the parts of each micro-batch that this rank trains, one after the other. With virtual ranks, and
+            map-style data only, there may be several. All micro-batches of a step's first share come before those of
+            the second.
         workers: the number of loader processes.
     """
 
@@ -55,7 +56,7 @@ class Batches:
         self._loader: Any = None
         self._batches: Iterator[tuple[str, Any]] | None = None
         self._is_reread = order is None and not has_exact_state(data)
-        self._read = ""  # a digest of all that was read of a stream that has to be read again
+        self._read = ""  # a digest of the samples that were read, for a stream that a resume has to read again
         restart_never(data)
 
     @property
@@ -65,7 +66,7 @@ class Batches:
 
     @property
     def has_common_position(self) -> bool:
-        """Return whether all ranks have one position, which holds for any number of them."""
+        """Return whether all ranks have the same position in the data, which any number of ranks can continue."""
         return not self._is_reread
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch = lambda done, total: None) -> bool:
@@ -73,14 +74,14 @@ class Batches:
 
         Args:
             stop: the last step to load.
-            saved: the result of `state_dict` after ``step`` steps, if one was saved.
-            watch: called now and then with the number of micro-batches skipped, and of those to skip.
+            saved: the result of `state_dict` after ``step`` steps, if it was saved.
+            watch: called now and then with the number of skipped micro-batches, and the number of all to skip.
 
         Returns: True if a stream had to be read again from its beginning.
 
         Raises:
             StateError: a position was saved, but the data has no ``load_state_dict``.
-            RecipeError: a stream that was read again gives other samples than before.
+            RecipeError: a stream that was read again gave other samples than the first time.
         """
         self._read = ""
         read = saved.get(READ) if isinstance(saved, dict) else None
@@ -136,7 +137,7 @@ class Batches:
 
         Args:
             ranks: the number of shares into which to cut the micro-batch. If it is None, or doesn't divide the batch
-                size after a change of that size, the number in training is used.
+                size, which may have changed since the save, the number of shares in training is used.
         """
         assert self._order is not None
         share = replace(self._shares[0], rank=0)
@@ -146,12 +147,13 @@ class Batches:
         return Samples(self._data, self._collate, self._seed).__getitems__(Indices(0, indices))[1]
 
     def read_names(self, step: int, shares: Iterable[int]) -> list[str]:
-        """Return the names of a step's micro-batches of map-style data in some shares, by loading them.
+        """Load a step's micro-batches of map-style data in some shares, and return their names.
+
+        The names have the order in which `__next__` returns them to a rank that trains these shares.
 
         Args:
-            step: the steps that are completed before it.
-            shares: the shares' numbers; the names are in the order in which `__next__` gives them to a rank that trains
-                these shares.
+            step: the number of steps that are completed before this step.
+            shares: the numbers of the shares.
         """
         assert self._order is not None
         parts = [replace(self._shares[0], rank=each) for each in shares]

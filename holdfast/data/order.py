@@ -1,4 +1,4 @@
-"""The order of samples: a function of seed, pass and index, so that the step alone is the position in the data.
+"""The order of samples: a function of seed, pass and index, so that the step's number is the position in the data.
 
 Nothing about the order is saved. A loader that starts at step s gives the same samples as a loader that reached step s,
 with any number of ranks or workers.
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEISTEL_ROUNDS = 6
-# Positions are computed in blocks of about this size, since computing one costs as much as computing hundreds.
+# Indices are computed in blocks of about this size, because a single index costs as much as hundreds at once.
 BLOCK_SAMPLES = 4096
 
 
@@ -20,7 +20,7 @@ BLOCK_SAMPLES = 4096
 class Order:
     """The order of samples over a whole run.
 
-    Each pass is a new permutation of all samples. Samples that don't fill a whole step at its end are dropped.
+    Each pass is a new permutation of all samples. Samples at a pass's end that don't fill a whole step are dropped.
 
     Args:
         samples: the number of samples in the data.
@@ -58,15 +58,15 @@ def _indices(order: Order, number: int, start: int, stop: int) -> NDArray[np.int
 
 
 def permute(positions: NDArray[np.uint64], size: int, seed: int, number: int) -> NDArray[np.int64]:
-    """Return the images of some positions under a permutation of ``range(size)``, without computing all of it.
+    """Return the images of some positions under a permutation of ``range(size)``, without the images of all others.
 
     A Feistel network permutes the range up to the next power of four. Applying it again until the result is below
     ``size`` (cycle walking) permutes ``range(size)``. The result is the same on every machine and with every library
     version.
 
     Args:
-        positions: each below ``size``; shape (n,).
-        number: the number of the permutation among the seed's permutations: the pass.
+        positions: numbers below ``size``; shape (n,).
+        number: the number of the permutation among the permutations of the seed, which is the number of the pass.
 
     Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002): cycle walking, generalized Feistel.
     """

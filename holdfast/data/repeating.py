@@ -1,4 +1,4 @@
-"""The micro-batches of a stream of samples, which begins again at the end of each pass."""
+"""The micro-batches of a stream of samples. The stream is read again at the end of each pass."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from holdfast.errors import RecipeError
 
 
 class Repeating(IterableDataset[tuple[str, Any]]):
-    """An endless iterable dataset of micro-batches. It repeats the data and drops the rest of each pass."""
+    """An endless iterable dataset of micro-batches. It repeats the data, and drops an incomplete batch of each pass."""
 
     def __init__(self, data: Any, collate: Any, share: Share, seed: int) -> None:
         self._data, self._collate, self._share, self._seed = data, collate, share, seed
         self._pass = 0
-        self._given = 0  # micro-batches, over all passes
+        self._given = 0  # the number of micro-batches that were given, over all passes
         self._is_resumed = False
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -26,7 +26,7 @@ class Repeating(IterableDataset[tuple[str, Any]]):
         place = worker.id if worker else 0
         while True:
             before = self._given
-            # Every rank reads the same stream, so all draw the same random numbers until each takes its own part.
+            # Every rank reads the same stream, and takes its part of a batch later. So far all draw the same numbers.
             with seeded(self._seed, self._given, 0, place):
                 samples = self._begin_pass()
             while (batch := self._take(samples, place)) is not None:

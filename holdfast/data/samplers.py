@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.state import Attributes
 
-# The order of a pass over more samples is drawn batch by batch: a list of all indices would take gigabytes.
+# If a pass has more samples, its order is drawn batch by batch, because a list of all indices would take gigabytes.
 MOST_LISTED = 2**22
 
 
@@ -26,7 +26,7 @@ class LongPass:
         batches: Any = loader.batch_sampler if loader.batch_sampler is not None else ([each] for each in loader.sampler)
         self._length = len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)  # type: ignore[arg-type]
         begun = iter(batches)
-        self._batches = itertools.chain([next(begun)], begun)  # the sampler draws its seed now
+        self._batches = itertools.chain([next(begun)], begun)  # `next` makes the sampler draw its seed now
 
     def __len__(self) -> int:
         return self._length
@@ -44,7 +44,7 @@ def is_long(loader: "DataLoader[Any]") -> bool:
 
 
 class Requests:
-    """The requests for the rest of a pass. A loader that stays for several passes has one object for all of them."""
+    """The requests for the rest of a pass. A loader that serves several passes has one such object for all of them."""
 
     def __init__(self) -> None:
         self._rest: Iterable[Any] = ()
@@ -64,10 +64,10 @@ class Requests:
 def list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     """Return the generators of the loader and of its samplers.
 
-    accelerate's ``SeedableRandomSampler`` makes its generator when it is first used, and seeds it for each pass
-    from its epoch, which is saved.
+    The generator of accelerate's ``SeedableRandomSampler`` isn't included. The sampler seeds it for each pass from the
+    sampler's epoch, which is saved.
     """
-    from accelerate.data_loader import SeedableRandomSampler  # not above: see `shares_out`
+    from accelerate.data_loader import SeedableRandomSampler  # here because of loader processes; see `shares_out`
 
     samplers = (each for each in list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
     found = [getattr(each, "generator", None) for each in samplers]
@@ -84,8 +84,8 @@ def list_samplers(loader: Any) -> list[Any]:
 
 
 def keep_attributes(sampler: Any) -> Attributes:
-    """Return the state of a sampler's plain attributes, without the ones that `LoaderBatches` saves itself."""
-    from accelerate.data_loader import SeedableRandomSampler  # not above: see `shares_out`
+    """Return the state of a sampler's plain attributes, except those that `LoaderBatches` saves itself."""
+    from accelerate.data_loader import SeedableRandomSampler  # here because of loader processes; see `shares_out`
 
     is_seeded = isinstance(sampler, SeedableRandomSampler)
     return Attributes(lambda: sampler, lambda name: name == "epoch" or (is_seeded and name == "generator"))
@@ -93,7 +93,8 @@ def keep_attributes(sampler: Any) -> Attributes:
 
 def shares_out(loader: "DataLoader[Any]") -> bool:
     """Return whether a loader gives each rank batches of its own."""
-    from accelerate.data_loader import BatchSamplerShard  # not above: loader processes import this module, too
+    # Imported here, because loader processes import this module, too, and would wait for accelerate.
+    from accelerate.data_loader import BatchSamplerShard
 
     return isinstance(loader.batch_sampler, BatchSamplerShard) or isinstance(loader.sampler, DistributedSampler)
 

@@ -22,10 +22,13 @@ class Share:
     ranks: int = 1
 
     def of(self, items: Any) -> Any:
-        """Return the rank's slice of the micro-batch's samples or indices.
+        """Return the rank's slice of a micro-batch.
+
+        Args:
+            items: the micro-batch's samples, or their indices.
 
         Raises:
-            RecipeError: the ranks can't share them out evenly.
+            RecipeError: the items can't be divided evenly between the ranks.
         """
         size, rest = divmod(len(items), self.ranks)
         if rest:
@@ -37,7 +40,7 @@ class Share:
 
 
 class Gathering(Protocol):
-    """The ranks of a training, as the data needs them: a `holdfast.training.cooperation.Cooperation`."""
+    """The methods of `holdfast.training.cooperation.Cooperation` that this room needs."""
 
     @property
     def own_number(self) -> int: ...
@@ -63,7 +66,7 @@ def seeded(*numbers: int) -> Iterator[None]:
     python, numpy, cpu = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs' generators too
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs' generators, too
     try:
         yield
     finally:

@@ -1,12 +1,12 @@
-"""The only module that uses torchdata: its loader, whose state is its position, and facts about loaders and nodes.
+"""The only module that uses torchdata: its loader, which can save its position, and facts about loaders and nodes.
 
 torchdata 0.11, its newest release, was made for torch 2.6. Its maintainers want this state in torch's own `DataLoader`:
-https://github.com/pytorch/pytorch/issues/166732. Once the oldest torch in pyproject.toml has that, these change:
+https://github.com/pytorch/pytorch/issues/166732. When the oldest torch in pyproject.toml has it, make these changes:
 
-- `make_loader` in `holdfast.data.workers` makes torch's `DataLoader`, and `is_begun` looks at that one.
-- torchdata leaves the dependencies, `VERSIONS` in `holdfast.provenance.recorded`, the environment and its contract, and
-  pytest's filter of the warning of `set_vital`. A saved environment that names it stays readable.
-- What stands here of nodes stays, without an import, for users who have torchdata themselves.
+- Let `make_loader` in `holdfast.data.workers` make torch's `DataLoader`, and let `is_begun` check that class.
+- Remove torchdata from the dependencies, from `VERSIONS` in `holdfast.provenance.recorded`, from the environment and
+  its contract, and from pytest's filter of the warning of `set_vital`. A saved environment with it stays readable.
+- Keep the functions about nodes, without an import of torchdata, for users who have it installed.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def is_begun(loader: Any) -> bool:
     Reading a StatefulDataLoader's state makes an iterator, too, which the next ``iter`` takes.
 
     Raises:
-        RecipeError: this version of torchdata doesn't tell.
+        RecipeError: in this version of torchdata the loader lacks the attributes that show it.
     """
     if isinstance(loader, StatefulDataLoader) and not (hasattr(loader, ITERATOR) and hasattr(loader, IS_OF_STATE)):
         raise RecipeError(
@@ -41,7 +41,7 @@ def is_begun(loader: Any) -> bool:
 
 
 def walk_nodes(node: Any) -> Iterator[Any]:
-    """Yield the nodes of a graph of torchdata's nodes, from its loader on."""
+    """Yield all nodes in a graph of torchdata's nodes, the given loader or node first."""
     if type(node).__module__.startswith("torchdata.nodes"):
         yield node
         for inner in vars(node).values():
@@ -51,7 +51,8 @@ def walk_nodes(node: Any) -> Iterator[Any]:
 def restart_never(data: Any) -> None:
     """Keep torchdata's ``Loader`` of nodes from restarting at the end of a pass.
 
-    It would begin the next pass before anybody asks; after a resume exactly there, its state then never changes.
+    The loader would begin the next pass before a batch is asked for. After a resume at the end of a pass, its state
+    would then never change.
     """
     if hasattr(data, "restart_on_stop_iteration"):
         data.restart_on_stop_iteration = False

@@ -1,4 +1,4 @@
-"""Streams of other people's: whether their saved state is their whole position, and their passes."""
+"""Streams of other libraries: does their saved state restore their exact position, and how does a pass begin?"""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -27,8 +27,9 @@ def has_exact_state(data: Any) -> bool:
 def read_position(data: Any) -> Any:
     """Return a stream's state, the same whether the stream was resumed before or not.
 
-    A Hugging Face stream that groups samples reads from its ``previous_state`` on when it resumes. The state of its
-    source, which then has no effect, is as far as the stream has read: it depends on where the stream was resumed.
+    When a Hugging Face stream that groups samples resumes, it reads on from its ``previous_state``. The state of its
+    source then has no effect, and is left out here: it shows how far the source was read, which depends on the places
+    of earlier resumes.
     """
     return _without_effect(data.state_dict())
 
@@ -55,17 +56,17 @@ def describe_flaw(data: Any) -> str:
 
 
 def refuse_inexact(keeping: str, value: Any) -> None:
-    """Raise RecipeError if a loader or a stream that is kept beside the batches can't be put back to its position.
+    """Raise RecipeError if the position of a loader or a stream that a loop keeps can't be restored exactly.
 
     Args:
-        keeping: the code that keeps it.
+        keeping: the user's code that keeps the value, for the message.
     """
     flaw = describe_flaw(value) if has_methods(value) else ""
     if isinstance(value, DataLoader | Iterator) and not has_methods(value):
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
-        flaw = "its position is known only once it is read"  # so a restore can't be checked
+        flaw = "its position is known only once it is read"  # so the gate couldn't compare it after a restore
     if is_begun(value):
         flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"
     if flaw:
@@ -79,7 +80,7 @@ def _list_parts(data: Any) -> list[Any]:
     parts = [data]
     for each in parts:
         inner = getattr(each, "dataset", None)
-        if inner is not None and all(inner is not part for part in parts):  # an array has no single == of its own
+        if inner is not None and all(inner is not part for part in parts):  # not `in`: an array has no single ==
             parts.append(inner)
     return parts
 
@@ -114,10 +115,10 @@ def _is_random(sampler: Any) -> bool:
 
 
 def begin_pass(data: Any, number: int) -> None:
-    """Pass the number of the pass that begins to a stream, or to the dataset inside a loader.
+    """Tell a stream, or the dataset inside a loader, the number of the pass that begins.
 
-    Streams shuffle each pass anew by it. A Hugging Face stream also needs it to begin a pass at the beginning: it goes
-    on from the state that it has loaded as long as the number is the same.
+    Streams seed the shuffle of a pass with this number. A Hugging Face stream also needs a new number to begin at its
+    beginning: as long as the number is the same, it continues from the state that it has loaded.
     """
     for each in _list_parts(data):
         if hasattr(each, "set_epoch"):

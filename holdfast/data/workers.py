@@ -19,13 +19,14 @@ from holdfast.data.stateful import StatefulDataLoader
 from holdfast.errors import RecipeError
 from holdfast.terminal.interrupt import LIKE_SIGTERM
 
-# Source: unix(7): a socket's path has at most 107 bytes. multiprocessing adds /pymp-12345678/listener-12345678 to it.
+# The longest folder for the sockets of workers: a socket's path has at most 107 bytes, and multiprocessing adds
+# /pymp-12345678/listener-12345678 to the folder. Source: unix(7).
 SOCKET_FOLDER_BYTES = 107 - 32
 SHORT_FOLDER = "/tmp"
 
 
 def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "DataLoader[Any] | None" = None) -> Any:
-    """Return a loader whose iterator yields the data's items unchanged and draws no random numbers.
+    """Return a loader whose iterator yields the data's items unchanged, and draws no global random numbers.
 
     Args:
         data: a map-style dataset whose ``__getitems__`` answers a request, or a stream.
@@ -45,7 +46,7 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
         worker_init_fn=functools.partial(_begin_worker, begin),
         persistent_workers=bool(workers and like is not None and like.persistent_workers),
         prefetch_factor=getattr(like, "prefetch_factor", None) if workers else None,
-        # Without a generator, the loader's iterator draws its base seed from the global one.
+        # Without a generator, the loader's iterator would draw its base seed from the global generator.
         generator=torch.Generator().manual_seed(seed),
         multiprocessing_context="spawn" if workers else None,
         pin_memory=torch.cuda.is_available(),
@@ -53,19 +54,19 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
 
 
 class StayingWorkers:
-    """The workers of a user's own loader. With ``persistent_workers`` they stay for the next pass.
+    """The workers of a user's own loader. With ``persistent_workers`` they stay alive for the next pass.
 
-    If the dataset has changed since they started, as by a curriculum, new workers replace them: a resumed run would
-    start its workers from the changed dataset, too.
+    If the dataset has changed since the workers were started, for example by a curriculum, new workers replace them,
+    because the workers of a resumed run would get the changed dataset, too.
     """
 
     def __init__(self, like: "DataLoader[Any]", workers: int) -> None:
         self._like, self._stays = like, bool(workers and like.persistent_workers)
         self._loader: Any = None
-        self._data = ""  # a digest of the dataset that they were given
+        self._data = ""  # a digest of the dataset that the workers were given
 
     def find(self, make: Callable[[], Any]) -> Any:
-        """Return the loader of the pass before, or a new one."""
+        """Return the last pass's loader if its workers may stay; otherwise return a new loader from ``make``."""
         if not self._stays:
             return make()
         data = digest_content(self._like.dataset)
@@ -78,7 +79,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
     """Return the iterator of a loader from `make_loader`.
 
     Raises:
-        RecipeError: its workers can't be given the data, or a function that they call.
+        RecipeError: the data, or a function that the workers call, can't be sent to them.
     """
     others = {*multiprocessing.active_children()}
     try:
@@ -102,9 +103,9 @@ _workers: set[Any] = set()
 
 @atexit.register  # after multiprocessing has registered its own function, so that this one runs first
 def _kill_workers() -> None:
-    """End the workers, which ignore SIGTERM: multiprocessing would send it, and then wait for them."""
+    """Kill the workers. They ignore SIGTERM, which multiprocessing would send before it waits for them."""
     if _workers:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch takes a killed worker for an error
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler treats a killed worker as an error
     for each in _workers:
         each.kill()
 
@@ -112,8 +113,8 @@ def _kill_workers() -> None:
 def shorten_socket_paths() -> None:
     """Put the sockets of loader workers into a short folder if TMPDIR is too long for their paths.
 
-    With a longer path a worker can't send its first batch, and the rank waits for ever. multiprocessing uses the folder
-    in this process and its children, and removes it at the end. Other temporary files stay in TMPDIR.
+    With a longer path a worker couldn't send its first batch, and the rank would wait for ever. multiprocessing uses
+    the short folder in this process and its children, and removes it at the end. Other temporary files stay in TMPDIR.
     """
     usual = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES:
@@ -134,5 +135,5 @@ def _begin_worker(begin: Callable[[int], object] | None, worker: int) -> None:
         signal.signal(each, signal.SIG_IGN)
     if begin is not None:
         info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.data)  # the user's own; the information is read-only
+        object.__setattr__(info, "dataset", info.dataset.data)  # the user's dataset; `info` itself is read-only
         begin(worker)
