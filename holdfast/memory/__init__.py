@@ -1,11 +1,11 @@
 """Optimizations of memory and speed, which make saves and restores cheap and change none of their bytes.
 
-Each optimization has a name. ``HOLDFAST_WITHOUT="direct,priority"`` turns the named ones off, to find the cause of a
-problem or to measure a gain. `make bench` has a row "without" for each; docs/performance.md has the figures.
+Each optimization has a name. ``HOLDFAST_WITHOUT="direct,priority"`` turns these two off, to find the cause of a problem
+or to measure a gain. `make bench` has a row "without" for each optimization; docs/performance.md has the figures.
 
 ==============  ========================================================================================
-``buffers``     `Buffers`: each save uses the memory of the save before
-``huge pages``  `map_memory`: that memory is mapped in pages of 2 MiB
+``buffers``     `Buffers`: each save reuses the memory of the last save
+``huge pages``  `map_memory`: this memory is mapped in pages of 2 MiB
 ``direct``      `memory.direct`: large files are written and read past the system's page cache
 ``priority``    `Priority`: the threads of a save have a lower priority than training
 ``pinning``     `memory.pinning`: a GPU copies into page-locked memory

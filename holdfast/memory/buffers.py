@@ -1,8 +1,8 @@
 """Memory for a checkpoint, mapped once and reused by every later save.
 
 Measured gain: with ``HOLDFAST_WITHOUT=buffers`` a save stalls training three times as long (0.12 s instead of 0.04 s
-for 100 MB on two busy cores), since the system clears each new page. Without huge pages, direct I/O has to look up 512
-times as many pages for each of its requests: see *saving* in docs/performance.md.
+for 100 MB on two busy cores), because the system clears each new page. Without huge pages, each request of direct I/O
+has to look up 512 times as many pages: see *saving* in docs/performance.md.
 """
 
 import ctypes
@@ -41,12 +41,12 @@ class Buffers:
         return memoryview(found)[:size_bytes]
 
     def lend(self, part: int, size_bytes: int) -> memoryview:
-        """Return memory for a part, and don't return it again while a reference to it, or to a slice of it, exists.
+        """Return memory for a part. It isn't returned again while a reference to it, or to a slice of it, exists.
 
         Raises:
             MemoryError: the machine has too little memory.
         """
-        # A slice of a memoryview keeps the underlying object alive, not the memoryview. So watch that object.
+        # A slice of a memoryview keeps the underlying object alive, not the memoryview. So watch the underlying object.
         lent = (ctypes.c_char * max(size_bytes, 1)).from_buffer(self._map(part, size_bytes))
         self._lent[part] = weakref.ref(lent)
         return memoryview(lent).cast("B")[:size_bytes]

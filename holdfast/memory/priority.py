@@ -26,10 +26,11 @@ class Priority:
         self._lock = threading.Lock()
 
     def lower(self) -> None:
-        """Give the calling thread the lowest priority until `restore`; after `restore`, the usual one."""
+        """Give the calling thread the lowest priority until `restore`. After `restore`, give it the usual priority."""
         with self._lock:
             self._threads.append(threading.get_native_id())
-            # After `restore` the usual priority is set too: a thread inherits its starter's, which may have been low.
+            # After `restore` set the usual priority, too: a thread inherits the priority of the thread that started it,
+            # which may be low.
             self._set(self._threads[-1], LOWEST_PRIORITY if self._is_low else self._usual)
 
     def restore(self) -> None:

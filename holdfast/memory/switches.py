@@ -1,4 +1,4 @@
-"""The switches of the optimizations: ``HOLDFAST_WITHOUT`` names those that are off."""
+"""The switches of the optimizations: the variable ``HOLDFAST_WITHOUT`` names the optimizations that are off."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ def is_on(name: str) -> bool:
 
 
 def check_names() -> None:
-    """Raise ConfigError if HOLDFAST_WITHOUT has an unknown name, before a rank starts and dies of it."""
+    """Raise ConfigError if HOLDFAST_WITHOUT has an unknown name. Call it before a rank starts, which would die."""
     _read(os.environ.get(WITHOUT_VARIABLE, ""))
 
 
