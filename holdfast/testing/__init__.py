@@ -1,4 +1,4 @@
-"""Test support for users: a proof of resume, a suite for stores, faults at a point, an array in place of ranks."""
+"""Test support for users: a proof of resume, a suite for stores, faults at named points, and ranks without a model."""
 
 from holdfast.testing.proofs import assert_resumes
 

@@ -1,7 +1,7 @@
-"""A backend without a training process: an array model that trains in the place of a run's ranks.
+"""A backend without training processes: a model of one array, which is trained in place of a run's recipe.
 
-Attempt, journal, store, observers and sinks are the real ones, and so are the checkpoints. Only the recipe is never
-imported. So a project tests everything around its training in milliseconds, without a GPU, data or a process.
+Attempt, journal, store, observers, sinks and checkpoints are the real ones. Only the recipe is never imported. So a
+project can test everything around its training in milliseconds, without a GPU, data or other processes.
 """
 
 import contextlib
@@ -50,16 +50,17 @@ from holdfast.store import open_store
 
 LR = 0.1
 MOMENTUM = 0.9
-# No process and no group has this id, so that a signal to it reaches nobody. Source: Linux, PID_MAX_LIMIT is 2**22.
+# An id that no process and no process group has, so that no process gets its signals. Source: Linux, PID_MAX_LIMIT is
+# 2**22.
 NOBODY = 2**31 - 1
 SIZE = 8
 
 
 class ArrayModel:
-    """A model that is one array of numbers, with its optimizer. Each step pulls the numbers to random ones.
+    """A model that is one array of numbers, with its optimizer. Each step moves the numbers toward random numbers.
 
-    A step depends on every part of the state and uses only sums and products: a part that is forgotten changes the
-    bytes of the next checkpoint, and every machine computes the same bytes.
+    A step depends on every part of the state, so that a forgotten part changes the bytes of the next checkpoint. It
+    uses only sums and products, so that every machine computes the same bytes.
 
     Attributes:
         step: the number of trained steps.
@@ -80,7 +81,7 @@ class ArrayModel:
         return float(self.history[-1]["avg_loss"]) if self.history else None
 
     def train_step(self) -> float:
-        """Train one step; return its loss."""
+        """Train one step. Return its loss."""
         drawn = random.Random(f"{self._seed} {self.step}")
         loss = 0.0
         for index, value in enumerate(self._values):
@@ -100,7 +101,7 @@ class ArrayModel:
         return {"mean": math.fsum(self._values) / SIZE}  # Python 3.12 and 3.14 changed the bits of sum()
 
     def capture(self) -> Payload:
-        """Return the state, in the form of every checkpoint: `holdfast.FORMAT`."""
+        """Return the state in the format of checkpoints; see `holdfast.FORMAT`."""
         arrays = {"model.values": self._values, "optimizer.momentum": self._momentum}
         progress = {
             "step": self.step, "epoch_loss_sum": mark_exactly(self._loss_sum), "epoch_loss_steps": self._loss_steps,
@@ -126,14 +127,14 @@ class ArrayModel:
 
 @contextlib.contextmanager
 def array_ranks(*, steps_per_epoch: int = 10, kill_at: Iterable[int] = ()) -> Iterator[set[int]]:
-    """Train an `ArrayModel` in the place of each run's recipe, inside the block and in this process.
+    """Train an `ArrayModel` in place of the recipe of each run that is trained inside the block, in this process.
 
-    Yield the steps of ``kill_at`` that no rank has died in yet.
+    Yield the set of those steps of ``kill_at`` in which no rank has died yet.
 
     Args:
         steps_per_epoch: the length of an epoch of every run.
-        kill_at: steps in which the ranks die without a report, as by SIGKILL; once each. The attempt starts new ones
-            from the last verified checkpoint, without the pause that real ranks are given.
+        kill_at: steps in which the ranks die without a report, as by SIGKILL; once in each step. The attempt then
+            starts new ranks from the last verified checkpoint, without the pause before a retry of real ranks.
     """
     kills = set(kill_at)
 
@@ -150,7 +151,7 @@ class _Killed(Exception):
 
 
 class _Process:
-    """A rank as a thread; it has the interface of `holdfast.rank.process.Process`."""
+    """A rank in a thread, with the interface of `holdfast.rank.process.Process`."""
 
     pid = NOBODY
 
@@ -185,10 +186,10 @@ class _Process:
 
 
 class _Rank:
-    """A rank that obeys orders as `holdfast.rank.serving` does, with an `ArrayModel`.
+    """A rank that executes orders as `holdfast.rank.serving` does, with an `ArrayModel`.
 
     Args:
-        kills: the steps in which to die; a step is taken out when it has killed.
+        kills: the steps in which to die. A step is removed when the rank dies in it.
     """
 
     def __init__(self, config: RunConfig, steps_per_epoch: int, kills: set[int]) -> None:
@@ -203,7 +204,7 @@ class _Rank:
 
         Raises:
             _Killed: a step has killed the rank.
-            HoldfastError: a checkpoint can't be written, or the array model can't obey an order.
+            HoldfastError: a checkpoint can't be written, or the array model can't execute an order.
         """
         send(self._describe())
         for order in orders:
@@ -215,7 +216,7 @@ class _Rank:
                 case Train():
                     self._train(order, send)
                 case Save() | Stop():
-                    pass  # every step is done at once, and saved by the order to train it
+                    pass  # a `Train` trains and saves all its steps before the next order, so nothing is left to save
                 case End():
                     break
                 case _:
@@ -229,7 +230,7 @@ class _Rank:
             send(Finished())
 
     def _describe(self) -> Ready:
-        """Describe the array model. It has no environment: its bytes are the same on every machine."""
+        """Describe the array model. Its environment is empty, because its bytes are the same on every machine."""
         return Ready(
             settings=self._config.settings, defaults={}, data={"sha256": ""},
             steps_per_epoch=self._model.steps_per_epoch, samples_per_step=1, sample_size=1, unit="samples",
@@ -245,7 +246,7 @@ class _Rank:
         return Restored(step=commit.step, summary="the array")
 
     def _train(self, order: Train, send: Callable[[Event], object]) -> None:
-        """Train to the order's last step, save and report."""
+        """Train to the order's last step, report each step, save, and report the checkpoint."""
         model, began = self._model, time.monotonic()
         while model.step < order.stop:
             loss = model.train_step()

@@ -1,4 +1,4 @@
-"""Faults that kill a run at a named point, for tests of your recipes; `holdfast.machine.faults` carries them out."""
+"""Faults that kill a run at a named point, for tests of your recipes; `holdfast.machine.faults` executes them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
 
     Args:
         point: one of `holdfast.machine.faults.POINTS` or `REHEARSAL_POINTS`.
-        nth: which time the point is reached, counted from 1 in each process.
+        nth: the arrival at the point that kills, counted from 1 in each process.
         victim: the processes that are killed: ``self``, ``other`` or ``both``; see `holdfast.machine.faults`.
         struck: a file that the fault creates, so that it strikes only once.
 

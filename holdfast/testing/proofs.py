@@ -1,4 +1,4 @@
-"""A proof for a project's own tests: a killed run ends on the same bytes."""
+"""A proof for a project's own tests: a killed run ends on the same bytes as a run that was never killed."""
 
 from pathlib import Path
 
@@ -12,15 +12,15 @@ def assert_resumes(
 ) -> Proof:
     """Assert that a run which is killed and resumed ends on the bytes of one that was never killed.
 
-    It trains the first steps twice in a temporary folder, as `holdfast prove` does, and needs no server. Its message
-    names the first step that differs, and state that nobody registered.
+    The first steps are trained twice in a temporary folder, as by `holdfast prove`; no server is needed. The message of
+    a failure names the first step that differs, and state that isn't registered.
 
     Args:
         config: the run, or its TOML file. Its recipe has to be importable from the working directory.
         kills: the number of SIGKILLs.
         seed: the seed that chooses chunks and kills; None for a random one, which the message names.
 
-    Returns: the proof, which also says what it did not reach.
+    Returns: the proof, which also lists the events that it did not reach.
 
     Raises:
         AssertionError: the bytes differ, or state is lost.

@@ -28,8 +28,8 @@ class StoreTests:
 
     Attributes:
         writers, rounds: the number of writers that race for one name, and the number of races.
-        large_bytes: a file's size that is more than the store sends in one request.
-        names: a number of files that is more than the store lists in one request, if that doesn't take too long.
+        large_bytes: a size of a file that is larger than the store sends in one request.
+        names: a number of files that is larger than the store lists in one request, unless that takes too long.
     """
 
     writers = 8
