@@ -20,7 +20,7 @@ MEASURED = ("_runtime", "_per_second")
 # Numbers in the Trainer's logs that aren't recorded again, because the run records them itself or they follow from the
 # step.
 RECORDED = {"loss", "grad_norm", "learning_rate", "epoch", "step", "total_flos"}
-# Callbacks whose attributes are no state but things of the process, such as a progress bar or a connection.
+# Callbacks whose attributes belong to the process and not to the run's state, such as a progress bar or a connection.
 STATELESS = (transformers.ProgressCallback, transformers.PrinterCallback, transformers.DefaultFlowCallback)
 STATELESS_MODULES = ("transformers.integrations.", "transformers.utils.notebook")
 
@@ -297,7 +297,7 @@ class _HeldTrainer:
         """Do nothing: the run restores the generators."""
 
     def _evaluate(self, *arguments: Any, **options: Any) -> Any:
-        if self._held.has_resumed:  # args.eval_on_start
+        if self._held.has_resumed:  # the evaluation of args.eval_on_start, which the checkpoint has behind it
             return {}
         return super()._evaluate(*arguments, **options)  # type: ignore[misc]
 

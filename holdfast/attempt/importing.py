@@ -52,7 +52,7 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
         names: new names for the source's objects and weights, by the old ones; an empty name leaves the object out.
 
     Raises:
-        WrongUse: the run exists, or the checkpoint can't be read or doesn't fit what the configuration builds.
+        WrongUse: the run exists, or the checkpoint can't be read or doesn't fit the configuration's training.
         ConfigError: another launcher has started several processes.
     """
     refuse_launcher(config.compute)

@@ -83,7 +83,7 @@ class Line:
     """The commits of a run, as the attempt that owns the run reads and extends them.
 
     Attributes:
-        head: the commit that the run continues from; None before the first.
+        head: the commit that the run continues from; None before the first commit.
         next_number: the number of the next commit.
     """
 
@@ -115,7 +115,7 @@ class Line:
         self._has_read_latest = False
         self._has_resumed = False
         self._tripped: dict[int, GateTripped] = {}
-        self._taken: set[str] = set()  # folders that can't be adopted
+        self._taken: set[str] = set()  # folders of checkpoints that can't be adopted
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
         self._noted: tuple[int, _RehearsalVerdict] | None = None  # the commit's number, and the verdict since it
@@ -253,7 +253,7 @@ class Line:
         )
 
     def _list_records(self, saved: Saved) -> dict[str, str]:
-        """Return the records that the next commit relies on, with the SHA-256 of its settings."""
+        """Return the names of the records on which the next commit relies, each with its SHA-256 or an empty text."""
         settings = {config_name(saved.metadata.config_fingerprint): ""} | self.journal.settings
         names = [record_name("attempts", self.attempt), folder_record_name(saved.path)]
         if self._signing_key:
@@ -340,7 +340,7 @@ class Line:
         self._publish_latest(self.head, metadata)
 
     def _read_latest(self) -> Latest | None:
-        """Return latest.json as this attempt wrote it last; before the first write, as this attempt read it first."""
+        """Return the latest.json that this attempt has written last; if it has written none, read it once."""
         if not self._has_read_latest:
             self._latest, self._has_read_latest = self.journal.read_latest(), True
         return self._latest

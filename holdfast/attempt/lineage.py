@@ -124,7 +124,7 @@ def identify(
 
 
 def changes_since(past: Past, present: Present) -> list[Change]:
-    """Return how settings, code, packages, files and built values differ from those that a commit was trained with.
+    """Return the changes of settings, code, packages, files and built values since a commit was trained.
 
     Raises:
         ConfigDrift: the settings differ, and the record of the commit's settings was lost.
@@ -176,7 +176,7 @@ def _warn_of(changes: Sequence[Change]) -> None:
 
 
 def promise_for(past: Past, present: Present) -> Verdict:
-    """Return whether bit-exactness is promised between this machine and the one that trained the commit."""
+    """Return whether bit-exactness is promised between this machine and the machine that trained the commit."""
     ranks = count_ranks(past.identity), count_ranks(present.identity)
     return judge(past.environment, present.environment, ranks)
 
@@ -188,7 +188,7 @@ def count_ranks(identity: dict[str, Any] | None) -> int | None:
 
 
 def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
-    """Return whether bit-exactness is promised between this machine and the one that trained the commit.
+    """Return whether bit-exactness is promised between this machine and the machine that trained the commit.
 
     Raises:
         DeterminismError: bit-exactness is not promised, and ``resume.environment`` is "refuse".
@@ -211,7 +211,7 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
 
 
 def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:
-    """Return the gate, which says how strictly the resumed model is compared with the saved one."""
+    """Choose the gate: how strictly the resumed model is compared with the saved model."""
     changed = [change for change in changes_since(past, present) if not is_harmless(change)]
     if changed or BUILT in resume.accept_drift:
         return Gate("record")

@@ -8,7 +8,7 @@ from holdfast.checkpoint import Saved
 
 @dataclass(frozen=True)
 class Chunk:
-    """The steps ``(start, stop]``; ``number`` is the number of the commit that the chunk is to become."""
+    """The steps ``(start, stop]``. ``number`` is the number that the chunk's commit will have."""
 
     number: int
     start: int

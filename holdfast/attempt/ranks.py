@@ -102,7 +102,7 @@ class AttemptRanks:
         self.present = describe_present(self.config, self.built, self.ancestor)
 
     def build_again(self, head: Commit | None) -> None:
-        """Replace the ended ranks by new ones.
+        """Replace the ended ranks by new ranks.
 
         Raises:
             ConfigDrift: the new ranks build another training than the first ranks, for example because the code was
@@ -157,7 +157,7 @@ class AttemptRanks:
 
         Raises:
             DeterminismError: bit-exactness isn't promised from this commit on, and the configuration refuses that.
-            StateError: the state doesn't fit what the ranks built.
+            StateError: the state doesn't fit the training that the ranks have built.
             ConfigDrift: the state doesn't fit because of a change that was accepted.
         """
         past = Past.read(self._journal, commit, read_metadata)

@@ -116,7 +116,7 @@ class Collected:
         return [write_file(self._folder, path, name, data) for name, data in lines.items()]
 
     def _find_unchanged(self) -> frozenset[str]:
-        """Return the seldom changing parts that are the same as in the last checkpoint. All ranks call it together."""
+        """Return the parts that seldom change and equal the last checkpoint's. All ranks call it together."""
         if self._unchanged is None:
             _, *others = self._held.owners  # the first part always changes
             lasting = self._agree(name for name in others if name in self._own and self._own[name].may_be_copied())

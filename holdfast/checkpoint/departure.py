@@ -150,8 +150,9 @@ def _name_ranks(parts: Sequence[Line]) -> Iterator[str]:
 
 
 def _compare_samples(one: str, other: str) -> Iterator[str]:
-    """Yield how two names of samples differ. A name is ``indices-content``; of a stream, or of earlier versions, it is
-    a single part.
+    """Yield the kind of difference between two names of samples, which are ``indices-content``.
+
+    Names of a stream's samples, and names from earlier versions, have a single part.
     """
     ones, others = one.split("-"), other.split("-")
     if ones[0] != others[0]:

@@ -54,7 +54,8 @@ def _mark_of(value: Any) -> str:
 def _as_earlier(value: Any, other: Any) -> Any:
     """Return a value as versions before 0.2 wrote it, if the value to compare with may come from such a version.
 
-    They left out the order of a mapping, NumPy's types, and the classes of enums, named tuples and derived values.
+    Those versions left out the order of a mapping, NumPy's types, and the classes of enums, named tuples and derived
+    values.
     """
     mark = _mark_of(value)
     if mark == "$dict" and isinstance(other, dict) and not _mark_of(other):
@@ -83,11 +84,11 @@ def _find_marked_differences(mark: str, x: Any, y: Any, name: str, a: Payload, b
         lacking = [_join(name, shown[key]) for key in left.keys() ^ right.keys()]
         both = left.keys() & right.keys()
         if not lacking and list(left) != list(right):
-            return [name]  # the order of the items
+            return [name]  # only the order of the items differs
         return lacking + [
             found for key in both for found in _find_differences(left[key], right[key], _join(name, shown[key]), a, b)
         ]
-    if mark == "$as":  # the layout in memory, and an array's class
+    if mark == "$as":  # x[1] and y[1] are the layouts in memory and the classes of arrays
         return _find_differences(x[0], y[0], name, a, b) or ([] if x[1] == y[1] else [name])
     if mark == "$tuple":
         return _find_differences(x, y, name, a, b)

@@ -32,7 +32,7 @@ class Held(Protocol):
 
 
 class Peers(Protocol):
-    """The ranks that write one checkpoint together. All ranks call each method alike, in the same order.
+    """The ranks that write one checkpoint together. All ranks make the same calls in the same order.
 
     Attributes:
         rank: this rank; 0 is the main rank.

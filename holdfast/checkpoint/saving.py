@@ -81,7 +81,7 @@ class Saver:
 
         Args:
             folder: the run's folder on the store.
-            metadata: all fields of `Metadata` except those about the payload's bytes.
+            metadata: the fields of `Metadata`, except the fields about the payload's bytes.
             metrics: the trail, one line of JSON for each step.
             then: called with the saved checkpoint, in another thread.
             shown: the content of ``shown.jsonl``; empty for no file.

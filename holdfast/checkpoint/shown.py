@@ -1,7 +1,7 @@
 """Texts and pictures that a recipe or a loop shows to people, in ``shown.jsonl`` beside a checkpoint's trail.
 
 They aren't part of the state, so they don't change a content id. `read_shown` reads the texts and pictures of one
-commit, `list_shown` those of a whole run. Don't trust a picture, which a recipe's code has made: put an SVG into a page
+commit, `list_shown` all of a run. Don't trust a picture, which a recipe's code has made: put an SVG into a page
 as an image, never as markup.
 """
 

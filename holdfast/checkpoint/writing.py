@@ -182,7 +182,7 @@ class Images:
         return written
 
     def _write_part(self, path: str, file: File, may_be_named: Callable[[], object]) -> None:
-        """Write or copy a part. ``may_be_named`` waits until the part may get its name, and raises if it may not."""
+        """Write or copy a part; see `write_part` for ``may_be_named``."""
         image = self._images[file.name]
         pieces = (image[start : start + WRITE_BYTES] for start in range(0, len(image), WRITE_BYTES))
         try:
@@ -199,7 +199,11 @@ class Images:
 def write_part(
     folder: Store, path: str, name: str, pieces: Iterable[memoryview], may_be_named: Callable[[], object]
 ) -> None:
-    """Write a part from its pieces. ``may_be_named`` waits until the part may get its name; it raises if it may not."""
+    """Write a part from its pieces.
+
+    Args:
+        may_be_named: waits until the part may get its name, and raises an error if it may not.
+    """
     with folder.creating(f"{path}/{name}") as writer:
         for piece in pieces:
             writer.write(piece)

@@ -19,7 +19,7 @@ class IterableBatches:
 
     has_state = True
     has_common_position = False  # each rank reads a part of its own
-    is_at_end = False  # unknown
+    is_at_end = False  # not known before the next batch is read
 
     def __init__(self, batches: Any, ranks: Gathering) -> None:
         self._given, self._ranks = batches, ranks

@@ -51,7 +51,7 @@ class Requests:
         self._length = 0
 
     def set(self, rest: Iterable[Any], length: int) -> None:
-        """Replace the requests by those for the rest of the next pass."""
+        """Replace the requests by the requests for the rest of the next pass."""
         self._rest, self._length = rest, length
 
     def __iter__(self) -> Iterator[Any]:

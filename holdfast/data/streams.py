@@ -80,7 +80,8 @@ def _list_parts(data: Any) -> list[Any]:
     parts = [data]
     for each in parts:
         inner = getattr(each, "dataset", None)
-        if inner is not None and all(inner is not part for part in parts):  # not `in`: an array has no single ==
+        # Compare by identity, because == of two arrays is an array.
+        if inner is not None and all(inner is not part for part in parts):
             parts.append(inner)
     return parts
 

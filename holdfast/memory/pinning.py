@@ -27,7 +27,8 @@ def pinning(device: torch.device) -> Callable[[memoryview], None] | None:
 
 def _pin(device: torch.device, memory: memoryview) -> None:
     """Pin memory for copies from this device. If CUDA refuses, log a warning: copies are then only slower."""
-    number = torch.cuda.current_device() if device.index is None else device.index  # a single rank has just "cuda"
+    # A single rank's device is "cuda", without an index.
+    number = torch.cuda.current_device() if device.index is None else device.index
 
     def register() -> None:
         try:

@@ -2,7 +2,7 @@
 
 Measured gain: when other processes want the cores, as Prefect's do after a chunk, a save delays the next step by 0.04 s
 instead of 0.3 s. On an otherwise idle machine low priority saves nothing: a step's threads wait for each other, so time
-taken from one core delays all of them. ``HOLDFAST_WITHOUT=priority`` turns it off.
+taken from one core delays all of them. ``HOLDFAST_WITHOUT=priority`` turns the lower priority off.
 """
 
 import contextlib

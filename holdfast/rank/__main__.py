@@ -24,6 +24,6 @@ if __name__ == "__main__":
     separate_threads()  # before any module imports functions of `random` by name
 
     from holdfast.rank.attending import await_code
-    from holdfast.rank.serving import main  # which imports torch
+    from holdfast.rank.serving import main  # this imports torch
 
     code = await_code(main())

@@ -24,7 +24,7 @@ class Wish(enum.IntEnum):
 class Agreement:
     """The agreement of several ranks, through a process group that training doesn't use.
 
-    The answers to one exchange are taken at the next call, so that the exchange continues beside a step. After a slow
+    The answers of an exchange are read at the next call, so that the exchange takes place during a step. After a slow
     step the ranks wait for the answers at once instead. All ranks call `exchange` equally often.
     """
 
@@ -38,7 +38,7 @@ class Agreement:
         return 0 if self._sent is None else 1
 
     def exchange(self, wish: Wish, step_s: float) -> Wish:
-        """Send this rank's wish. Return the greatest wish of all ranks in this exchange, or in the one before.
+        """Send this rank's wish. Return the greatest wish of all ranks in this exchange, or in the last exchange.
 
         Args:
             step_s: how long this rank's last step took, in seconds; 0 if it isn't known.

@@ -8,7 +8,7 @@ from holdfast.rank.messages import Event, Failed, encode_message
 
 # A write of up to this many bytes to a pipe is never interleaved with another process's. Source: POSIX, PIPE_BUF.
 ATOMIC_BYTES = 4096
-MESSAGE_LETTERS = 600  # as JSON a character takes at most six bytes
+MESSAGE_LETTERS = 600  # so many characters fit into ATOMIC_BYTES, because as JSON each takes at most six bytes
 
 
 class Events:

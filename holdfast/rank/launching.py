@@ -263,7 +263,7 @@ class Ranks:
         """Restore a commit's state and pass it through the gate.
 
         Returns:
-            `Restored`, or the `Damaged` or `Tripped` that says why the commit can't be restored.
+            `Restored`, or a `Damaged` or `Tripped` with the reason why the commit can't be restored.
 
         Raises:
             HoldfastError: see `next_event`.

@@ -101,7 +101,7 @@ class Rehearse(Message):
     Attributes:
         stop: the last step.
         fingerprint: the fingerprint of the settings, for the checkpoint that a `Stop` during the rehearsal asks for.
-        is_kept: whether the run continues in these ranks afterwards. Otherwise they end, always without a save.
+        is_kept: whether the run continues in these ranks afterwards. If False, they end, always without a save.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
     """
 

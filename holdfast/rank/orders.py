@@ -127,7 +127,7 @@ class Orders:
         self._last_pause = math.inf
 
     def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
-        """Begin a save. All saves are urgent until one has shown how long an urgent save takes.
+        """Begin a save. All saves are urgent until the first has shown how long an urgent save takes.
 
         Args:
             save: the function that saves. Its arguments are ``is_urgent``; ``then``, a function to call once the

@@ -17,7 +17,7 @@ from holdfast.rank import rendezvous
 from holdfast.terminal.distribution import spell_install
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
-# The number of the commit that the attempt will probably restore; 0 for none.
+# The variable with the number of the commit that the attempt will probably restore; 0 for none.
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 # The module that starts the ranks of an attempt on a Ray cluster; its docstring says how.
 RAY_MODULE = "holdfast.rank.ray"
@@ -72,7 +72,7 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
 
 
 def make_command(config: RunConfig) -> list[str]:
-    """Return the command that starts the ranks: a single rank itself, or torchrun or Ray's launcher for several.
+    """Return the command that starts the ranks: directly if there is one, else through torchrun or on Ray.
 
     Raises:
         ConfigError, NodesMissing: several nodes can't meet; see `holdfast.rank.rendezvous`.

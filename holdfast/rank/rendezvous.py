@@ -33,7 +33,7 @@ PORT_TAKEN, TOO_FEW, NOT_REACHED = "EADDRINUSE", "RendezvousTimeoutError", "Rend
 
 
 def find_node(compute: Compute, environ: Mapping[str, str] = os.environ) -> int:
-    """Return this node's number, counted from 0: node 0 holds the attempt, all others only carry ranks.
+    """Return this node's number, counted from 0. Node 0 has the attempt; all other nodes only have ranks.
 
     Raises:
         ConfigError: there are several nodes, and no variable has this node's number.

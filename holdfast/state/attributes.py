@@ -93,7 +93,7 @@ class Attributes:
 
 
 def is_plain(value: Any, within: Collection[int] = ()) -> bool:
-    """Return whether a value can be saved and restored by itself.
+    """Return whether a value is plain, so that it can be saved and restored without code of its class.
 
     Args:
         within: the ids of the containers around it; a value that contains itself is not plain.

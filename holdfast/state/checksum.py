@@ -116,7 +116,7 @@ def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
     """Return a tensor's bytes, with zeros in place of other ranks' bytes.
 
     Args:
-        are_cut: the kind of tensors to include: sharded or whole ones. A tensor of the other kind becomes zeros.
+        are_cut: whether to include sharded tensors, or else whole tensors. A tensor of the other kind becomes zeros.
     """
     if is_sharded(tensor) != are_cut:
         return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)

@@ -55,7 +55,7 @@ def as_plain(value: Any, name: str) -> Any:
     try:
         made = make_again(kind, plain)
         is_same = type(made) is kind and (base.__eq__(made, value) is True or value != value)
-    except Exception:  # the class's own code
+    except Exception:  # an error of the class's own code
         is_same = False
     if not is_same or getattr(value, "__dict__", None):
         raise StateError(

@@ -228,7 +228,8 @@ def _encode_array(value: np.ndarray[Any, Any], name: str, tensors: dict[str, Ten
             hint="keep an array of numbers of up to 8 bytes in the machine's byte order, or a list: array.tolist()",
         )
     rows = np.asarray(value, order="C")
-    if not rows.flags.writeable or min(rows.strides, default=0) < 0:  # as of a dimension of length 1
+    # torch warns of read-only memory, and refuses negative strides, which a dimension of length 1 may still have.
+    if not rows.flags.writeable or min(rows.strides, default=0) < 0:
         rows = rows.copy()
     data = TensorBytes(torch.from_numpy(rows)) if value.size else b""
     items = [each / value.itemsize for each in value.strides]

@@ -40,7 +40,7 @@ def remake(value: Any, items: Iterable[Any]) -> Any:
 
 
 def describe_kind(container: Any) -> dict[str, Any]:
-    """Return the properties of a container that its state stores beside its items, such as a deque's ``maxlen``."""
+    """Return the properties of a container that its state has besides the items, such as a deque's ``maxlen``."""
     if isinstance(container, deque):
         return {"maxlen": container.maxlen}
     if isinstance(container, defaultdict):
@@ -70,7 +70,7 @@ def make_container(state: dict[str, Any]) -> Any:
 
 
 def overlaps(value: Any) -> bool:
-    """Return whether elements of a tensor or an array share memory with each other, as those of ``expand`` do."""
+    """Return whether elements of a tensor or an array share memory with each other, as after ``expand``."""
     strides = value.stride() if isinstance(value, Tensor) else value.strides
     return any(not stride and size > 1 for stride, size in zip(strides, value.shape, strict=True))
 

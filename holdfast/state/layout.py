@@ -95,7 +95,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
         if is_expanded(target):
             once = index_once(target.stride())
             target, source = target[once], source[once]
-        target.copy_(source)  # no detach(), which makes a new tensor of a sparse one
+        target.copy_(source)  # not target.detach(), which is a new tensor if the target is sparse
 
 
 def share_tensor(tensor: torch.Tensor) -> None:

@@ -73,7 +73,7 @@ class Originals:
                 yield from self._list_items(each, (*path, key), inner)
 
     def find(self, value: Any) -> int | None:
-        """Return the number of a value; None if the container didn't have the value when its loop began."""
+        """Return the number of a value among the originals; None if the value isn't an original."""
         number = self._by_id.get(id(value))
         return number if number is not None and self._references[number]() is value else None
 

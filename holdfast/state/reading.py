@@ -1,4 +1,4 @@
-"""The items of a kept container, read for its state."""
+"""The reading of a kept container's items into its state."""
 
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The items of a kept container, restored from its state."""
+"""The restore of a kept container's items from its state."""
 
 import copy
 from typing import Any

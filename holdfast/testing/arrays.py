@@ -75,7 +75,7 @@ class ArrayModel:
 
     @property
     def avg_loss(self) -> float | None:
-        """Return the mean loss of this epoch so far, or of the last epoch if this one has no step yet."""
+        """Return the mean loss of this epoch so far, or of the last epoch if this epoch has no step yet."""
         if self._loss_steps:
             return self._loss_sum / self._loss_steps
         return float(self.history[-1]["avg_loss"]) if self.history else None

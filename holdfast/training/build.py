@@ -47,7 +47,7 @@ class Training:
     """A recipe that is built and ready to train in this process, at step 0.
 
     Attributes:
-        program: what is trained: a recipe, or a loop of the user's own.
+        program: the program that is trained: a recipe, or a loop of the user's own.
         recipe: the program's recipe; see `Program`.
         own_steps_per_epoch: the length of an epoch that the recipe gives.
         steps_per_epoch: the length of an epoch in force, which a proof may cut.
@@ -64,7 +64,7 @@ class Training:
         first: a stream's first micro-batch, for the probe.
         touched: the values that the model's calls in the last probe changed and that no checkpoint has; see
             `undisturbed.ModelSnapshot`.
-        parent: the content id of the last durable checkpoint; empty for none.
+        parent: the content id of the last durable checkpoint; empty if there is none.
         saver: writes checkpoints in the background, one at a time.
         record: the steps since the last save.
         begun: the last saves that were begun and that the main rank writes.
@@ -172,7 +172,7 @@ class Training:
 
     @property
     def virtual(self) -> VirtualRanks | None:
-        """The ranks, if they train virtual ranks."""
+        """Return the ranks if they train virtual ranks; otherwise None."""
         return self.ranks if isinstance(self.ranks, VirtualRanks) else None
 
     @property

@@ -137,7 +137,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
                 load(name, target, saved)
     load_optimizer(training, state["optimizer"], are_laid_out=are_laid_out)
     for name, extra in training.recipe.extras.items():
-        if _wraps_optimizer(training, extra):  # its saved state has the order in which torch fills the optimizer's
+        if _wraps_optimizer(training, extra):  # again: its saved state has the order of the optimizer's state
             load(f"extra {name}", extra, extras.get(name))
     restore_generators(training, state)
 
@@ -254,7 +254,9 @@ def _check_shards(training: Training) -> None:
 
 
 def tie_to_model(training: Training, payload: Payload) -> None:
-    """Replace values of an optimizer's state by the model's tensors if they were one object at the save, as with SAM.
+    """Replace values of an optimizer's state by the model's tensors, if each pair was one tensor at the save.
+
+    SAM, for example, has the model's tensors in its state.
 
     Args:
         payload: the payload that was restored.

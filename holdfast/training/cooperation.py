@@ -61,7 +61,7 @@ class Cooperation(abc.ABC):
 
     @property
     def has_others(self) -> bool:
-        """Return whether other ranks train with this one."""
+        """Return whether other ranks train together with this rank."""
         return self.number > 1 and not self.is_alone
 
     @property
@@ -167,7 +167,7 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        """Return the names of each step's micro-batches: this rank's, or with virtual ranks those of all shares."""
+        """Return the names of each step's micro-batches: of this rank's, or with virtual ranks of all shares'."""
 
     @abc.abstractmethod
     def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:

@@ -114,10 +114,10 @@ def _join(ranks: Sequence[int]) -> str:
 
 
 def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int], list[int]]]:
-    """Yield each parameter's name, the ranks that compute with it together, and those whose gradients FSDP2 averages.
+    """Yield each parameter's name, the ranks that compute with it together, and the ranks that average its gradient.
 
     FSDP2 gathers a tensor for its pass. If another plan has sharded the tensor before, the last dimension of the mesh
-    is that plan's.
+    belongs to that plan.
     """
     if not any(map(is_sharded, model.parameters())):
         return

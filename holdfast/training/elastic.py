@@ -28,7 +28,7 @@ def digest_state(name: str, state: Any) -> str:
 
 
 def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return the number of ranks that saved a state; None if each present rank continues the state of a saved one.
+    """Return the number of ranks that saved a state; None if each present rank continues one saved rank's state.
 
     Virtual ranks save as one rank, however many train them. Ranks that trained the same samples, and now don't, count
     as other ranks.

@@ -71,12 +71,12 @@ class Gradients:
             self._taken[id(parameter)] = TensorWeakRef(gradient), _version_of(gradient) if is_unchanged else CHANGED
 
     def _is_same(self, parameter: Tensor) -> bool:
-        """Return whether a parameter's gradient is the tensor that its optimizer took, perhaps changed in place."""
+        """Return whether a parameter's gradient is the tensor of its optimizer's last step, perhaps changed."""
         taken = self._taken.get(id(parameter))
         return taken is not None and parameter.grad is not None and taken[0]() is parameter.grad
 
     def _is_taken(self, parameter: Tensor) -> bool:
-        """Return whether a parameter's gradient is unchanged since its optimizer took it."""
+        """Return whether a parameter's gradient is the one of its optimizer's last step, unchanged since then."""
         return self._is_same(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
 
     def end_step(self) -> list[float] | None:
@@ -110,7 +110,7 @@ class Gradients:
         The key "" has the kind of loop, and is missing if the loop sets all gradients to None.
         """
         found: dict[str, Any] = {}
-        taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer took it
+        taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer's step
         settled = {
             id(each)
             for way, part in zip(self._ways, self._parts, strict=True)
@@ -147,7 +147,7 @@ class Gradients:
 
 
 def _pack(gradient: Tensor) -> Any:
-    """Return a gradient in the form of a state: a sparse one, such as an embedding's, as its indices and values."""
+    """Return a gradient in the form of a state. A sparse gradient, as of an embedding, becomes indices and values."""
     if gradient.layout is not torch.sparse_coo:
         return gradient
     return {

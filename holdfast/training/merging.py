@@ -24,14 +24,14 @@ DYNAMIC = (
 
 
 def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
-    """Apply the hyperparameters that the recipe now builds with another value than the saved one. Return their names.
+    """Apply the hyperparameters whose built values differ from the saved built values. Return their names.
 
-    A learning rate keeps its progress along its schedule: it is multiplied by the new base rate over the old one.
+    A learning rate keeps its progress along its schedule: it is multiplied by the new base rate over the old base rate.
 
     Args:
         saved_built: the result of `copy_built` in the checkpoint.
     """
-    built = from_payload(to_payload(training.built))  # in the form in which it is saved: a Counter becomes a dict
+    built = from_payload(to_payload(training.built))  # as it comes back from a checkpoint: a Counter is a dict
     changed = []
     rates = [_rates(scheduler) for scheduler in training.schedulers]
     # Groups that a step has added aren't in the built state, so `zip` skips them: they stay as restored.

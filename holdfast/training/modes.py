@@ -66,7 +66,7 @@ class Modes:
         self._restore_tensors(tensors, state)
 
     def _restore_tensors(self, changed: dict[str, dict[str, Any]], state: dict[str, Any]) -> None:
-        """Set the saved tensors as new objects, because other code may also use the present ones.
+        """Set the saved tensors as new objects, because other code may also use the present objects.
 
         Args:
             changed: the tensors that have changed since the build. If the state lacks one, it is reset to its built

@@ -98,7 +98,7 @@ def parts_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
 
 
 def read_rates(optimizer: Any) -> list[float]:
-    """Return the learning rate of each parameter group that has one."""
+    """Return the learning rates of the parameter groups; groups without a rate are left out."""
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
 

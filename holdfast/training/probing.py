@@ -140,7 +140,7 @@ def _take_gradient(training: Training, batch: Any) -> str:
         training.ranks.share_buffers(model)
         gradient: Sequence[Tensor | None] | None = None
         try:
-            if not any(map(is_sharded, parameters)):  # the gradient of a share comes from backward() alone
+            if not any(map(is_sharded, parameters)):  # a shard gets its gradient only by backward()
                 with training.generators.borrowed(training.config.seed):
                     loss = _take_loss(training, model.train(), batch)
                     gradient = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -85,7 +85,7 @@ class Program(abc.ABC):
         """Make the modules ready to train in this rank.
 
         Returns:
-            The model and the optimizer that the steps take, which may be wrappers of those in `recipe`.
+            The model and the optimizer for the steps, which may be wrappers of the recipe's.
 
         Raises:
             RecipeError, ConfigError: the modules or the optimizer don't fit the configuration.

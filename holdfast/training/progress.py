@@ -55,7 +55,7 @@ class TrainingProgress:
 
     @property
     def avg_loss(self) -> float | None:
-        """Return the mean loss of this epoch so far, or of the last epoch if this one has no step yet."""
+        """Return the mean loss of this epoch so far, or of the last epoch if this epoch has no step yet."""
         if self.epoch_loss_steps:
             return self.epoch_loss_sum / self.epoch_loss_steps
         return self.history[-1]["avg_loss"] if self.history else None

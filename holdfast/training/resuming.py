@@ -47,10 +47,10 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
         watch: called with the numbers of skipped and of all micro-batches to skip, if a stream is read again.
 
     Raises:
-        StateError: the state doesn't fit what the recipe built.
+        StateError: the state doesn't fit the objects that the recipe has built.
         ConfigError: another number of ranks saved the state, and these ranks can't share it out.
         ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
-        GateTripped: the restored state isn't the saved one, gives other results, or isn't healthy.
+        GateTripped: the restored state differs from the saved state, gives other results, or isn't healthy.
     """
     saved = capturing.decode(payload)
     capturing.restore(training, saved)

@@ -163,7 +163,7 @@ def count_params(training: Training) -> int:
 def describe_configs(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     """Return the configuration files of each part of a model that is a model of transformers, except with adapters.
 
-    peft's adapters rename the weights: ``from_pretrained`` would find no weight, and begin with random ones.
+    peft's adapters rename the weights: ``from_pretrained`` would find no weight, and begin with random weights.
 
     Returns:
         For each part, by its dotted name ("" for the whole model), the contents that its ``save_pretrained`` writes, by

@@ -25,7 +25,8 @@ class Schedulers(list[Any]):
     def __init__(self, recipe: Recipe, steps_per_epoch: int) -> None:
         """
         Raises:
-            RecipeError: a schedule's name isn't an optimizer's, or of several optimizers a `Schedule` names none.
+            RecipeError: a schedule's name isn't the name of an optimizer, or there are several optimizers and a
+                `Schedule` has no name.
         """
         pairs = list(_list_schedules(recipe))
         self.names = [each.name if isinstance(each, Schedule) else type(each).__name__ for each, _ in pairs]

@@ -93,7 +93,7 @@ def choose_every(model: nn.Module) -> int:
 
 
 def read_number(name: str, value: Any, device: torch.device) -> Tensor:
-    """Return a number of a step as a scalar float32 tensor on the device. A tensor is copied, and nothing waits for it.
+    """Return a number of a step as a scalar float32 tensor on the device. A tensor is copied without a wait for it.
 
     Args:
         name: the number's name in the message of an error.

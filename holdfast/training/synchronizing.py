@@ -54,7 +54,7 @@ class Synchronized:
             self._ranks.share_buffers(module)
 
     def _average(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Replace the gradients that an optimizer is about to take by their means over the ranks."""
+        """Average the gradients with which an optimizer is about to step, over the ranks."""
         own = [each for each in list_stepped(optimizer) if id(each) in self._own and each.requires_grad]
         for kind in dict.fromkeys((each.dtype, each.device) for each in own):
             self._average_alike([each for each in own if (each.dtype, each.device) == kind])

@@ -113,7 +113,7 @@ class ModelSnapshot:
         self, name: str, module: nn.Module, attributes: dict[str, Any], copies: list[tuple[Any, Any]]
     ) -> None:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            return  # a checkpoint may have the whole state
+            return  # a checkpoint may have all values in the module's extra state
         lost, own = module._non_persistent_buffers_set, vars(module)
         filled = {id(container) for container, items in copies if not _has_items(container, items)}
         for key in sorted(((attributes.keys() | own.keys()) - OF_TORCH) | lost):

@@ -59,7 +59,7 @@ def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
         live = _find_live(places, {*places})[min(places)]
         stored |= {name.removeprefix(own) for each in places.values() for name in each.stores if name.startswith(own)}
         read |= {name.removeprefix(own) for name in live if name.startswith(own)}
-        read |= {each for each in code.co_consts if isinstance(each, str)}  # as in `getattr(self, "count", 0)`
+        read |= {each for each in code.co_consts if isinstance(each, str)}  # `getattr(self, "count", 0)` reads it
     return stored - read
 
 
@@ -130,7 +130,7 @@ def _read_places(code: types.CodeType) -> dict[int, _Instruction]:
         place.nexts += [exits[later] for later in place.nexts if later in exits and later < each.offset]
     for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]
         handler = [each.opname for each in instructions if each.offset >= entry.target][:2]
-        if "WITH_EXCEPT_START" not in handler:  # few context managers suppress an error
+        if "WITH_EXCEPT_START" not in handler:  # `with` doesn't count: few context managers suppress errors
             for offset in (each for each in places if entry.start <= each < entry.end):
                 places[offset].nexts.append(offsets[bisect.bisect_left(offsets, entry.target)])
     return places

@@ -116,7 +116,7 @@ def _spell_items(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
 
 
 def _cut(items: Any) -> list[Any]:
-    """Return the items of a container; of a long one the first and the last."""
+    """Return the items of a container; of a long container, the first and the last `MAX_ITEMS` / 2 items."""
     found = list(items)
     return found if len(found) <= MAX_ITEMS else found[: MAX_ITEMS // 2] + found[-MAX_ITEMS // 2 :]
 

@@ -114,7 +114,7 @@ def _list_attributes(name: str, values: Mapping[str, Any]) -> Iterator[InnerValu
 def _list_items(name: str, value: Any) -> Iterator[InnerValue]:
     """Yield the items of a container. An item is named by its position if its key differs between processes."""
     keyed = value.items() if isinstance(value, dict) else enumerate(value)
-    is_of_hooks = name.endswith("_hooks")  # torch numbers all hooks of a process
+    is_of_hooks = name.endswith("_hooks")  # the numbers of hooks differ between processes
     for number, (key, each) in enumerate(keyed):
         if number >= MAX_ITEMS:
             break

@@ -92,7 +92,7 @@ class Registered:
                 self._add_value(each)
 
     def _add_inside(self, part: Any) -> None:
-        """Add the objects with state inside a registered object, which saves their state with its own."""
+        """Add the objects with state that are inside a registered object, because it saves their state, too."""
         waiting, seen = deque([part]), {id(part): part}
         while waiting and len(seen) < MAX_OBJECTS:
             each = waiting.popleft()

@@ -114,7 +114,7 @@ class _Search:
         self._waiting: deque[At] = deque()
         self._seen: dict[int, Any] = {}  # keeps the objects, because an id is unique only while its object lives
         self._codes: dict[types.CodeType, None] = {}
-        self._plain: dict[tuple[str, str], tuple[At, str]] = {}  # by root and name, with the digest
+        self._plain: dict[tuple[str, str], tuple[At, str]] = {}  # values and digests, by root and name
         self._stateful: dict[int, At] = {}
         self.looked_at = 0
 
@@ -225,7 +225,7 @@ class _Search:
     # ---- what is said
 
     def _find_place(self, name: str) -> str:
-        """Return the user's first line that changes a variable or an attribute, or, if there is none, that reads it."""
+        """Return the user's first line that changes a variable or an attribute, or else the first that reads it."""
         key = last_part(name)
         codes = [each for each in self._codes if each.co_name != "__init__" and key not in each.co_cellvars]
         for kind in ("STORE", "LOAD"):

@@ -48,7 +48,8 @@ class ForeignCheckpoint:
 def sort_values(imported: ForeignCheckpoint, values: Mapping[str, Any]) -> ForeignCheckpoint:
     """Sort the values of a dictionary into the fields of a `ForeignCheckpoint` by their content, and return it.
 
-    Several programs write a single dictionary of all states, under names of their own. Some put it into another one.
+    Several programs write a single dictionary of all states, under names of their own. Some put this dictionary into
+    another.
     """
     while len(values) == 1 and _is_around(inner := next(iter(values.values()))):
         values = inner

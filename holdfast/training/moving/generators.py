@@ -22,7 +22,7 @@ def find(name: Any, value: Any) -> dict[str, Any]:
     """
     try:
         return _find(name, value)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError):  # it only looks like one
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError):  # not a generator's state
         return {}
 
 

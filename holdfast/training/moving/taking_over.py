@@ -77,7 +77,7 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
         names: new names for the source's objects and weights, by the old ones; an empty name leaves the object out.
 
     Raises:
-        ConfigError: the checkpoint can't be read, doesn't fit the training, or doesn't say its step.
+        ConfigError: the checkpoint can't be read, doesn't fit the training, or doesn't have its step.
     """
     if any(map(is_sharded, training.recipe.model.parameters())):
         raise ConfigError(
@@ -104,7 +104,7 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
 
 
 class _Into:
-    """A training that takes over the parts of a checkpoint, one after the other."""
+    """The import of a checkpoint's parts into a training, one part after the other."""
 
     def __init__(self, training: Training, imported: ForeignCheckpoint) -> None:
         self._training, self._imported = training, imported

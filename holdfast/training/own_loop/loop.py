@@ -150,8 +150,8 @@ class OwnLoop:
         self.fields: dict[str, Any] = {"anneals": {}}
         self._adopted: list[Any] = []  # a framework's objects; the search for forgotten state doesn't look into them
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
-        self._loader: Any = None  # as the loop passed it
-        self._source: Any = None  # the loader inside a prepared one
+        self._loader: Any = None  # the loader that the loop has passed
+        self._source: Any = None  # the loader inside `_loader` if accelerate has prepared that, else the same loader
         self._per_epoch: int | None = None
         self._given: dict[str, Iterator[Any]] = {}  # the loop's iterators, by the `Run` method that made them
         self._training: Training | None = None

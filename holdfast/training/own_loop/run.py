@@ -77,7 +77,7 @@ class Run:
     def data_rank(self) -> int:
         """Return this rank's data rank, from 0. Ranks with equal data ranks train the same samples.
 
-        By default every rank has another one; see `data_parallel`.
+        By default every rank has a data rank of its own; see `data_parallel`.
         """
         return self._loop.data.number
 

@@ -10,7 +10,7 @@ from holdfast.training.forgotten_state.carried import find_carried, find_constan
 from holdfast.training.forgotten_state.digests import is_iterator
 from holdfast.training.kept import Variable
 
-# The frames of these functions, innermost first.
+# The frames of the running functions around a loop, innermost first.
 Frames = Sequence[types.FrameType]
 
 

@@ -59,11 +59,11 @@ class Exchange:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """All ranks call it together."""
+        """Make the process group for saves. All ranks call it together."""
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.window_bytes: int | None = None
         self._is_lost = False  # whether another rank is lost
-        # The holders of tensors whose meshes have only some ranks, by the digests of what the ranks have told.
+        # The holders of tensors whose meshes have only some ranks, by the digests of all ranks' regions.
         self._partly: dict[tuple[str, ...], dict[tuple[str, int], TensorHolders]] = {}
         # The thread of a save agrees and exchanges while training goes on. It needs a group of its own, because the
         # collectives of one group have to come in the same order in all ranks.
@@ -92,7 +92,7 @@ class Exchange:
         try:
             return work()
         except Exception as error:
-            if self._is_lost:  # the others can't be told: some may wait for this rank in the middle of their work
+            if self._is_lost:  # the other ranks can't be told: some may wait for this rank inside their work
                 raise
             if isinstance(error, HoldfastError):
                 return _Failure(error)
@@ -310,7 +310,7 @@ def _pack(message: list[Move], device: torch.device) -> Tensor:
 
 
 def _make_landing(message: list[Move], device: torch.device) -> Tensor:
-    """Return memory for a message: its destination, if the message can be written there."""
+    """Return memory in which to receive a message: the message's destination, if that can be used directly."""
     first = message[0].write
     if len(message) == 1 and first is not None and first.is_contiguous() and first.device == device:
         return first.view(-1)

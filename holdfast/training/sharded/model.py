@@ -99,7 +99,7 @@ def find_data_ranks(config: RunConfig, accelerator: Accelerator) -> DataRanks | 
 def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
     """Move the recipe's model to its device and shard it; see `cut_model`. The optimizers then step the shards.
 
-    An `AveragedModel` among the extras is treated alike, because it is updated from the model's shards.
+    An `AveragedModel` among the extras is treated in the same way, because it is updated from the model's shards.
     """
     averages = [each.module for each in recipe.extras.values() if isinstance(each, AveragedModel)]
     before = dict(recipe.model.named_parameters(remove_duplicate=False))
@@ -202,8 +202,8 @@ def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parame
 
     Args:
         place: the device for the memory.
-        made: the new parameters by the ids of the meta parameters that they replace. New ones are added, and found
-            again for tied parameters, which so stay tied.
+        made: the new parameters, by the ids of the meta parameters that they replace. This call adds to them, and finds
+            the new parameter of a tied parameter here.
 
     Raises:
         RecipeError: a module with such parameters or buffers has no ``reset_parameters``.
@@ -242,7 +242,7 @@ def _cut_block(block: nn.Module, accelerator: Accelerator, mesh: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     _share_tensors(block, accelerator)
-    # Shards are what optimizers and checkpoints find in the model, also between a forward pass and a step.
+    # Reshard after a forward pass, so that optimizers and checkpoints find shards in the model at any time.
     parts = mesh[DATA] if mesh["replicate"].size() > 1 else mesh["shard"]
     fully_shard(block, mesh=parts, reshard_after_forward=True)
 

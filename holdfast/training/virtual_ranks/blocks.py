@@ -99,7 +99,7 @@ class BlockSum:
             raise RecipeError(f"the gradient of {self._name} comes in several parts", hint=HINT)
         self._is_done = True
         for parameter in self.parameters:
-            parameter.grad = None  # FSDP2 would add to the gradient of the round before
+            parameter.grad = None  # otherwise FSDP2 would add to the last round's gradient
         received = torch.empty_like(own)
         distributed.all_to_all_single(received.view(-1), input_tensor, group=group)
         for share, rows in zip(self._round, received, strict=False):  # a last round may have fewer shares than ranks

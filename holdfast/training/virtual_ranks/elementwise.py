@@ -40,7 +40,7 @@ def check_elementwise(optimizer: Any, device: torch.device) -> None:
 
 
 def _is_elementwise(optimizer: Any, group: dict[str, Any], values: Tensor) -> bool:
-    """Return whether steps of a whole tensor and of its single rows give a parameter and its moments the same bits."""
+    """Return whether a tensor and its moments get the same bits when it is stepped as a whole and row by row."""
     try:
         whole, rows = _step(optimizer, group, values, len(values)), _step(optimizer, group, values, 1)
         return whole.keys() == rows.keys() and all(torch.equal(whole[name], rows[name]) for name in whole)

@@ -151,7 +151,7 @@ class WholeSums:
             self._agree_on_order()
 
     def _send_next(self) -> None:
-        """Begin to exchange the next bucket, and begin to send the mean of the bucket before."""
+        """Begin to exchange the next bucket, and begin to send the mean of the last bucket."""
         self._sums[self._sent].send()
         if self._sent:
             self._sums[self._sent - 1].pass_on()
