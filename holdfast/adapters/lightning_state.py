@@ -284,7 +284,10 @@ OWN = "holdfast, of the module: "
 
 
 def _place(value: Any) -> Any:
-    """Return a key that is equal for tensors with the same elements in memory; None for other and for empty values."""
+    """Return a key that is equal for tensors with the same elements in memory.
+
+    The key is None for an empty tensor, and for a value that is no tensor.
+    """
     if not isinstance(value, Tensor) or not value.numel():
         return None
     return value.data_ptr(), value.dtype, value.shape, value.stride()

@@ -297,7 +297,7 @@ class _HeldTrainer:
         """Do nothing: the run restores the generators."""
 
     def _evaluate(self, *arguments: Any, **options: Any) -> Any:
-        if self._held.has_resumed:  # the evaluation of args.eval_on_start, which the checkpoint has behind it
+        if self._held.has_resumed:  # args.eval_on_start: this evaluation ran before the checkpoint
             return {}
         return super()._evaluate(*arguments, **options)  # type: ignore[misc]
 

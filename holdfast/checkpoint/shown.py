@@ -23,7 +23,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # The characters in which an SVG's root element has to begin, after an XML declaration, a document type and comments.
 SVG_WITHIN = 4096
-# The largest size of one text or picture, and of all of one checkpoint: a server and a browser have to hold them.
+# The largest size of one text or picture, and of all texts and pictures of one checkpoint together: a server and a
+# browser have to hold them.
 MAX_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
 

@@ -307,7 +307,7 @@ def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":
     """Return the ``DataLoader`` inside a loader that accelerate has prepared, or the loader itself.
 
     Args:
-        instead: the code that makes exact batches of a dataset, for hints.
+        instead: the code that the error's hint recommends in place of this loader, with which a run resumes exactly.
 
     Raises:
         RecipeError: the loader's position can't be restored.

@@ -1,4 +1,4 @@
-"""The rank that another launcher gave this process: torchrun, accelerate launch, srun, or one with their variables.
+"""The place that a launcher gave this process: torchrun, accelerate launch, srun, or another with their variables.
 
 With `holdfast.attach` such a launcher starts the ranks. Any other command that starts an attempt raises an error if it
 is one of several processes, because each of them would start the same attempt. Nothing here imports torch.
@@ -12,7 +12,7 @@ from holdfast.config import Compute
 from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigError
 
-# srun sets this variable only for its tasks. Slurm's other variables exist in a batch script without srun, too.
+# Only srun's tasks have this variable. A batch script has a number of tasks, and the task number 0, without srun, too.
 STEP_SIZE = "SLURM_STEP_NUM_TASKS"
 DOCS = "docs/launchers.md says how"
 

@@ -19,9 +19,9 @@ SAME, DETACHED = "same", "detached"
 # The keys of a saved item that differs from the original at the same place: the item, and how it differs.
 ITEM, HOW = "item", "how"
 # How a saved item differs from the original at its place; see `originals`. NEW: it replaces the original. MOVED: it is
-# the original of another place. AGAIN: it is a container or a generator that was read before. VIEW: it is a view of
-# another value. LEARNS: it is a tensor that requires a gradient. CLASS: it is a parameter. DEVICE: it is on another
-# device.
+# an original of another place or container. AGAIN: it is a container or a generator that was read before. VIEW: it is a
+# view of another value. LEARNS: it is a tensor that requires a gradient. CLASS: it is a parameter. DEVICE: it is on
+# another device.
 NEW, MOVED, AGAIN, VIEW, LEARNS, CLASS, DEVICE = "new", "moved", "again", "view", "learns", "class", "device"
 
 

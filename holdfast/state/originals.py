@@ -21,8 +21,8 @@ from holdfast.state.generators import is_generator
 # The keys and indices that lead from the outermost container to an item.
 Path = tuple[Any, ...]
 
-# The reference count of an object to which only this module refers: its own reference, and the call of `getrefcount`.
-# A larger count means that other code refers to the object.
+# If the reference count of an object is below this, only this module refers to the object: with its own reference, and
+# in the call of `getrefcount`.
 OWN_REFERENCES = 3
 
 
@@ -140,7 +140,7 @@ def is_tracked(value: Any) -> bool:
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether an item of a container has a state that is read and restored: not so a number or a tensor."""
+    """Return whether an item of a container is a container, a generator, or an object with a ``state_dict``."""
     return has_methods(value) or is_generator(value) or isinstance(value, dict | list | deque)
 
 

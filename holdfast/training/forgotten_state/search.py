@@ -196,8 +196,8 @@ class _Search:
         left_out = set() if isinstance(value, types.FunctionType) else find_outputs(codes)
         if at.root == "extras" and self._registered.has(value):
             left_out |= _list_saved_names(value)
-        # In an object whose class inherits from a library, a private attribute counts as the library's unless the
-        # user's code names it.
+        # If an object's class is a library's, or inherits from one, a private attribute counts as the library's unless
+        # the user's code names it.
         named = {name for code in codes for name in code.co_names}
         is_alone = is_users and all(is_own(each) for each in kinds if each is not object)
         labels = []

@@ -10,7 +10,8 @@ from holdfast.training.moving.torch_file import sort_file
 MARK = "pytorch-lightning_version"
 # The keys whose values the adapter of Lightning takes over itself.
 FRAMEWORK = ("loops", "callbacks", "epoch", "global_step")
-# All keys that Lightning writes. Values under any other key were added by the user's code or by callbacks.
+# All keys that Lightning writes: those that are read here, and others on which no step depends. Any other key was added
+# by a hook.
 KNOWN = {
     MARK, "state_dict", "optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type",
     "datamodule_hparams_name", "datamodule_hyper_parameters", *FRAMEWORK,

@@ -27,7 +27,7 @@ from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import waits_for_plateau
 
 GENERATORS = ("python", "numpy", "torch")
-# The keys in the state of torch's schedulers that hold progress or follow from settings; all other keys are settings.
+# The keys in the state of torch's schedulers that count as their progress; all other keys count as settings.
 PROGRESS = {
     "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "verbose", "base_lrs", "best",
     "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "_milestones",
