@@ -189,7 +189,8 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
             f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average its gradient",
             hint='fully_shard(model, mesh=mesh["replicate", "shard"]) at its end shards the rest',
         )
-    # By default FSDP2 leaves the outermost module whole after a forward pass, and probes run several.
+    # By default FSDP2 leaves the outermost module whole after a forward pass. Shard it again each time, because probes
+    # run several forward passes.
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_reshard_after_forward(True, recurse=False)
