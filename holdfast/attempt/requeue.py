@@ -107,7 +107,9 @@ def _ask(*command: str) -> str | None:
     for number in range(TRIES):
         time.sleep(TRY_AGAIN_S if number else 0.0)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S)
+            done = subprocess.run(
+                command, capture_output=True, encoding="utf-8", errors="replace", timeout=ANSWER_WITHIN_S
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             problem = str(error)
             continue

@@ -44,17 +44,17 @@ def find_job(environ: Mapping[str, str] = os.environ) -> SlurmJob | None:
     if not environ.get("SLURM_JOB_ID", "").isdecimal():
         return None
     is_step = "SLURM_STEP_NUM_NODES" in environ
-    scope = "SLURM_STEP" if is_step else "SLURM_JOB"
+    scope = "STEP" if is_step else "JOB"
     number, step = int(environ["SLURM_JOB_ID"]), _read_number(environ, "SLURM_STEP_ID", 0)
     restarts = _read_number(environ, "SLURM_RESTART_COUNT", 0)
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    host = FIRST_HOST.match(environ.get(f"{scope}_NODELIST", ""))
+    host = FIRST_HOST.match(environ.get(f"SLURM_{scope}_NODELIST", ""))
     first = environ.get("MASTER_ADDR") or ("".join(part or "" for part in host.groups()) if host else "127.0.0.1")
     port = environ.get("MASTER_PORT") or FIRST_PORT + (PER_JOB * number + step + PER_RESTART * restarts) % PORTS
     return SlurmJob(
         name=f"{array}_{task}" if array and task else str(number),
         restarts=restarts,
-        nodes=_read_number(environ, f"{scope}_NUM_NODES", 1),
+        nodes=_read_number(environ, f"SLURM_{scope}_NUM_NODES", 1),
         is_step=is_step,
         tasks=tuple(int(found) for found in TASKS.findall(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))),
         address=f"{first}:{port}",
