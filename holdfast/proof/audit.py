@@ -32,8 +32,9 @@ class Audit(Differing, BaseModel):
     Attributes:
         start, stop: the steps ``(start, stop]`` that were trained again, without a resume.
         from_commit: the commit whose checkpoint the replay began with; 0 for the beginning of the run.
-        resumes: the steps at which the run was resumed and the replay was not, so that a faulty resume shows.
-        unchecked: what could not be checked, and why: a checkpoint was pruned, or settings were changed; else empty.
+        resumes: the steps at which the run may have resumed. The replay trains straight on there, so that a faulty
+            resume gives a difference.
+        unchecked: the part that was not checked, and why (a pruned checkpoint, changed settings); else empty.
         expected, found: the committed content id and the replay's; ``found`` is empty if the gate refused the start.
         gate: why the gate refused the checkpoint to start from; empty if it didn't.
         ranks: the number of ranks of the replay, if one was asked for; None for the run's.
@@ -93,7 +94,7 @@ def audit_commit(
             the run may have been resumed from the parent, it is the parent's parent, because a replay from the parent
             would repeat that resume with its faults.
         ranks: the number of ranks of the replay; None for the run's.
-        trust: what to take from the run's records.
+        trust: how to choose the recipe, and whether to accept the one in the run's records.
 
     Raises:
         WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned; or equal bytes aren't
@@ -139,7 +140,7 @@ class Span:
 
     @property
     def resumes(self) -> list[int]:
-        """Return the steps at which the run may have been resumed and the replay isn't."""
+        """Return the steps at which the run may have been resumed, but the replay trains straight on."""
         pairs = pairwise(self.commits)
         return [before.step for before, commit in pairs if may_follow_resume(before, commit)]
 
@@ -220,7 +221,7 @@ def _not_trained(journal: Journal, commit: Commit) -> WrongUse:
 
 def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     """Return the changes since a commit, and the reasons why equal bits aren't promised here."""
-    # The promise covers packages. A newer Holdfast isn't a note: it has to give the same bits.
+    # `promise_for` reports changed packages. A newer Holdfast is left out, because it has to give the same bits.
     past = Past.read(journal, commit)
     changes = [str(change) for change in changes_since(past, present) if change.kind != "package"]
     return [*changes, *promise_for(past, present).reasons]

@@ -1,4 +1,4 @@
-"""Changes of a run's settings, code and files: over its life, and against a configuration."""
+"""Changes of a run's settings, code and files: from attempt to attempt, and against a given configuration."""
 
 import contextlib
 import sys
@@ -81,9 +81,9 @@ def judge_run(journal: Journal, config: RunConfig) -> Judged:
 
 
 def gives_others(journal: Journal, config: RunConfig) -> bool:
-    """Return whether a configuration gives other settings than the one that the newest commit was trained with.
+    """Return whether a configuration differs from the one that the newest commit was trained with.
 
-    Imports no recipe, and so doesn't know its defaults: whether the run refuses the settings, an attempt decides.
+    The recipe is not imported, so its default settings are unknown. The next attempt decides whether it refuses.
     """
     newest = journal.newest()
     if newest is None:
@@ -91,7 +91,7 @@ def gives_others(journal: Journal, config: RunConfig) -> bool:
     saved = journal.read_config(newest.config_fingerprint)
     try:
         given = RunConfig.model_validate(saved.config).identity if saved else {}
-    except ValidationError:  # an earlier version has written it
+    except ValidationError:  # an earlier version of Holdfast wrote the record
         return True
     changes = compare_identities(given, config.identity, find_defaults())
     return not all(is_harmless(each) or is_accepted(each, config.resume.accept_drift) for each in changes)
@@ -104,7 +104,7 @@ def _judge_one(cls: str, change: Change, accept: Sequence[str]) -> Outcome:
 
 
 def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: str) -> str:
-    """Return the hint for the changes that are refused; empty if none is."""
+    """Return the hint for the changes that are refused; empty if no change is refused."""
     try:
         check_drift(changes, config.resume.accept_drift, saved, current)
     except ConfigDrift as error:
@@ -128,7 +128,7 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
 def _identify(
     journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Import the recipe; return the identity that the run would have if its data didn't change, and the defaults."""
+    """Import the recipe. Return the run's identity with this configuration and unchanged data, and field defaults."""
     # Find recipes in the working directory, as `python -m` does. A console script searches its own folder instead.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -141,7 +141,7 @@ def _identify(
 
 
 def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
-    """Compare code, files and packages here with the recorded ones. Return changes, and notes on the rest."""
+    """Compare code, files and packages here with the recorded ones. Return changes, and notes on parts left out."""
     notes = ["what the recipe builds and the machine aren't compared: they are known when training starts"]
     saved = Past.read(journal, newest).environment
     names: dict[str, str] = saved.get("sources", {})

@@ -1,4 +1,4 @@
-"""Disaster drills: an attempt kills itself, its ranks or its worker at chosen steps; and the verdict on the bytes."""
+"""Disaster drills: kill an attempt, its ranks or its worker at chosen steps, and judge the bytes at the run's end."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ class Striker(Observer):
 
 
 def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:
-    """Return the kills that are left after `ended_early` attempts have ended early."""
+    """Return the kills still to come after this many attempts ended early, each by the next kill that ends one."""
     left = list(kills)
     for _ in range(ended_early):
         while left and not left.pop(0).ends_attempt:

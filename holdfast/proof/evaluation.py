@@ -62,7 +62,7 @@ def evaluate_commit(journal: Journal, commit: Commit, trust: Trust = BY_DEFAULT)
     """Restore a commit's checkpoint through the gate in fresh processes, and evaluate it.
 
     Args:
-        trust: what to take from the run's records.
+        trust: how to choose the recipe, and whether to accept the one in the run's records.
 
     Raises:
         CheckpointDamaged, GateTripped: the checkpoint can't be restored. Nothing is quarantined.

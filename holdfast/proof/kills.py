@@ -4,7 +4,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-# The number of steps of a proof with slow steps, and the most steps of a proof with fast ones.
+# A proof trains at least so many steps, even if they are slow, and at most so many, even if they are fast.
 FEWEST_STEPS = 20
 MOST_STEPS = 1000
 
@@ -29,7 +29,10 @@ class Speed:
     own_steps: int
 
     def choose_steps(self, within_s: float, kills: int) -> int:
-        """Return the number of steps that can be trained twice in the remaining time, after the starts of all lives."""
+        """Return the number of steps that fit twice into the remaining time.
+
+        The starts of ranks are subtracted first: one for the straight run, and one more than kills for the killed run.
+        """
         left_s = within_s - self.spent_s - (kills + 2) * self.start_s
 
         def fits(steps: int) -> bool:
@@ -44,9 +47,9 @@ class Speed:
 def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> tuple[list[int], list[int]]:
     """Return the steps in which to kill the ranks, and the steps at which a chunk ends.
 
-    A chunk ends before each kill, and the run resumes from it. The chunk of the first kill ends inside an epoch, that
-    of the second inside the epoch before, that of the third between the two epochs, and the others anywhere. So the
-    run crosses the end of an epoch with a save on each side and a kill after it, and then the next end after a resume.
+    A chunk ends before each kill, and the run resumes from there. The first three chunk ends are chosen around the end
+    of one epoch: one inside the next epoch, one inside this epoch, and one between the two. Further ones lie anywhere.
+    So the run crosses the end of an epoch with a save on each side and a kill after it, then the next after a resume.
 
     Args:
         epoch: the steps of an epoch, at most half of ``steps``.

@@ -34,7 +34,7 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-# The steps that are measured to choose the number of steps, in at most this share of the time for a proof.
+# To choose its number of steps, a proof first measures so many steps, in at most this share of its time.
 MEASURED_STEPS = 12
 MEASURED_SHARE = 0.15
 
@@ -52,16 +52,16 @@ def prove(
     Both runs cut an epoch to at most half of the steps, so that they cross the end of one.
 
     Args:
-        steps: the number of steps; None for as many as are done within the time, at least 20, and at most 1000
-            or the run's own.
+        steps: the number of steps; None for as many as fit into ``within_s``, at least 20, and at most 1000 or the
+            run's own number.
         kills: the number of SIGKILLs; fewer if there are too few steps.
         seed: the seed that chooses chunks and kills; None for a random seed.
-        ranks: the numbers of ranks of the killed run's lives, one after the other and then again from the first, which
-            the straight run has; empty for the configuration's.
-        within_s: the time for the whole proof in seconds, about, from which the number of steps follows.
+        ranks: the number of ranks at each start of the killed run; after the last number, the first one follows again.
+            The straight run has the first number. Empty for the configuration's.
+        within_s: the approximate time for the whole proof in seconds, which decides the number of steps.
 
     Raises:
-        WrongUse: the numbers of ranks aren't promised to give equal bytes, or there are too few kills for them.
+        WrongUse: equal bytes aren't promised on these numbers of ranks, or there are too few kills to use all of them.
         HoldfastError: the recipe can't be built, or fails.
     """
     if (steps is not None and steps < 2) or kills < 1:
@@ -102,8 +102,8 @@ def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, li
     """Return the fields ``lost`` and ``unchanged`` of a `Proof`.
 
     Args:
-        is_equal: whether the runs end on the same bytes. If they don't, values at their ends differ that only follow
-            from others, so that those which a resume lost come first, and others only if there are none.
+        is_equal: whether the runs end on the same bytes. If they don't, a value may differ at the end only as a
+            consequence. So the ends are compared only if no resume is known to have lost a value.
     """
     lost = dict(resumed.lost)
     if is_equal or not lost:
@@ -114,10 +114,10 @@ def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, li
 
 
 def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> None:
-    """Check that a proof can end on the same bytes with these numbers of ranks, and reaches all of them.
+    """Check that equal bytes are promised on these numbers of ranks, and that the proof uses all of them.
 
     Raises:
-        WrongUse: it can't.
+        WrongUse: equal bytes aren't promised, or there are too few kills.
     """
     option = f"--ranks {','.join(map(str, ranks))}"
     if min(ranks) < 1:
@@ -139,7 +139,7 @@ class _Run:
 
     def __init__(self, config: RunConfig, folder: str, name: str, chunks: list[int]) -> None:
         log = Log(every=1, folder=f"{folder}/logs")
-        # Enough epochs for all steps: an epoch has at least one.
+        # An epoch has at least one step, so that these are enough epochs for all steps.
         epochs = max(config.epochs, chunks[-1])
         self._own_epochs = config.epochs
         changed = {"store": folder, "run": name, "log": log, "epochs": epochs, "signing_key": None}
@@ -275,8 +275,8 @@ class _Run:
         """Train a chunk and return its checkpoint; None if the ranks were killed in it."""
         assert self._present is not None
         if 0 < kill_at <= stop:
-            # However late the kill comes, the ranks train no step that the straight run doesn't: the user's loop may
-            # end there. What they save then is elsewhere, or the next life would adopt it.
+            # The kill may come late. So the ranks stop at the straight run's last step, where the user's loop may end,
+            # and save into another folder: the next ranks would adopt a checkpoint in the run's own.
             elsewhere, step = f"{self._config.store}/{self._journal.run}-killed", 0
             ranks.train(self._chunks[-1], self._present.fingerprint, elsewhere, is_detailed=True)
             while step < kill_at:

@@ -27,11 +27,11 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
 
     Args:
         scratch: the folder for logs.
-        trust: what to take from the run's records.
+        trust: how to choose the recipe, and whether to accept the one in the run's records.
 
     Raises:
         WrongUse: the configuration was lost, or its recipe is not trusted.
-        RecordDamaged: the configuration isn't the one that the commit's fingerprint is of.
+        RecordDamaged: the configuration hasn't the commit's fingerprint.
     """
     record = journal.read_config(commit.config_fingerprint)
     if record is None:
@@ -47,7 +47,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         "epochs": _count_epochs(journal, config, commit),
     }
     with contextlib.suppress(RecordDamaged):
-        if metadata := checkpoint.read_metadata(journal.store, commit.path):  # this setting may change within a run
+        if metadata := checkpoint.read_metadata(journal.store, commit.path):  # ``part_bytes`` may change within a run
             moved["checkpoint"] = config.checkpoint.model_copy(update={"part_bytes": metadata.part_bytes})
     if config.init_from is not None:
         commit_number = record.identity["init_from"]["commit"]
@@ -56,10 +56,10 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
 
 
 def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
-    """Return the epochs with which a commit's steps are trained again.
+    """Return the number of epochs that a run needs to train a commit's steps again.
 
-    The record has those at the first use of the settings, and the run may have been extended since. A loop's code at
-    the end of its last epoch belongs to the run's last step, so a commit that has run it was the last one then.
+    The configuration has the number at the first use of the settings, and the run may have been extended since. If the
+    checkpoint says that a loop has run its code after the last epoch, the commit's epoch was the last one at that time.
     """
     with contextlib.suppress(CheckpointDamaged, NameMissing, KeyError):
         first, *_ = checkpoint.find_parts(commit)
@@ -73,7 +73,7 @@ def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
     """Return a run's configuration with another number of ranks; None keeps the number.
 
     Raises:
-        WrongUse: without virtual ranks the run's bytes depend on their number.
+        WrongUse: the number differs and the run has no virtual ranks, so that its bytes depend on the number.
     """
     compute = config.compute
     if number is None or number == compute.ranks:
@@ -96,8 +96,8 @@ def ranks_at(
     Args:
         at: the commit to restore; None for the state that the run began with.
         settings: the commit whose settings the ranks get.
-        trust: what to take from the run's records.
-        number: the number of ranks; None for that of the settings.
+        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        number: the number of ranks; None for the number in the settings.
 
     Raises:
         WrongUse: equal bytes aren't promised on this number of ranks, or the recipe is not trusted.
@@ -143,7 +143,7 @@ def replayed(
 
     Args:
         start: an earlier commit; None for the beginning of the run.
-        trust: what to take from the run's records.
+        trust: how to choose the recipe, and whether to accept the one in the run's records.
         ranks: the number of ranks; None for the run's.
 
     Yields:

@@ -15,23 +15,24 @@ SHOWN = 5
 class Proof(Differing, BaseModel):
     """The result of `prove`.
 
-    If the gate refused, the trails are compared up to there, and ``different`` has what it names.
+    If the gate refused to resume, the trails are compared up to that step, and ``different`` has the names that the
+    gate reported.
 
     Attributes:
         kills: the steps in which SIGKILL ended the ranks.
         chunks: the steps at which a chunk of the killed run ended.
-        ranks: the numbers of ranks of the killed run's lives, one after the other and then again from the first, which
-            the straight run had.
+        ranks: the number of ranks at each start of the killed run; after the last number, the first one follows again.
+            The straight run had the first number.
         resumed_from: the steps of the checkpoints from which the killed run resumed, or tried to.
         steps_per_epoch: the length of an epoch in this proof, which may cut it.
         own_steps_per_epoch: the length of an epoch in the recipe.
         straight, resumed: the last content ids of the two runs; ``resumed`` is empty if the gate refused to resume.
         gate: why the gate refused; empty if it didn't.
-        lost: state that a resumed process hadn't as the one before had it, because no checkpoint has it; a line each.
-            It explains a failed proof. If the bytes are equal, nothing in these steps depended on it.
-        unchanged: objects with a state that no checkpoint has, and that didn't change in these steps; a line each.
-        looked_at: how many of the user's functions, classes and objects the search for such state has entered.
-        not_reached: what this proof didn't try, a line each.
+        lost: a line for each value that a resumed process had lost, because no checkpoint has it. Such values explain a
+            failed proof. If the bytes are equal, nothing in these steps depended on them.
+        unchanged: a line for each object whose state no checkpoint has and no step changed.
+        looked_at: the number of the user's functions, classes and objects that the search for such state has visited.
+        not_reached: a line for each case that this proof didn't test.
         environment: the machine and the versions of both runs.
     """
 
@@ -93,7 +94,7 @@ class Proof(Differing, BaseModel):
         return lines + self.describe_difference()
 
     def _describe_ranks(self) -> str:
-        """Return on how many ranks each life was trained."""
+        """Return a phrase with the number of ranks of the straight run, and between the kills of the other one."""
         lives = [number for number, _ in zip(itertools.cycle(self.ranks), [0, *self.resumed_from], strict=False)]
         return f"{self.ranks[0]} straight, and {', '.join(map(str, lives[:-1]))} and {lives[-1]} between the kills"
 
@@ -114,7 +115,7 @@ def list_unchanged(built: Sequence[Found], straight: Sequence[Found], lost: Sequ
     Args:
         built: found before the first step.
         straight: found at the end of the straight run.
-        lost: what a resume is known to lose.
+        lost: the values that a resume is known to lose.
     """
     before, known = {found.key: found.sha256 for found in built}, {found.key for found in lost}
     own = (found for found in straight if not found.is_plain and found.key not in known)

@@ -59,7 +59,7 @@ class Ancestry:
         return lines, notes
 
     def read_past(self, commit: Commit) -> Past:
-        """Return the settings, code and machine of a commit; of a pruned one those that its attempt began with."""
+        """Return the settings, code and machine of a commit; of a pruned one, code and machine from its attempt."""
         past = Past.read(self.journal, commit)
         if past.environment:
             return past
@@ -116,7 +116,7 @@ def _find_head(journal: Journal, name: str) -> Commit:
 
 
 def find_common_steps(one: Ancestry, other: Ancestry) -> Iterator[tuple[Commit, Commit]]:
-    """Yield the commits of two trainings at the same steps, oldest first."""
+    """Yield each pair of commits that two trainings have at the same step, oldest first."""
     for step, commit in one.by_step.items():
         if step in other.by_step:
             yield commit, other.by_step[step]

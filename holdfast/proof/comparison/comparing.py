@@ -19,17 +19,17 @@ Pair = tuple[Commit, Commit]
 def compare_trainings(
     one: Ancestry, other: Ancestry, *, is_replayed: bool = False, trust: Trust = BY_DEFAULT
 ) -> Comparison:
-    """Compare two trainings: content ids at the steps at which both have a checkpoint, and trails at every step.
+    """Compare the content ids of two trainings where both have a checkpoint, and their trails at every step.
 
-    Commits at other steps, because of other chunks or attempts, are compared by their trails alone.
+    Where only one of them has a checkpoint, because its chunks or attempts differ, the trails alone are compared.
 
     Args:
         is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
             find its first tensor.
-        trust: what such a replay takes from the runs' records.
+        trust: how to choose the recipe of such a replay, and whether to accept the one in a run's records.
 
     Raises:
-        WrongUse: no step of one is known of the other.
+        WrongUse: both have no checkpoint and no line of a trail at the same step.
     """
     equal, different, common = _compare_content_ids(one, other)
     after = equal[0].step if equal else 0
@@ -65,13 +65,17 @@ def compare_trainings(
 
 
 def _rank(one: Ancestry, other: Ancestry, pair: Pair, evidence: Evidence | None) -> list[Suspect]:
-    """Return the recorded differences between two commits, the one that explains the evidence best first."""
+    """Return the recorded differences between two commits; those that explain the evidence best come first."""
     changes = list_changes(one.read_past(pair[0]), other.read_past(pair[1]), _read_configs(one, other, pair))
     return rank(changes, evidence)
 
 
 def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, Pair | None, int]:
-    """Return the last commits with one content id before the first ones that differ, those, and the common steps."""
+    """Compare the content ids at the steps that two trainings have in common, up to the first difference.
+
+    Returns:
+        The last pair of equal commits before it, the first pair that differs, and the number of common steps.
+    """
     equal: Pair | None = None
     pairs = list(find_common_steps(one, other))
     for pair in pairs:
@@ -82,7 +86,7 @@ def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, P
 
 
 def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]) -> list[str]:
-    """Return the names of the values that differ in two checkpoints; note it if they were pruned or can't be read."""
+    """Return the names of the values that differ in two checkpoints; add a note if one was pruned or can't be read."""
     for line, commit in zip((one, other), pair, strict=True):
         if line.journal.is_pruned(commit.number):
             notes.append(f"the tensors at step {commit.step} weren't compared: those of {line.label} were pruned")
@@ -99,7 +103,7 @@ def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]
 
 
 def _find_values(first: Difference | None, *trails: checkpoint.Lines) -> tuple[Any, Any]:
-    """Return the two values of the first field that differs; (None, None) for a component's."""
+    """Return the two values of the first field that differs; (None, None) for a component, which has only checksums."""
     if first is None:
         return None, None
     one, other = (next((line for line in trail if line["step"] == first.step), {}) for trail in trails)
@@ -129,7 +133,7 @@ def _note_changed_settings(line: Ancestry, commit: Commit) -> list[str]:
 
 
 def _read_configs(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return all settings of two commits; of both nothing if one's are lost."""
+    """Return all settings of two commits; two empty dicts if either commit's are lost."""
     left, right = _read_config(one.journal, pair[0]), _read_config(other.journal, pair[1])
     return (left, right) if left and right else ({}, {})
 

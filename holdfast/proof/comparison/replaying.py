@@ -23,12 +23,12 @@ class _Replayed:
 def replay_both(
     one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit], after: int, trust: Trust
 ) -> tuple[list[Replay], Difference | None, list[str]]:
-    """Train the steps up to two commits again, each from the last checkpoint that both have in common if possible.
+    """Train the steps up to two commits again, from the last checkpoint that both trainings have in common if possible.
 
     Args:
         pair: the commits up to which to train: the first that reach the first difference.
         after: the last step at which both have one content id.
-        trust: what to take from the runs' records.
+        trust: how to choose the recipe, and whether to accept the one in a run's records.
 
     Returns:
         The replays; the first difference between their trails, which name every tensor; and notes.
@@ -64,7 +64,7 @@ def _judge(label: str, found: _Replayed) -> list[str]:
 
 
 def _choose_start(line: Ancestry, commit: Commit, after: int) -> Commit | None:
-    """Return the commit to begin with: not before step ``after``, and not before a change of settings."""
+    """Return the commit to begin with: the last one up to step ``after``, or a later one with other settings."""
     start = line.find_parent(commit)
     while start is not None and start.step > after and start.config_fingerprint == commit.config_fingerprint:
         start = line.find_parent(start)

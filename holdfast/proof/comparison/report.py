@@ -25,7 +25,7 @@ class Side(BaseModel):
         label: its name in messages: the run's, or what the user typed if both runs have one name.
         commit: the number of the commit up to which it is compared.
         first: the number of its first commit whose content id differs; 0 if none does.
-        content_id: the content id of that commit; of the last common one if none differs.
+        content_id: the content id of that commit, or of the last common commit if none differs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -62,17 +62,17 @@ class Replay(BaseModel):
 class Comparison(Differing, BaseModel):
     """The comparison of two trainings, by their trails or by detailed replays.
 
-    ``different`` has what differs at ``different_at``, and is empty if a checkpoint was pruned.
+    ``different`` names the values that differ at ``different_at``; it is empty if a checkpoint was pruned.
 
     Attributes:
-        is_equal: whether no checkpoint and no step differs, as far as both go.
+        is_equal: whether all checkpoints and steps that both have are equal.
         equal_until: the last step at which both have a checkpoint, with one content id; 0 if there is none.
         common: the number of steps at which both have a checkpoint.
         compared_until: the last step that was compared, by content ids or trails.
         different_at: the first step at which both have a checkpoint and the content ids differ; None if there is none.
         first_values: the two values of the first field that differs; empty if the trails have none.
         replays: the replays of both, if they were asked for and possible.
-        suspects: the recorded differences, the one that explains the first difference best first.
+        suspects: the recorded differences between both; those that explain the first difference best come first.
         notes: what could not be compared, and why.
     """
 
@@ -144,7 +144,7 @@ class Comparison(Differing, BaseModel):
 
 
 def _show(value: Any) -> str:
-    """Return a value of a trail with at most nine digits, which tell any two floats of 32 bits apart."""
+    """Format a value of a trail with at most nine digits, which tell any two 32-bit floats apart."""
     if isinstance(value, float):
         return f"{value:.9g}"
     if isinstance(value, list):

@@ -37,10 +37,10 @@ class Kind:
     """One kind of difference.
 
     Attributes:
-        names: the prefixes of its changes' dotted names.
+        names: the prefixes of the dotted names that changes of this kind have.
         likely: the evidence that it explains best.
         possible: further evidence that it may cause.
-        reason: why it causes that.
+        reason: why it causes this evidence.
     """
 
     name: str
@@ -143,10 +143,10 @@ def _is_rounding(one: Any, other: Any) -> bool:
 
 
 def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str, Any]]) -> list[tuple[str, Change]]:
-    """Return every recorded difference between two trainings, after its class.
+    """Return every recorded difference between two trainings, as pairs of its class and the change.
 
     Args:
-        configs: all settings of both, of which those outside of the identity are compared.
+        configs: all settings of both. The identities have the settings of class identity; the others are compared here.
     """
     rows = [("identity", change) for change in compare_identities(one.identity or {}, other.identity or {}, {})]
     rows += [
@@ -160,7 +160,7 @@ def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str
 
 
 def compare_machines(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Change]:
-    """Yield the terms of the hardware contract in which two environments differ; those that only one knows, too."""
+    """Yield the terms of the hardware contract in which two environments differ, or that only one of them has."""
     if not one or not other:
         return
     for key in dict.fromkeys(term.key for term in TERMS if term.on):
@@ -183,7 +183,7 @@ def _leave_out_common_words(one: str, other: str) -> tuple[str, str]:
 
 
 def _shorten(value: Any) -> Any:
-    """Return an environment's value as a person reads it: of GPUs their names, ABSENT for an unknown value."""
+    """Return an environment's value for a person to read: GPUs become their names, an unknown value ABSENT."""
     if isinstance(value, list):
         return ", ".join(str(each.get("name", each)) if isinstance(each, dict) else str(each) for each in value)
     return ABSENT if value is None else value
@@ -192,8 +192,8 @@ def _shorten(value: Any) -> Any:
 def rank(rows: Iterable[tuple[str, Change]], evidence: Evidence | None) -> list[Suspect]:
     """Order differences by how well they explain the evidence, best first.
 
-    A built value that explains the evidence well follows from something else: from a setting with the same two values
-    if there is one, such as a learning rate; otherwise from any of `SOURCES_OF_BUILT`. Those explain it well, too.
+    A built value that explains the evidence well has a source, which then counts as likely, too: a setting with the
+    same two values if one differs, such as a learning rate, or else every difference of a kind in `SOURCES_OF_BUILT`.
 
     Args:
         evidence: None if the trainings are equal: then no difference changed anything.
