@@ -56,7 +56,7 @@ def _write_fast(value: Any) -> bytes | None:
             return None
         if others:
             text, found = _OTHER_FLOAT.subn(_rewrite, text)
-            if found != others:  # a string has such a text, too
+            if found != others:  # a string contains such a number, too
                 return None
         return text.encode()
     except (TypeError, ValueError, RecursionError):
@@ -68,7 +68,7 @@ def _count_other_floats(value: Any) -> int | None:
     low, high = _PLAIN_FLOATS
     containers: list[Any] = [[value]]
     count = 0
-    for container in containers:  # grows
+    for container in containers:  # the loop appends the inner ones
         for item in container:
             kind = type(item)
             if kind is str:
@@ -93,7 +93,7 @@ def _rewrite(found: re.Match[str]) -> str:
     return found[1] + _spell(found[2])
 
 
-@functools.lru_cache(maxsize=1024)  # one eps or weight decay stands in every group of an optimizer
+@functools.lru_cache(maxsize=1024)  # every parameter group of an optimizer repeats the same eps and weight decay
 def _spell(number: str) -> str:
     return rfc8785.dumps(float(number)).decode()
 

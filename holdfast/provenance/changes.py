@@ -125,7 +125,7 @@ def _walk(saved: dict[str, Any], current: dict[str, Any], table: str, defaults: 
 
 
 def _walk_added(name: str, value: Any, defaults: Mapping[str, Any]) -> Iterator[Change]:
-    # A new table of fields is listed field by field. A field whose value is a table is compared with its default whole.
+    # List a new table of fields field by field. Compare a field whose value is a table with its default as a whole.
     if _is_table(value) and any(field.startswith(f"{name}.") for field in defaults):
         for key, inner in value.items():
             yield from _walk_added(f"{name}.{key}", inner, defaults)

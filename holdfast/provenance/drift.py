@@ -38,7 +38,7 @@ def is_harmless(change: Change) -> bool:
 
 
 def is_of_ranks(change: Change) -> bool:
-    """Return whether a run without virtual ranks continues with another number of ranks."""
+    """Return whether a change is another number of ranks, in a run without virtual ranks."""
     return change.kind == "value" and change.name == "compute.ranks"
 
 
@@ -57,8 +57,8 @@ def is_accepted(change: Change, accept: Sequence[str]) -> bool:
 def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Change]:
     """Return the changes that stop a run.
 
-    Changed built values stop a run only if nothing else has changed. Otherwise they follow from the change of settings,
-    code or files, which is judged instead.
+    Changed built values stop a run only if nothing else has changed. If settings, code or files have changed, the built
+    values follow from those changes, which are judged instead.
     """
     others = [change for change in changes if change.kind != "built" and not is_harmless(change)]
     judged = others or changes

@@ -93,7 +93,7 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
 
 
 def is_users(name: str) -> bool:
-    """Return whether a module's code is the user's, by its file and its package's."""
+    """Return whether a module's code is the user's, judging by the module's file and its top-level package's file."""
     top = name.partition(".")[0]
     file = find_file(name)
     if not file or name == "__main__" or top.startswith(INJECTED):

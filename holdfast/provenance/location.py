@@ -14,7 +14,7 @@ MAX_LETTERS = 400
 # torch puts a loader worker's traceback into the message of the error, after this line.
 _WORKER = "Original Traceback (most recent call last):"
 
-# Texts in errors of other libraries, each with what to do about them in a run.
+# Texts in errors of other libraries, each with a hint that says what to do in a run.
 HINTS = {
     "initialize the default process group twice": "leave out init_process_group and destroy_process_group: the ranks "
     "have a process group; run.rank, run.world_size and run.accelerator.prepare(model) take the place of DDP's lines",
@@ -69,7 +69,7 @@ def find_frames(function: Callable[..., object], outside: types.CodeType | None 
 
 
 def find_place() -> str:
-    """Return the file and line of the user's code that called, with a colon; empty if there is none."""
+    """Return the file and line of the user's innermost frame on the stack, with a colon; empty if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not is_own_file(frame.f_code.co_filename):
         frame = frame.f_back

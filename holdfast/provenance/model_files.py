@@ -1,4 +1,4 @@
-"""The files of other programs that hold weights: found in a folder, and hashed. Importing this imports no torch."""
+"""The search for files in which other programs keep weights, and their hashes. Importing this imports no torch."""
 
 import hashlib
 import json

@@ -18,14 +18,14 @@ from holdfast.provenance.ownership import is_claimed, is_own_file
 
 WHOLE_BYTES = 64 * 2**20
 TOTAL_BYTES = 256 * 2**20
-# A larger file is sampled: SAMPLES pieces of this size, evenly spaced from the first bytes to the last.
+# A file of more than SAMPLES pieces of this size is sampled: so many pieces, evenly spaced from the first bytes to the
+# last.
 SAMPLE_BYTES = 2**20
 SAMPLES = 16
 # If a folder has more files than this, they become one entry.
 LISTED_FILES = 16
 
-# A package's own records are read by every query of the installed packages. `holdfast.provenance.packages` records
-# their content.
+# Folders that every query of the installed packages reads. `holdfast.provenance.packages` records their content.
 RECORDS = (".dist-info", ".egg-info")
 COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".pth")
 SYSTEM = (
@@ -121,7 +121,7 @@ def _is_data(path: Path, bases: Iterable[Path]) -> bool:
 
 
 def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
-    """Name each path relative to the first base that contains it; other paths by as many last parts as are unique."""
+    """Name each path relative to the first base that contains it, and other paths by their shortest unique ending."""
     names: dict[Path, str] = {}
     for path in paths:
         base = next((each for each in bases if path.is_relative_to(each)), None)

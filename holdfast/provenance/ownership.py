@@ -1,8 +1,8 @@
-"""The one predicate for the user's own code: for the record of code, the lines in errors, and the search for state.
+"""The decision which code is the user's own, for the record of code, the lines in errors, and the search for state.
 
 Code is the user's unless it belongs to Python or Holdfast, or is installed: it lies in ``site-packages`` or
-``dist-packages``, or beside the ``.dist-info`` folder that lists it. The recipe's package is the user's wherever it is
-installed: `claim` says which that is.
+``dist-packages``, or beside the ``.dist-info`` folder that lists it. The recipe's package is the user's even if it is
+installed, after `claim` was called for its file.
 """
 
 import functools
@@ -49,7 +49,7 @@ def is_claimed(file: str) -> bool:
 def is_own(thing: Any) -> bool:
     """Return whether a function, a code or a class is the user's.
 
-    The module counts for code that was made from a text, such as the methods of a dataclass, and for every class.
+    For a class, and for code compiled from a string (such as a dataclass's methods), its module's file decides.
     """
     code = getattr(thing, "__code__", thing)
     file = getattr(code, "co_filename", "<")
@@ -66,7 +66,7 @@ def _is_below(file: str, *folders: str) -> bool:
 
 @functools.cache
 def _find_base(file: str) -> str:
-    """Return the folder into which a file was installed; for a file of Python's its folder, and empty for others."""
+    """Return the folder into which a file was installed; its own folder for Python's and Holdfast's; else empty."""
     path = Path(file)
     for each in dict.fromkeys((path, path.resolve())):
         sites = [str(parent) for parent in each.parents if parent.name in SITE_FOLDERS]

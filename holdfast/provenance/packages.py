@@ -49,8 +49,8 @@ def find_versions(names: Iterable[str]) -> dict[str, str]:
 def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return a digest of each package's RECORD, and of each file that was edited since its installation.
 
-    Only files that are loaded are read. Of a package that isn't loaded, all that are not older than its RECORD are.
-    Packages whose RECORD has no hashes are left out.
+    Of a loaded package, the loaded files are read; of another package, the files that are not older than its RECORD,
+    since an older file was not edited. Packages whose RECORD has no hashes are left out.
 
     Args:
         recorded: an earlier result. The files that were edited then are read even if they aren't loaded.
@@ -73,9 +73,9 @@ def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str
 
 @functools.cache
 def _read_hashes(name: str) -> tuple[str, dict[str, str], float]:
-    """Return a package's folder, the SHA-256 of each file in it as its RECORD has it, and when that was written.
+    """Return a package's folder, the SHA-256 of each file in its RECORD, and when the RECORD was written.
 
-    Scripts and the package's metadata are left out: they name the interpreter, and what installed the package.
+    Scripts and the package's metadata are left out: they differ with the interpreter and the installer.
     """
     try:
         owner = distribution(name)
@@ -84,7 +84,7 @@ def _read_hashes(name: str) -> tuple[str, dict[str, str], float]:
     rows = csv.reader((owner.read_text("RECORD") or "").splitlines())
     hashes = {row[0]: row[1].removeprefix("sha256=") for row in rows if len(row) == 3 and row[1].startswith("sha256=")}
     own = {inner: each for inner, each in hashes.items() if ".dist-info/" not in inner and not inner.startswith("..")}
-    # `files` would parse all of it once more to find the path.
+    # `Distribution.files` would parse the whole RECORD once more to find its path.
     installed_s = _read_time(f"{getattr(owner, '_path', '')}{os.sep}RECORD")
     return str(owner.locate_file("")).rstrip(os.sep), own, installed_s
 
