@@ -1,6 +1,6 @@
-"""The two halves of a record of settings: the configuration as given, and the identity that its fingerprint is of.
+"""The two halves of a record of settings: the given configuration, and the identity that was hashed as its fingerprint.
 
-What trains steps of a run again takes the configuration, so the two have to agree.
+They have to agree: a replay trains with the configuration, but commits name the fingerprint.
 """
 
 import copy
@@ -21,8 +21,8 @@ def read_given(record: ConfigRecord) -> RunConfig:
     """Return the configuration on record.
 
     Raises:
-        WrongUse: a later version made it, with settings that this one doesn't know.
-        RecordDamaged: it isn't the configuration that its fingerprint is of.
+        WrongUse: a later version of Holdfast wrote the record, with settings that this version doesn't know.
+        RecordDamaged: the configuration contradicts the identity, or the identity hasn't the record's fingerprint.
     """
     config, unknown = _read(record)
     if unknown:
@@ -35,7 +35,7 @@ def read_given(record: ConfigRecord) -> RunConfig:
 def find_conflict(record: ConfigRecord) -> str:
     """Return a message on how the recorded configuration contradicts the identity; empty if they agree.
 
-    The identity may have more: the recipe's defaults, the data, the commit that the run began with.
+    The identity may have further fields: the recipe's defaults, the data, the commit that the run began with.
     """
     try:
         return _compare(record, _read(record)[0])
@@ -76,7 +76,7 @@ def _compare(record: ConfigRecord, config: RunConfig) -> str:
 
 
 def _is_same_time(one: object, other: object) -> bool:
-    """Return whether two texts are one time of TOML's, which records spell in two ways."""
+    """Return whether two texts are the same time. Records spell a time from TOML in two ways."""
     try:
         return datetime.fromisoformat(str(one)) == datetime.fromisoformat(str(other))
     except (ValueError, TypeError):

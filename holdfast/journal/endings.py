@@ -1,7 +1,7 @@
-"""The reasons why an attempt ends, one row each. A new reason is a row here and the error or the code that has it.
+"""The reasons why an attempt ends, one row each. To add a reason, add its row and the error or the code that uses it.
 
-FORMAT.md lists the names and the meanings, as a test checks; supervision, the choice of a chunk's length and Prefect's
-states follow from the other columns.
+FORMAT.md lists the names and the meanings, which a test compares. The other columns decide the supervision, the choice
+of a chunk's length, and Prefect's states.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Reason:
 
     Attributes:
         meaning: what happened, for a person.
-        spends: the budget in `supervision` that another attempt costs; empty where another attempt can't help.
-        is_loss: whether training was lost without an announcement, which calls for shorter chunks.
-        is_own: whether the attempt records it itself; otherwise its supervisor or its successor does.
+        spends: the budget in `supervision` that another attempt costs; empty if another attempt can't help.
+        is_loss: whether steps were lost without warning, which calls for shorter chunks.
+        is_own: whether the attempt itself records this ending; if not, its supervisor or the next attempt does.
         state: the kind of state in which Prefect shows the attempt.
         raises: the error that ends the run instead of another attempt.
     """
@@ -33,7 +33,7 @@ class Reason:
 
     @property
     def retries(self) -> bool:
-        """True if another attempt may help; it then spends a budget."""
+        """True if another attempt may help. That attempt costs the budget in ``spends``."""
         return bool(self.spends)
 
 

@@ -9,9 +9,9 @@ from holdfast.journal.journal import Journal
 from holdfast.journal.records import Commit
 from holdfast.store import Store, open_store
 
-# Folders of records, by which a run is known whose run.json is lost.
+# Folders of records. A folder with one of them is a run, even if its run.json is lost.
 RECORDS = {"attempts", "commits"}
-# The remaining commits that an error lists.
+# An error lists at most so many of the commits that remain.
 SHOWN_COMMITS = 5
 
 
@@ -31,7 +31,7 @@ def open_place(place: str) -> Journal | Store:
     """Return the journal of the run ``<store>/<run>``, or the store of this folder or URL if there is no such run.
 
     Raises:
-        RunUnknown: there is neither.
+        RunUnknown: there is neither such a run nor such a store.
     """
     journal = None
     with contextlib.suppress(RunUnknown):

@@ -27,8 +27,8 @@ class RunFolder:
         place: the same folder, but a write creates it if it is missing: to begin the run.
         store_url: the URL of the store that holds the folder.
         strays: a line for each stray name that was found among the records.
-        settings: the names of the records of the settings that this process trains with, and the SHA-256 of their
-            bytes, empty for one that an earlier process wrote.
+        settings: the name and the SHA-256 of each record of the settings that this process trains with. The SHA-256 is
+            empty for a record that an earlier process wrote.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -203,5 +203,5 @@ class RunFolder:
 
 
 def _without_earlier(record: ConfigRecord) -> ConfigRecord:
-    """Return a record of settings whose configuration has no setting of an earlier version."""
+    """Return a copy of a record of settings, with settings of earlier versions renamed or removed."""
     return record.model_copy(update={"config": read_earlier(record.config)[0]})

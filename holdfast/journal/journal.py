@@ -60,7 +60,8 @@ class Journal(RunFolder):
     def __init__(self, store: Store, run: str) -> None:
         super().__init__(store, run)
         self._commits: dict[int, Commit] = {}  # a record never changes
-        self._reached: dict[str, int] | None = None  # the highest numbers that are known; more may have come since
+        # The highest known number in each folder. Other processes may have added higher ones since.
+        self._reached: dict[str, int] | None = None
 
     # ---- attempts: who may write
 
@@ -149,14 +150,14 @@ class Journal(RunFolder):
         return ending
 
     def record_rehearsal(self, record: RehearsalRecord) -> None:
-        """Record a rehearsal that differed. A second call of an attempt keeps the first record."""
+        """Record a rehearsal whose trails differed. A second call by the same attempt keeps the first record."""
         name = record_name("rehearsals", record.attempt)
         with contextlib.suppress(NameTaken):
             self.store.create(name, record.to_bytes())
             self._enter(name)
 
     def find_rehearsal(self, commit: int) -> RehearsalRecord | None:
-        """Return the newest record of a rehearsal from a commit that differed; None if there is none."""
+        """Return the newest record of a rehearsal that began with this commit and differed; None if there is none."""
         for number in reversed(self.numbers("rehearsals")):
             with contextlib.suppress(NameMissing, RecordDamaged):
                 record = read_record(self.store, RehearsalRecord, record_name("rehearsals", number))
@@ -355,14 +356,14 @@ class Journal(RunFolder):
     def assign_folder(self, path: str, number: int) -> int | None:
         """Assign a checkpoint folder to one commit for ever, or to none; the first call for a folder decides.
 
-        A process that deletes a folder assigns it first, and so does one that commits it. So a folder is never deleted
-        for what it held before, however long the deleting process has slept.
+        A process calls this before it commits a folder, and before it deletes one. So a process that decided to delete
+        a folder and then slept for long can't delete a newer checkpoint in the same folder.
 
         Args:
-            number: the commit's; 0 if no commit may name the folder any more, because it is about to be deleted.
+            number: the commit's number; 0 if no commit may name the folder any more, because it is about to be deleted.
 
         Returns:
-            The number that was decided, now or before; None if its record can't be read.
+            The number that this or an earlier call decided; None if its record can't be read.
         """
         name = folder_record_name(path)
         try:
@@ -376,11 +377,11 @@ class Journal(RunFolder):
         return number
 
     def _may_name(self, number: int, path: str) -> bool:
-        """Return whether a commit may name a checkpoint folder: it is the folder's only one, or replaces that one."""
+        """Return whether a commit may name a checkpoint folder: it is free, or its first commit doesn't use it."""
         owner = self.assign_folder(path, number)
         if owner == number or not owner:
             return owner == number
-        # The record of a good checkpoint may be damaged, or a kill may have prevented it and another checkpoint has the
+        # The first commit's record may be damaged. Or a kill prevented that record, and another checkpoint has the
         # number. Another commit may then name the folder, unless a prune, which may sleep, was about to delete it.
         pruned = self.numbers("pruned", after=owner - 1)
         made = self.find_commit(owner)
@@ -486,7 +487,7 @@ class Journal(RunFolder):
     def _enter(self, name: str, *, is_there: bool = True) -> None:
         """Enter a record into the index, after it was written or before it is deleted.
 
-        A kill in between leaves a record without an entry, which is only not missed if it is lost.
+        A kill between the two leaves a record without an entry. `verify` can't notice the loss of such a record.
         """
         number = self.highest("index", 0)
         while True:
@@ -500,7 +501,8 @@ class Journal(RunFolder):
 def find_runs(store: Store) -> Iterator[Journal]:
     """Yield the journals of a store's runs, in order of their names.
 
-    A folder that can't be read may be a run, and is yielded, too: whoever reads it meets the error, and continues.
+    A folder that can't be read may be a run, and is yielded, too: a caller that reads it meets the error, and can go on
+    with the next run.
     """
     for name in store.list():
         journal = Journal(store, name)

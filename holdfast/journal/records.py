@@ -23,8 +23,8 @@ MOST_VALUES = 500_000
 SEAL = "record_sha256"
 # The HTML page that is made from the records.
 REPORT = "report.html"
-# Readers compute with what a record says: JavaScript's integers are exact up to here, no run lasts 300 years, and
-# times stay within what every platform's clock can hold, whatever is added to them.
+# Bounds of the numbers in records, so that readers can compute with them. JavaScript's integers are exact up to 2**53.
+# No run lasts 300 years. Times stay within every platform's clock, even after an addition.
 MOST_STEPS, MOST_SECONDS = 2**53, 1e10
 YEARS = range(1970, 9000)
 
@@ -270,7 +270,7 @@ class Commit(Record):
 
     @property
     def first_start(self) -> int:
-        """The step at which the run begins with this commit, which has no parent: its own if it was imported."""
+        """The step with which the run began, if this is its first commit: the commit's own if imported, else 0."""
         return self.step if self.origin else 0
 
     @property
@@ -299,9 +299,9 @@ class Commit(Record):
 
 
 class RehearsalRecord(Record):
-    """``rehearsals/00000003.json``: the steps after a commit, as trained by the ranks that an attempt had then.
+    """``rehearsals/00000003.json``: the trail of the living ranks, in a rehearsal whose new ranks trained otherwise.
 
-    A rehearsal of the attempt differed from them. The next attempt has to train the same, before it commits anything.
+    The next attempt has to train the same trail from that commit, before it commits anything.
     """
 
     attempt: int = Field(ge=1)
@@ -314,8 +314,8 @@ class RehearsalRecord(Record):
 class IndexRecord(Record):
     """``index/00000005.json``: an entry for a record that no commit names, such as a pin.
 
-    It says whether the record was written, or is about to be deleted on purpose, so that ``verify`` knows a loss. Of
-    several for one name the last counts.
+    The entry says whether the record was written, or is about to be deleted on purpose. So ``verify`` can tell that a
+    record was lost. If a name has several entries, the last one counts.
     """
 
     number: int = Field(ge=1)
@@ -374,7 +374,7 @@ class Pin(Record):
 
 
 class PruneEntry(BaseModel):
-    """One checkpoint in a report.
+    """One checkpoint in the report of a prune.
 
     Attributes:
         why: the rule that keeps the checkpoint, or its protection; empty for a pruned one.
