@@ -17,7 +17,7 @@ Bytes = bytes | bytearray | memoryview
 PIECE_BYTES = 4 * 2**20
 # The size of one read request to an object store when a whole file is read.
 FILL_BYTES = 16 * 2**20
-# The first words of the actions that change nothing.
+# An action that begins with one of these words changes nothing on the storage.
 READS = ("read", "list", "look")
 # The system's errors for a file that is there and can't be read: a bad sector, a loop of links, a damaged file system.
 BROKEN = {errno.EIO, errno.ELOOP, getattr(errno, "EUCLEAN", errno.EIO)}
@@ -57,8 +57,8 @@ class Store(abc.ABC):
     def existing(self) -> "Store":
         """Return a store of the same folder whose writes never create the folder itself.
 
-        On a file system, a write raises `RunGone` if the folder is missing. Buckets have no folders: there it changes
-        nothing.
+        On a file system, a write raises `RunGone` if the folder is missing. Buckets have no folders, so that there
+        this returns the store itself.
         """
         return self
 
@@ -159,8 +159,8 @@ class Store(abc.ABC):
         The default does nothing; it suits a storage that has no such remains or deletes them itself.
 
         Args:
-            is_spared: returns whether to leave everything in a folder of this folder, by its name: a write there may
-                not have ended yet.
+            is_spared: called with the name of each folder directly below this one; returns True if nothing in it is to
+                be deleted, because a write there may not have ended yet.
 
         Returns:
             The number of deleted remains.

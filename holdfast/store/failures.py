@@ -1,4 +1,4 @@
-"""The errors of cloud libraries: which to retry, which Holdfast error each becomes, and secrets removed from texts."""
+"""The errors of cloud libraries: which are retried, which Holdfast error each becomes, and the removal of secrets."""
 
 import contextlib
 import errno
@@ -24,13 +24,13 @@ _PERMANENT = (
     ValueError, TypeError, KeyError,
 )  # fmt: skip
 _PERMANENT_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC}
-# S3's codes for a request that the network cut or changed on its way, although their status is 400; and for a request
-# that is not this machine's by its credentials or its clock, although s3fs calls it a lack of permission.
+# S3's error codes for a request that the network cut or changed on its way, although their status is 400. Then its
+# codes for wrong credentials and a wrong clock of this machine, which s3fs reports as a missing permission.
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 _CUT = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 _CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "TokenRefreshRequired"}
 _CLOCK = {"RequestTimeTooSkewed"}
-# The answer to a HEAD request has no body, and so none of these codes.
+# The code that is left for a HEAD request: its response has no body, and so none of the codes above.
 _BARE = "400"
 # The value after "AccountKey=", "?sig=", "X-Amz-Security-Token: " and the like, and user:password before a URL's host.
 _SECRET = re.compile(

@@ -1,6 +1,6 @@
-"""Classes of the user's own, which a setting or a store's URL names as ``module:Class``: the one way to import them.
+"""The import of a class of the user's own, which a setting or a store's URL names as ``module:Class``.
 
-Whether the operator allows one is for the caller to ask before: importing a module runs it.
+The caller first checks that the operator allows the class, because importing its module runs code.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ def load_class(setting: str, name: str, base: type[T]) -> type[T]:
     """Import a class, and return it.
 
     Args:
-        setting: the setting that names it, for the message.
-        base: what it has to be a subclass of.
+        setting: the setting that names the class, for the message.
+        base: the class that it has to be a subclass of.
 
     Raises:
-        ConfigError: it can't be imported, or it is another class.
+        ConfigError: the class can't be imported, or is no subclass of ``base``.
     """
     find_module(setting, name)
     module, _, attribute = name.partition(":")

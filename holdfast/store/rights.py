@@ -49,7 +49,7 @@ RIGHTS: dict[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def find_rights(url: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the rights that each verb needs on the store of a URL; empty for one in memory or of a user's class."""
+    """Return the rights that each verb needs on a URL's store; empty for a store in memory or of a user's class."""
     scheme, separator, _ = url.partition("://")
     if scheme == "memory" or names_code(url):
         return {}

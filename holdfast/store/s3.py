@@ -15,7 +15,7 @@ from holdfast.errors import NameMissing, StoreError
 from holdfast.store.objects import ObjectStore
 from holdfast.store.uploads import AT_ONCE, WRITER, complete
 
-# The bytes of one copy request; S3 allows at most 5 GiB, and takes long for them.
+# The bytes of one copy request. S3 allows at most 5 GiB, but a request for so many takes long.
 COPIED_BYTES = 2**30
 
 
@@ -23,10 +23,10 @@ class S3Store(ObjectStore):
     """A prefix of a bucket on S3."""
 
     def copy(self, source: str, name: str) -> bool:
-        """Copy an object on the server, as an upload whose parts are copies; return False for less than `part_bytes`.
+        """Copy an object on the server, as a multipart upload whose parts are copies; return False for a small object.
 
-        S3-compatible services don't all support a precondition on a plain copy; they do on a multipart upload. Its
-        four requests don't pay for a small object.
+        Not all S3-compatible services support a precondition on a plain copy, but they do on a multipart upload. Its
+        four requests don't pay for an object of less than `part_bytes`.
         """
         size_bytes = self.size_bytes(source)
         if size_bytes < self.part_bytes:

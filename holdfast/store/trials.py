@@ -1,4 +1,4 @@
-"""Try each verb of a store once, in a new folder: whether it works, and which right is missing if it doesn't."""
+"""Try each verb of a store once, in a new folder: report whether the verb works, or which right is missing."""
 
 import contextlib
 import functools
@@ -130,7 +130,7 @@ class Trials:
             return ""
         if interrupted:
             time.sleep(SETTLES_S)
-        with contextlib.suppress(Exception):  # what is still there is returned
+        with contextlib.suppress(Exception):  # the loop below notices a file that is still there
             self._inner.sweep(datetime.now(UTC) + timedelta(days=1))
         with contextlib.suppress(Exception):
             self.store.delete_folder(self.name)
@@ -276,7 +276,7 @@ class Trials:
 
 
 class _Unfinished(Exception):
-    """Leaves the block of a write that isn't finished."""
+    """Raised to leave the block of a write before the write is finished."""
 
 
 @contextlib.contextmanager
