@@ -1,6 +1,7 @@
 """`holdfast export`: the weights of a verified checkpoint, in the files that other tools read.
 
-Equal weights give equal bytes, on every machine and in every run; in torch.distributed.checkpoint's form equal values.
+Equal weights give equal bytes, on every machine and in every run. Only the form of torch.distributed.checkpoint differs
+in an id at each export; its values are equal.
 """
 
 import contextlib
@@ -144,7 +145,7 @@ def _write_torch(weights: Mapping[str, Tensor], writer: Writer) -> None:
 
 
 def _write_dcp(out: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write what ``torch.distributed.checkpoint.load`` reads. Its metadata have an id of the save, another each time.
+    """Write a folder for ``torch.distributed.checkpoint.load``. Its metadata hold an id that differs at each save.
 
     Raises:
         ConfigError: the folder can't be made there.

@@ -147,7 +147,7 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     made: list[str] = []
     try:
         records = _copy_all(tar, journal, commit, made) | {name: record}
-        for each in sorted(records, key=lambda each: each == "run.json"):  # last: it turns the folder into a run
+        for each in sorted(records, key=lambda each: each == "run.json"):  # run.json last: with it the folder is a run
             journal.place.create(each, records[each])
             made.append(each)
         journal.read_run()
@@ -161,7 +161,7 @@ def _undo(store: Store, journal: Journal, path: str, made: list[str]) -> None:
     """Delete the files that `unpack` made, and no others: another process may have begun the same run.
 
     Args:
-        path: the checkpoint's folder. If a commit of that process names it, its files stay: they are part of both.
+        path: the checkpoint's folder. If a commit of the other process names it, its files stay, since both use them.
     """
     taken, doomed = folder_record_name(path), list(made)
     if any(name.startswith(f"{path}/") for name in made):

@@ -110,7 +110,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
     """
     journal.read_run()
     while True:
-        attempt = journal.attempts()  # before the policy, so that the fence finds an attempt that changes it
+        attempt = journal.attempts()  # read before the policy, so that the fence notices a later attempt's new policy
         newest = journal.newest()
         if newest is None:
             return None
@@ -144,12 +144,12 @@ def prune_by_policy(
     A pruned record is written before any file is deleted. So a kill in between leaves debris, and never a commit that
     counts without its files. A failed deletion is logged, and the next prune finishes it.
 
-    A prune may sleep at any point, and wake when the run has gone on. Before it deletes a folder, it assigns the folder
-    to no other commit (`Journal.assign_folder`). After it has written the pruned records, it checks that the run has no
-    later attempt and no new quarantine; otherwise it withdraws them.
+    A prune may sleep at any point, and wake when the run has gone on. Before it deletes a folder, it makes sure that no
+    other commit can name the folder (`Journal.assign_folder`). After it has written the pruned records, it checks that
+    the run has no later attempt and no new quarantine. If the run has one, the prune withdraws its records.
 
     Args:
-        attempt: the number of the attempt whose policy it is; the run's newest if None.
+        attempt: the number of the attempt whose policy this is; None for the run's newest attempt.
         verified: the number of a commit whose bytes the caller has just verified: they are not read again.
         debris_after_s: also delete the debris of dead attempts that is older than this many seconds; None leaves it.
         dry_run: only report, and delete nothing.
@@ -188,7 +188,7 @@ def prune_by_policy(
         created_at=now(),
     )
     if not dry_run:
-        # Before the deletions, so that the next prune knows which of them to finish.
+        # Write the report before the deletions, so that the next prune knows which of them to finish.
         journal.store.replace(record_name("prunes", found.newest), report.to_bytes())
         for path in [commit.path for commit in pruned] + _list_behind(journal, unfinished | {*debris}, steps_per_epoch):
             _delete(journal, path, was_committed=path not in debris)
@@ -252,7 +252,7 @@ def _check_view(journal: Journal, found: _Found, attempt: int) -> None:
     """Check that no other process has changed the records on which a prune's decision relies.
 
     Raises:
-        Outdated: a commit was quarantined meanwhile, perhaps the one that the others were to be pruned for.
+        Outdated: a commit was quarantined meanwhile, perhaps the verified one because of which others may be pruned.
         Superseded: a later attempt owns the run.
     """
     journal.check_fence(attempt)
@@ -329,7 +329,7 @@ def _find_debris(journal: Journal, found: _Found, folders: set[str], before: dat
 
 
 def _list_behind(journal: Journal, folders: set[str], steps_per_epoch: int) -> list[str]:
-    """Return the folders up to the newest step now. After a fallback, a live attempt may be writing a later one."""
+    """Return those folders that are not beyond the run's newest step now: a live attempt may be writing later ones."""
     head = journal.newest() if folders else None
     return [path for path in sorted(folders) if head and checkpoint.step_of(path, steps_per_epoch) <= head.step]
 
@@ -366,7 +366,7 @@ def _may_be_deleted(journal: Journal, path: str, was_committed: bool) -> bool:
     """Return whether no commit that counts names a folder, nor ever will.
 
     Args:
-        was_committed: whether a pruned commit names it.
+        was_committed: whether a pruned commit names the folder.
     """
     number = journal.assign_folder(path, 0)
     if not number:

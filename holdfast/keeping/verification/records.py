@@ -162,10 +162,10 @@ def _find_lost(
     """Yield a line for each lost record that a commit relies on, or that the index has.
 
     Args:
-        elsewhere: the number of the commit whose attempt is in another run: the first of one that was unpacked; else 0.
+        elsewhere: the first commit's number in an unpacked run, whose attempt is not in the run; 0 for other runs.
         counting: the commits that aren't quarantined.
         live: those among them that aren't pruned: their signatures count.
-        damaged: the names that have a line already.
+        damaged: the names of records that have a line already.
         map_: see `check_records`.
     """
     wanted: dict[str, str] = {}

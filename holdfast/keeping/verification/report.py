@@ -10,7 +10,7 @@ class CheckedCheckpoint(BaseModel):
 
     Attributes:
         commit: the number of its commit; None if no commit names it.
-        standing: ``counts``, ``quarantined`` or ``uncommitted``. Damage is a problem only if it counts.
+        standing: ``counts``, ``quarantined`` or ``uncommitted``. Damage is a problem only if the checkpoint counts.
         damaged: each file that differs, with both digests; or the error for a file that can't be read.
     """
 
