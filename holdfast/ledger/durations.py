@@ -8,14 +8,15 @@ import statistics
 SAFETY = 2.0
 # The bound of a commit's duration, in seconds, while none is measured.
 MARGIN_S = 1.0
-# A commit follows the message that a save is durable, which a busy machine may deliver late.
+# The lowest bound of a commit's duration, in seconds. A commit follows the message that a save is durable, which a busy
+# machine may deliver late.
 LEAST_MARGIN_S = 0.2
 # With at least this many measured durations their spread is known.
 FEW = 5
 # Then the bound is the longest duration and three standard deviations. By Cantelli's inequality at most one duration in
 # ten exceeds even the mean and three deviations, whatever the distribution, and the longest is above the mean.
 DEVIATIONS = 3.0
-# The number of steps without a save, with which the steps beside a save are compared.
+# The steps beside a save are compared with so many recent steps without one.
 RECENT = 256
 
 
@@ -45,7 +46,7 @@ class Durations:
     def bound_s(self) -> float:
         """Return the longest time that the next work of this kind is expected to take.
 
-        The bound follows from the spread once it is known, and never exceeds that for an unknown spread.
+        The bound follows from the spread once it is known, and never exceeds the bound for an unknown spread.
         """
         if not self.count:
             return self._unknown_s
@@ -56,7 +57,7 @@ class Durations:
 
 
 class Slowing:
-    """How much longer steps take beside a save than alone: hashing and writing take cores and memory's bandwidth."""
+    """The slowing of steps by a save beside them, because hashing and writing take cores and memory bandwidth."""
 
     def __init__(self) -> None:
         self._alone_s: collections.deque[float] = collections.deque(maxlen=RECENT)

@@ -1,12 +1,12 @@
-"""The goodput that a run can expect on a recorded history of preemptions: a replay of each interval that it was up.
+"""The goodput that a run can expect on a recorded history of preemptions, from a replay of each interval without one.
 
 An interval begins with a restart. Then the run trains chunks; each save takes training time, and counts once it is
-durable. A loss without an announcement costs all training since the newest durable save. A notice, if it is heard and
-leaves time for a last save, costs only the time of that save.
+durable. A loss without a notice costs all training since the newest durable save. A loss with a notice that leaves time
+for a last save costs only the time of that save.
 
 On exponential lifetimes the replay agrees with Young's closed form, `holdfast.ledger.interval.expect`, as long as
-restarts, saves and intervals are short against the mean lifetime. It needs no such form: recorded lifetimes have heavy
-tails.
+restarts, saves and intervals are short against the mean lifetime. The replay assumes no distribution of lifetimes;
+recorded ones have heavy tails.
 """
 
 import random
@@ -29,11 +29,11 @@ TRIES = 48
 
 @dataclass(frozen=True)
 class Warning:
-    """How machines announce that they go away.
+    """The notices that announce the loss of a machine.
 
     Attributes:
         notice_s: seconds between a notice and the loss; 0 for no notices.
-        kept: the share of losses that a notice comes before.
+        kept: the share of losses that a notice precedes.
     """
 
     notice_s: float = 0.0
@@ -84,7 +84,7 @@ def _replay_one(length_s: float, measured: Measured, interval_s: float, warning:
 
 
 def _trained_s(seconds: float, measured: Measured, interval_s: float) -> float:
-    """Return the seconds of training in a time that also has the cost of saves."""
+    """Return the seconds of training within a time, of which saves take a part."""
     cycles, rest_s = divmod(seconds, interval_s + measured.cost_s)
     return cycles * interval_s + min(rest_s, interval_s)
 
@@ -138,7 +138,7 @@ def forecast(trace: Trace, measured: Measured, steps: int, warning: Warning = Wa
 def find_best_steps(trace: Trace, measured: Measured) -> int:
     """Return the length of chunks, in steps, with the highest goodput on a trace.
 
-    Lengths are tried from the shortest that a run takes, the floor and the length of a save, to the mean lifetime.
+    Tries lengths from the shortest that a run chooses (`FLOOR_S`, or `SAVES` times a save) to the mean lifetime.
     """
     shortest_s = max(FLOOR_S, SAVES * measured.save_s)
     ratio = max(trace.mean_s / shortest_s, 1.0)

@@ -71,7 +71,7 @@ class Spent:
 
     @property
     def efficiency(self) -> float:
-        """Return the share of the limit that the goodput is."""
+        """Return the goodput over its limit."""
         return self.goodput / self.limit if self.limit else 0.0
 
     @classmethod
@@ -94,7 +94,7 @@ class AttemptLedger:
         ended: its end. If `is_end_known` is False, the end of the time in which it can have trained.
         reason: the name of its ending; empty while it trains; ``vanished`` if it neither ended nor saved in time.
         buckets: seconds by bucket; ``waiting`` is the time before it began, and after an end that nothing followed.
-        lost_steps: steps that were trained in vain; at most, and estimated from the time if the attempt died.
+        lost_steps: steps that were trained in vain; if the attempt died, an upper bound, estimated from the time.
     """
 
     number: int
@@ -256,7 +256,7 @@ class _Account:
         self._spend(life.began, "waiting")
 
     def _spend(self, until: float, bucket: str) -> float:
-        """Move the cursor, and return by how many seconds."""
+        """Move the cursor to a time if it is later, count the seconds in between in a bucket, and return them."""
         spent_s = max(until - self.at, 0.0)
         self._buckets[bucket] += spent_s
         self.at += spent_s
@@ -270,7 +270,7 @@ class _Account:
 
     def add_training(self) -> None:
         """Add the time from the start of the ranks until the last recorded save let training continue."""
-        restart_s = 0.0  # the restart time of the ranks that live
+        restart_s = 0.0  # the restart time of the ranks that train at the cursor
         for before, each in zip([None, *self._life.trained], self._life.trained, strict=False):
             self._spend(min(each.began, self.at + each.rehearse_s), "rehearsal")
             if before is None:
@@ -286,9 +286,10 @@ class _Account:
             self._spend(each.ended + each.stall_s, "stall")
 
     def _find_restart(self, each: Trained, before_s: float) -> float:
-        """Return the seconds of restart before a commit's steps, if new ranks trained them in place of dead ones.
+        """Return the restart time before a commit's steps, in seconds, if new ranks trained them; 0 if the same did.
 
-        All commits of the same ranks have one restart. An adopted commit has none, because its ranks had no attempt.
+        All commits of the same ranks record the same restart time. An adopted commit records none, because its ranks
+        had lost their attempt.
         """
         if each.reason == "adopted" and each.began - self.at > ORDERED_WITHIN_S:
             return self._usual.restart_s
@@ -297,8 +298,8 @@ class _Account:
     def _add_start(self, first: Trained) -> None:
         """Add the time until the first recorded step.
 
-        Ranks that died before their first save trained in vain. But if the commit before can't be read, the run stands
-        on its steps.
+        Ranks that died before their first save trained in vain. But if the record of the commit before can't be read,
+        the time counts as productive, because the run stands on that commit's steps.
         """
         if first.restart_s and first.began - self.at > first.restart_s + ORDERED_WITHIN_S:
             self._spend(min(self.at + first.restart_s, first.began - first.restart_s), "restart")

@@ -11,8 +11,7 @@ Announced losses don't count, because an attempt that is told to end saves first
 either: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often the run saves. So an
 attempt counts as a loss if `holdfast.journal.endings` marks its reason as one, even if its ranks survived and saved. An
 attempt that was preempted before it could save counts too. The journal doesn't record a rank that was replaced within
-its
-attempt: such a loss counts only while that attempt lives.
+its attempt, so that such a loss counts only while that attempt lives.
 
 The journal's newest records suffice: this module reads a few dozen, however long the run is.
 """
@@ -33,7 +32,8 @@ PRIOR_S = 3600.0
 
 # A boundary between two chunks costs some 0.1 s of tasks and records, mostly beside the training: below 1 % of this.
 FLOOR_S = 10.0
-# A save waits for the one before, and the end of an epoch may cut a chunk to two thirds of its length.
+# A chunk lasts at least so many saves: a save waits for the one before, and the end of an epoch may cut a chunk to two
+# thirds of its length.
 SAVES = 1.5
 # The length of a chunk while nothing is measured yet.
 FIRST_STEPS = 10
@@ -157,7 +157,7 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Co
 
 
 def _is_loss(ending: EndingRecord, last: Commit | None) -> bool:
-    is_unsaved = last is not None and last.why == "chunk"  # any other reason: it saved when told to end, or adopted
+    is_unsaved = last is not None and last.why == "chunk"  # any other commit has the save that a stop made
     return ending.ending.row.is_loss or (ending.reason == "preempted" and is_unsaved)
 
 

@@ -23,7 +23,8 @@ from holdfast.ledger.interval import (
 )
 from holdfast.ledger.traces import Trace
 
-# Virtual ranks per rank of a pool whose size changes: with fewer, too many ranks wait for the rank with most shares.
+# The advised range of virtual ranks per rank in a pool whose size changes. With fewer, too many ranks wait for the rank
+# that has the most shares.
 SHARES_A_RANK = (4, 8)
 
 
@@ -80,7 +81,7 @@ class Plan:
         best: chunks with the least expected loss; automatic chunks have this length, but end with their epoch.
         current: chunks as the configuration sets them; None if the configuration was lost.
         is_auto: whether the configuration asks for automatic chunks.
-        dealing: that of its virtual ranks to several ranks; None if it has none.
+        dealing: the dealing of the run's virtual ranks to its ranks; None if it has no virtual ranks.
     """
 
     run: str
@@ -95,13 +96,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Noticed:
-    """What notices are worth on a trace, with the best chunks.
+    """The gain from preemption notices on a trace, with the best chunks.
 
     Attributes:
         notice_s: seconds between a notice and the loss.
         is_enough: whether a last save fits into that time.
-        kept: the share of losses that a notice comes before.
-        gain: the goodput that they add.
+        kept: the share of losses that a notice precedes.
+        gain: the goodput that the notices add.
     """
 
     notice_s: float
@@ -112,7 +113,7 @@ class Noticed:
 
 @dataclass(frozen=True)
 class TracePlan:
-    """What a run can expect on a trace, and the settings that suit it.
+    """The forecast for a run on a trace, and the settings that suit the trace.
 
     Attributes:
         mean_s: the mean time between two preemptions, in seconds.
@@ -120,7 +121,7 @@ class TracePlan:
         best: chunks with the highest goodput on the trace.
         chosen: chunks of the length that the run's own plan has.
         last_save_s: seconds that a last save needs before a deadline.
-        keep_every_steps: a setting of retention that keeps a checkpoint for each mean time between two preemptions.
+        keep_every_steps: the setting of retention that keeps one checkpoint in each mean time between preemptions.
     """
 
     trace: str

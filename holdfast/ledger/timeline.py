@@ -27,7 +27,7 @@ class Trained:
         commit: the commit's number.
         began: when its first step began.
         ended: when its last step ended.
-        slow_s: seconds before `ended` by which the save before slowed its steps.
+        slow_s: seconds by which the previous save slowed these steps; a part of the time before `ended`.
         stall_s: seconds after `ended` until training could continue.
         save_s: seconds from the copy of its state until it was durable; 0 if unknown.
         restart_s: seconds until its ranks began to train; 0 if unknown.
@@ -128,7 +128,7 @@ def read_records(journal: Journal) -> Records:
     records.attempts = read("attempts", AttemptRecord)
     records.endings = read("endings", EndingRecord)
     records.commits = read("commits", Commit)
-    # An attempt that died has no ending, so those have gaps.
+    # An attempt that died has no ending, so gaps among the endings are no loss.
     latest = journal.read_latest()
     records.missing += _find_gaps("attempts", journal.numbers("attempts"), max(records.endings, default=0))
     records.missing += _find_gaps("commits", journal.numbers("commits"), latest.commit if latest else 0)
