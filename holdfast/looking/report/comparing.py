@@ -41,7 +41,7 @@ def make_comparison(histories: Sequence[History], now: float | None = None) -> s
 
 
 def _name_apart(histories: Sequence[History]) -> list[str]:
-    """Return the runs' names; whole URLs where two have one name."""
+    """Return the runs' names; their URLs instead if two runs have the same name."""
     names = [history.run for history in histories]
     return names if len(set(names)) == len(names) else [history.url for history in histories]
 

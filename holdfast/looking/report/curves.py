@@ -8,11 +8,11 @@ from holdfast.looking.report.gathering import History
 from holdfast.looking.report.numbers import round_all
 from holdfast.looking.report.sketch import Curve
 
-# All points of a page, about 16 bytes each, and the fewest and the most of a curve.
+# About the most points on a page, of some 16 bytes each, and the bounds of the most points in one curve.
 PAGE_POINTS = 120_000
 FEWEST, MOST = 200, 4000
 MOST_CURVES = 300
-# The values that aren't finite, and the pieces of rolled-back lines, that a curve shows.
+# The most values that aren't finite, and the most pieces of rolled-back lines, that a curve shows.
 MOST_ODD, MOST_PIECES = 100, 40
 # Curves that a reader looks at first, in this order.
 FIRST = ("train/loss", "train/lr", "train/grad_norm", "run/steps_per_s")
@@ -23,7 +23,7 @@ SPEED, SAVE = "run/steps_per_s", "run/save_s"
 def make_curves(histories: Sequence[History]) -> dict[str, Any]:
     """Return the curves of several runs for the page's script: by name, one for each run that has it.
 
-    The least and the greatest value of each bucket of steps stay, so that no peak is lost.
+    Each curve keeps the least and the greatest value of each bucket of steps, so that no peak is lost.
     """
     every = [_add_speed(history) for history in histories]
     names = sorted({name for curves in every for name in curves}, key=_rank)
@@ -46,7 +46,7 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _add_speed(history: History) -> dict[str, Curve]:
-    """Return a run's curves by name, with those that its commits record."""
+    """Return a run's curves by name: those of its trails, and speed and save time from its commits' records."""
     curves = {name: history.sketch.read(name) for name in history.sketch.names}
     speeds: list[tuple[int, int, float]] = []
     saves: list[tuple[int, int, float]] = []

@@ -1,6 +1,6 @@
-"""Gather the records of a run for its report: read each once, in parallel, and name what is lost.
+"""Gather the records of a run for its report: read each once, in parallel, and list those that are lost.
 
-A damaged or missing record hides nothing but itself: it becomes a line in `History.problems`.
+A damaged or missing record hides no other record: it becomes a line in `History.problems`.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from holdfast.looking.report.trails import read_commit_trail
 READERS = 32
 # The number of trails that are in memory at once.
 TRAILS_AT_ONCE = 256
-# The checkpoints whose metadata is read, for the probe's values.
+# The number of newest checkpoints whose metadata is read, for the probe's values.
 METADATA_READ = 24
-# The number of damaged things that the report names; it only counts the others.
+# The most problems that the report names; it only counts the others.
 MOST_PROBLEMS = 200
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -50,12 +50,12 @@ class History:
     Attributes:
         record: ``run.json``; None if it is damaged.
         commits: those that can be read, by number.
-        line: the numbers of the commits that the newest one was trained from, and its own.
+        line: the numbers of the newest commit and of its ancestors.
         quarantined: the reason for each quarantined commit.
         deleted: the commits whose checkpoints retention deleted.
         signed: the commits that have a signature; nobody checked it.
         prune: the newest report of retention.
-        metadata: of the newest checkpoints that are there, by commit.
+        metadata: the metadata of the newest checkpoints that still exist, by commit.
         shown: the newest text or picture of each name.
         problems: a line for each record that is damaged or lost, and for each broken link.
     """
@@ -233,7 +233,7 @@ class Gatherer:
                 self._drawn.add(number)
 
     def _read_shown(self, commits: list[Commit]) -> list[Shown]:
-        """Return the newest of each name from the newest commit that shows anything."""
+        """Return the newest text or picture of each name, from the newest commit that has any."""
         commit = next((each for each in reversed(commits) if any(file.name == SHOWN for file in each.files)), None)
         if commit is None:
             return []
@@ -276,7 +276,7 @@ class Gatherer:
 def find_line(commits: dict[int, Commit], newest: int) -> frozenset[int]:
     """Return the numbers of a commit and of its ancestors, as far as their records can be read.
 
-    A lost record ends nothing: the line continues with the newest commit before it whose step is lower.
+    A lost record doesn't end the line: the line continues with the newest commit before it whose step is lower.
     """
     line, number, step = set[int](), newest, None
     while number > 0:

@@ -1,4 +1,4 @@
-"""The goodput ledger on a page: one stacked bar, and the same as tables."""
+"""The goodput ledger on a page: one stacked bar, and tables of the same seconds."""
 
 from collections.abc import Iterator, Sequence
 

@@ -90,7 +90,8 @@ def _make(
 def find_starts(history: History) -> dict[int, int]:
     """Return the commit that each attempt has continued from, and so has read back, by the attempt's number.
 
-    An attempt that trained nothing new, or that began the run, has none. It may have adopted the commit first.
+    An attempt that trained nothing new, or that began the run, has no such commit. An attempt may have adopted the
+    commit before it continued from it.
     """
     starts: dict[int, int] = {}
     for _, commit in sorted(history.commits.items()):

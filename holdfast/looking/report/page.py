@@ -1,4 +1,4 @@
-"""The page as one file: a policy under which nothing but its own script runs, and data that can't become markup."""
+"""A report's page as one file: its content security policy allows only its own script; its data can't become markup."""
 
 import base64
 import hashlib

@@ -11,7 +11,7 @@ from holdfast.looking.report.timeline import MEANINGS
 
 WIDTH, HEIGHT = 640, 200
 LEFT, RIGHT, TOP, BOTTOM = 64, 620, 40, 168
-# The most endings that the picture draws: more of them would hide everything else.
+# The most endings that the picture draws. If there are more, it draws none: they would hide everything else.
 MOST_ENDINGS = 40
 # The colours of page.css in its light theme, because the picture has a white background on a page of any colour.
 COLORS = {"good": "#1a7f4b", "warn": "#95620a", "bad": "#c0312b", "calm": "#5b6472", "unknown": "#6b7280"}
@@ -50,7 +50,7 @@ def draw_loss(journal: Journal) -> str:
 
 
 def _read_endings(journal: Journal) -> Iterator[EndingRecord]:
-    """Yield how attempts ended before the run was complete, as far as it can be read; nothing if there are too many."""
+    """Yield the readable endings of attempts that didn't complete the run; none if there are over `MOST_ENDINGS`."""
     numbers = journal.numbers("endings")
     for number in numbers if len(numbers) <= MOST_ENDINGS else ():
         ending = journal.read_ending(number)

@@ -15,8 +15,8 @@ class Publisher:
     def publish(self, attempt: int) -> None:
         """Write the report as the run stands now.
 
-        A process that slept just before it wrote may have replaced the page of a later attempt by an older one. So it
-        looks for a later attempt afterwards, and then writes what the run has by now.
+        If this process sleeps just before the write, it may replace the newer page of a later attempt. So it looks for
+        a later attempt after the write. If there is one, it writes the page again, from the run's present records.
 
         Raises:
             Superseded: an attempt after this one owns the run.

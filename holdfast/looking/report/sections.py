@@ -139,8 +139,8 @@ def _list_start(history: History, attempt: int, claimed: object, start: int) -> 
     """Yield a row for the commit that an attempt continued from.
 
     Args:
-        claimed: what its record says: the newest commit when it began.
-        start: the commit that it continued from, once it had adopted some or given some up; 0 if that is unknown.
+        claimed: the newest commit when the attempt began, as its record says.
+        start: the commit that it continued from, after it adopted or quarantined commits; 0 if that is unknown.
     """
     before: dict[str, object] = claimed if isinstance(claimed, dict) else {}
     known, number = history.commits.get(start), before.get("commit", "?")
@@ -178,7 +178,7 @@ def _to_text(value: object) -> str:
 
 
 def make_health(history: History) -> Markup:
-    """Return the probe's values of the newest checkpoints that are there."""
+    """Return the section with the probe's values of the newest checkpoints that still exist."""
     numbers = sorted(history.metadata, reverse=True)
     names = sorted({name for number in numbers for name in history.metadata[number].probe.values})
     if not names:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from holdfast.checkpoint.shown import TEXT, Shown
 from holdfast.looking.report.markup import Markup, element, section
 
-# The most that a page has, by number and by bytes in all: each update of a run's report writes them again.
+# The most texts and pictures on a page, and their most bytes in all: each update of a report writes them again.
 MOST, MOST_BYTES = 24, 1_500_000
 
 

@@ -1,7 +1,7 @@
-"""Curves of bounded size: of the values of a bucket of steps, the least and the greatest stay.
+"""Curves of bounded size: each bucket of steps keeps its least and its greatest value.
 
-A bucket begins at a multiple of its width. So a curve that is thinned twice, with a width and its double, has the same
-points as one that was thinned once: a run of any length can be read piece by piece.
+A bucket begins at a multiple of its width. So a curve that is thinned with a width and then with its double has the
+same points as one that is thinned with the double alone: a run of any length can be read piece by piece.
 """
 
 from array import array
@@ -64,7 +64,7 @@ class Curve:
         return places[starts], places[np.append(starts[1:], len(places))[: len(starts)] - 1]
 
     def fit(self, most: int) -> "Curve":
-        """Return the curve with about ``most`` points, or fewer, whatever commits they are from."""
+        """Return the curve thinned to about ``most`` points or fewer, in buckets that ignore the commits' borders."""
         if len(self) <= most:
             return self
         span = int(self.steps[-1] - self.steps[0]) + 1
@@ -102,7 +102,7 @@ class Sketch:
         return sorted(self._columns)
 
     def add(self, commit: int, name: str, steps: Iterable[int], values: Iterable[float]) -> None:
-        """Add all points of a commit, in the order of their steps, to the curve of a name. Call it once for each."""
+        """Add all points of a commit, in the order of their steps, to the curve of a name. Call it once for both."""
         columns = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
         before = len(columns[1])
         columns[1].extend(steps)
@@ -114,7 +114,7 @@ class Sketch:
         self._counts.setdefault(name, {})[commit] = (added, odd)
 
     def settle(self) -> None:
-        """Thin all curves until they have at most the number of points that was given. Call it after each commit.
+        """Thin all curves until they have no more points than allowed. Call it after each commit.
 
         A curve keeps two points of each commit at least, so that a rollback still finds them.
         """

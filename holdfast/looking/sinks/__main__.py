@@ -1,8 +1,8 @@
 """`python -m holdfast.looking.sinks NAME ATTEMPT`: send a run's numbers to one sink, as the child of an attempt.
 
 The environment has the run's configuration. Standard input has a line of JSON for each `SinkOrder`: after each commit,
-and at the end. If it ends without that last one, the attempt has died. Each line on standard output is a warning for
-the attempt's log.
+and at the end. If standard input ends without the last order, the attempt has died. Each line on standard output is a
+warning for the attempt's log.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a sink still lacks of a run, found by the journal, and sent."""
+"""The delivery to a sink: find in the journal which commits the sink lacks, and send them."""
 
 from holdfast.journal import Commit
 from holdfast.looking.sinks.points import read_points

@@ -97,7 +97,7 @@ def _to_ms(time_s: float) -> int:
 
 
 def _spell(value: float) -> float | str:
-    """Return a number in MLflow's JSON, whose server ignores all metrics of a request with a bare NaN or infinity."""
+    """Return a number as MLflow's JSON spells it: for a bare NaN, its server ignores all metrics of a request."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"

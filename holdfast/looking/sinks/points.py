@@ -14,9 +14,9 @@ class Point:
     """One step in a sink.
 
     Attributes:
-        time: about when the step ended, in seconds since 1970. It follows from the commit, as all else does.
+        time: the approximate end of the step, in seconds since 1970, computed from the commit as all else is.
         values: numbers by name.
-        note: how the attempt began that has trained this step, if the step is its first.
+        note: how the attempt that trained this step began, if this is the attempt's first step.
     """
 
     step: int

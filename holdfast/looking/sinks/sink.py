@@ -19,7 +19,7 @@ class Facts:
         id: the run's id in the sink. It follows from the run's records, so that every attempt continues one curve.
         project: the project, or experiment, that the run belongs to there.
         settings: the recipe, the seed and the recipe's settings, as plain values.
-        folder: the folder on this machine for what a sink writes there.
+        folder: the folder on this machine into which a sink writes its files.
         attempt: the number of the attempt that sends.
     """
 

@@ -23,7 +23,7 @@ PREFIX = "events.out.tfevents."
 
 
 class TensorBoard(Sink):
-    """Event files that TensorBoard, and whatever else reads them, shows as one curve."""
+    """Event files that TensorBoard and other readers show as one curve."""
 
     hint = "log.folder has to be writable"
 
@@ -62,7 +62,8 @@ def _make_events(commit: Commit, points: Sequence[Point]) -> Iterator[Event]:
     first = points[0]
     yield Event(wall_time=first.time, file_version="brain.Event:2")
     if commit.parent != commit.number - 1:
-        # After a rollback: a TensorBoard that runs, and has read the deleted files, drops all steps from this one on.
+        # After a rollback, a running TensorBoard has read the deleted files. This event makes it drop all steps from
+        # this one on.
         yield Event(wall_time=first.time, step=first.step, session_log=SessionLog(status=SessionLog.START))
     for point in points:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in sorted(point.values.items())]

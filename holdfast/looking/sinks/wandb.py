@@ -44,7 +44,7 @@ class Wandb(Sink):
         self._is_offline = wandb.setup().settings.mode in OFFLINE
 
     def open(self) -> None:
-        if self._is_offline:  # W&B's own folder is begun with the first step: many attempts have none to write
+        if self._is_offline:  # W&B's folder is made with the first step, since many attempts have no step to write
             self.step = max(self._read_note(), self._read_folders())
             return
         self._begin()

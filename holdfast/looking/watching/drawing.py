@@ -25,7 +25,7 @@ LEAST_WIDTH = {"epoch": 70, "MB": 90, "checkpoint": 90, "why": 80, "host": 90, "
 SPARKS = 40
 NOT_FINITE = "not finite"
 SHOWN_COMMITS, SHOWN_ATTEMPTS, SHOWN_NOTES = 8, 5, 4
-# The lines of the view beside those of commits: all of them are shown on a terminal of 24 lines.
+# The lines of the view that aren't commits. A terminal of 24 lines shows all of them.
 OTHER_LINES = 18
 STYLES: dict[State, str] = {
     "complete": "green", "training": "green", "starting": "cyan", "waiting": "yellow", "stalled": "bold red",
@@ -35,7 +35,7 @@ STYLES: dict[State, str] = {
 
 @dataclass(frozen=True)
 class Poll:
-    """How the reading of the store goes.
+    """The state of the polls of the store.
 
     Attributes:
         now: the time on this process's monotonic clock.
@@ -54,7 +54,7 @@ def draw_run(seen: Seen, poll: Poll, size: ConsoleDimensions, *, is_plain: bool 
     """Return the view of one run.
 
     Args:
-        size: of the terminal: with fewer lines, fewer commits are shown; with fewer columns, fewer of their values.
+        size: the terminal's size. With fewer lines, fewer commits are shown; with fewer columns, fewer of their values.
         is_plain: whether the terminal's encoding lacks bars.
     """
     age_s = max(0.0, poll.now - seen.sign_at)
@@ -134,7 +134,7 @@ def find_losses(seen: Seen) -> list[float]:
 
 
 def make_sparks(values: Sequence[float], width: int, *, is_plain: bool = False) -> str:
-    """Return a curve in one line of text, a character a value; the last ``width`` values."""
+    """Return the last ``width`` values as a curve in one line of text, with a character for each value."""
     values, bars = values[-width:], PLAIN_BARS if is_plain else BARS
     lowest, highest = min(values, default=0.0), max(values, default=0.0)
     span = highest - lowest

@@ -12,7 +12,7 @@ from holdfast.terminal import one_line
 
 
 class Lines:
-    """The lines that were not printed yet of one run."""
+    """The lines about one run that were not printed yet."""
 
     def __init__(self) -> None:
         self._commits: set[int] = set()

@@ -24,7 +24,7 @@ RECENT_COMMITS = 12
 # Older commits that are read for the curve of the loss, evenly spread over the run.
 OLDER_COMMITS = 28
 RECENT_ATTEMPTS = 6
-# A poll lists one of these folders. Commits come most often, so they are listed every second time.
+# Each poll lists the next of these folders. New commits come most often, so that every second poll lists them.
 TURNS = ("commits", "endings", "commits", "attempts", "commits", "quarantine")
 # The ledger of the run's time reads every record, so it is left out for longer runs, and renewed once in a while.
 LEDGER_COMMITS = 200
@@ -47,7 +47,7 @@ class RunReader:
     ) -> None:
         """
         Args:
-            recent, older: the largest numbers of the newest and of older commits to read.
+            recent, older: how many of the newest commits, and of the older ones, to read at most.
             ledger_commits: the largest number of commits of a run whose ledger is made.
         """
         self.journal = journal
@@ -80,7 +80,7 @@ class RunReader:
         return self.seen
 
     def _find_lost(self, newest: int) -> None:
-        """Record as missing the newer commits and attempts that other records name and that have no record."""
+        """Note the newest commit and attempt that other records name, if they have no record of their own."""
         latest = self.journal.read_latest()
         attempts, last = self.journal.attempts(), max(self.journal.numbers("endings"), default=0)
         named = {"commits": (newest, latest.commit if latest else 0), "attempts": (attempts, last)}
@@ -191,7 +191,7 @@ class RunReader:
         self.seen = replace(
             self.seen, metadata=metadata or self.seen.metadata, epochs=epochs, next_stop=stop,
             sign_at=self.seen.sign_at or self._find_sign(), ledger=self._make_ledger(),
-            missing=tuple(self._missing[name] for name in sorted(self._missing)),  # several threads read
+            missing=tuple(self._missing[name] for name in sorted(self._missing)),  # threads add them in any order
         )  # fmt: skip
 
     def _make_ledger(self) -> Ledger | None:

@@ -20,7 +20,7 @@ from holdfast.looking.watching.drawing import Poll, draw_run, draw_store
 from holdfast.looking.watching.reading import RunReader, StoreReader
 
 DRAWN_EVERY_S = 0.5
-# The store's own retries take a minute: a poll that takes this long is shown.
+# The view says so if a poll takes this long. The store's own retries may take a minute.
 SILENT_AFTER_S = 5.0
 SHOWN_NOTES = 3
 
@@ -67,7 +67,7 @@ class Poller:
 
 
 class _Notes(logging.Handler):
-    """Gives the engine's warnings to the view, which they would be printed over."""
+    """Passes the engine's warnings to the view. If they were printed, they would overwrite the view."""
 
     def __init__(self, poller: Poller) -> None:
         super().__init__(logging.WARNING)

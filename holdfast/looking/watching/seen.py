@@ -52,15 +52,15 @@ class Seen:
 
     @property
     def is_complete(self) -> bool:
-        """The run is trained to its end, and no later attempt has begun to train it further."""
+        """Whether the run is trained to its end, and no later attempt has begun to train it further."""
         if self.head is None or self.total_steps is None or self.head.step < self.total_steps:
             return False
-        # A lost record of the attempt leaves a lower number, or 0.
+        # If the record of the head's attempt is lost, the last known attempt has a lower number, or 0.
         return self.head.attempt >= self.last_attempt or self.find_ending(self.last_attempt) is not None
 
     @property
     def is_over(self) -> bool:
-        """There is nothing left to wait for: the run is complete, or ended so and lost records since."""
+        """Whether the view may end: the run is complete, or it was completed and has lost records since."""
         if self.is_complete:
             return True
         ending = self.find_ending(self.last_attempt)
