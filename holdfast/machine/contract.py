@@ -169,8 +169,9 @@ def judge(
 def list_changed(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return each package that the recipe imported and that has another version or other files now, or is missing.
 
-    Each is a name with the description then and now; empty for a missing package. Older records have no packages, or
-    none of their files, so these are not compared. Nor is Holdfast, whose version and code are on record by themselves.
+    Each entry has the package's name, its saved description, and its description now, which is empty if the package is
+    missing. Older records have no packages, or none of their files, so these are not compared. Nor is Holdfast, whose
+    version and code are on record by themselves.
     """
     versions, now = saved.get("packages"), current.get("packages")
     if not isinstance(versions, Mapping) or not isinstance(now, Mapping):
@@ -193,7 +194,7 @@ def _describe_files(files: Mapping[str, Any]) -> str:
 
 
 def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
-    """Return a line if another number of ranks sums gradients and draws random numbers."""
+    """Return a line if the number of ranks changed: it decides how gradients are summed and random numbers drawn."""
     if None in (saved, current) or saved == current:
         return []
     return [f"ranks: saved {saved}, here {current}; {VIRTUAL}"]
@@ -250,7 +251,7 @@ def _shown(value: str | None) -> str:
 
 
 def _minor(value: Any) -> str:
-    """Return the major and minor version: ``3.11`` for ``3.11.7``; of cuDNN's 91002 ``9.10``, of 8907 ``8.9``."""
+    """Return the major and minor version: ``3.11`` for ``3.11.7``; ``9.10`` for cuDNN's 91002, ``8.9`` for its 8907."""
     if isinstance(value, int):
         thousands = 10_000 if value >= 10_000 else 1000
         return f"{value // thousands}.{value % thousands // 100}"

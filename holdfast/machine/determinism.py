@@ -55,7 +55,7 @@ def preamble(settings: Determinism) -> dict[str, str]:
 
 
 def choose_collectives(settings: Determinism) -> dict[str, str]:
-    """Return the environment variables that let the order of NCCL's sums follow from the ranks and their links."""
+    """Return the environment variables with which only the ranks and their links decide the order of NCCL's sums."""
     return COLLECTIVES if settings.mode == "strict" else {}
 
 
@@ -187,7 +187,7 @@ def read_seeds() -> dict[str, Any]:
 
 
 def describe_replaced(before: Mapping[str, Any], seed: int) -> list[str]:
-    """Return a line if the recipe's module has seeded generators when it was imported: the run's seed replaces that.
+    """Return a line if the import of the recipe's module has seeded generators: the run's seed replaces those seeds.
 
     Args:
         before: the result of `read_seeds` before the import.

@@ -31,7 +31,7 @@ NUMBERS = 8  # the integers of a record: process, phases, phase, place, marks, s
 
 
 class Phase(enum.IntEnum):
-    """The work that a rank is doing. Other bounds hold for each; see `holdfast.rank.hanging`."""
+    """The work that a rank is doing. Each phase has its own time limit; see `holdfast.rank.hanging`."""
 
     BUILDING = 0
     WAITING = 1
@@ -102,7 +102,8 @@ class Beat:
     def position(self) -> tuple[int, bool, int]:
         """Return how far the rank has come, in an order that holds for all ranks of a run.
 
-        Ranks may come to different numbers of places before they wait for each other, so that counts less.
+        The number of places comes last in this order, because ranks may pass different numbers of places before they
+        wait for each other.
         """
         return self.phases, self.place is Place.SYNCING, self.marks
 
@@ -165,7 +166,7 @@ class Heartbeat:
         self._numbers[0] = os.getpid()
 
     def begin(self, phase: Phase, step: int | None = None) -> None:
-        """Begin a phase; without a step it belongs to the step before it."""
+        """Begin a phase. Without a step, the phase belongs to the previous phase's step."""
         now = time.monotonic()
         if self._phase in MEASURED and (self._has_trained or self._phase is not Phase.STEP):
             index = MEASURED.index(self._phase)
@@ -177,7 +178,7 @@ class Heartbeat:
         self._numbers[1] += 1
 
     def mark(self, place: Place) -> None:
-        """Come to a place in the present phase."""
+        """Record that the rank has come to a place in the present phase."""
         self._numbers[3] = place
         self._numbers[4] += 1
 
@@ -191,7 +192,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
-        """Be in a phase during the block, and then in the present one again."""
+        """Enter a phase for the block, and return to the present phase after it."""
         outer = self._phase
         self.begin(phase)
         yield
@@ -235,7 +236,7 @@ _own: Heartbeat | None = None
 
 
 def join() -> None:
-    """Begin this rank's heartbeat. A process whose attempt has no file for it here goes without."""
+    """Begin this rank's heartbeat. Do nothing in a process whose attempt has no file for it on this machine."""
     global _own
     with contextlib.suppress(KeyError, OSError, ValueError, IndexError):
         rank = int(os.environ.get("RANK", "0"))
@@ -250,7 +251,7 @@ def begin(phase: Phase, step: int | None = None) -> None:
 
 
 def mark(place: Place) -> None:
-    """Come to a place in the present phase."""
+    """Record that this rank has come to a place in the present phase."""
     if _own is not None:
         _own.mark(place)
 
@@ -267,7 +268,7 @@ def read_beats() -> dict[int, Beat]:
 
 
 def within(phase: Phase) -> contextlib.AbstractContextManager[None]:
-    """Be in a phase during the block, and then in the present one again."""
+    """Enter a phase for the block, and return to the present phase after it."""
     return _own.within(phase) if _own is not None else contextlib.nullcontext()
 
 

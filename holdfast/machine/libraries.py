@@ -1,7 +1,7 @@
 """The libraries whose private parts Holdfast relies on: the tested versions and the installed ones.
 
-Of most of them a newer version isn't forbidden, because a bound in a package would keep every user from it. `holdfast
-doctor` says when one is installed that no test has seen. `make test-versions` tests the oldest and the newest.
+The package allows newer versions of most of them, because an upper bound would keep every user from those. `holdfast
+doctor` says if an installed version was never tested. `make test-versions` tests the oldest and the newest version.
 """
 
 import re

@@ -127,7 +127,7 @@ def _poll(sources: Sequence[Source], tell: Callable[[Notice], None], done: threa
 
 
 def find_sources(drain_file: str | None) -> list[Source]:
-    """Return the sources of notices: this machine's cloud, if it is in one, and a drain file, if there is a name."""
+    """Return the sources of notices: this machine's cloud, if it is in one, and the configured drain file."""
     sources: list[Source] = []
     cloud = find_cloud()
     if cloud in METADATA_URLS:

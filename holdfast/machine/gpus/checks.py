@@ -19,8 +19,8 @@ TORCH_WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
 def settle_ranks(config: RunConfig) -> RunConfig:
     """Return the configuration with a number in place of ``compute.ranks = "all"``: one rank for each visible GPU.
 
-    There are at most as many as virtual ranks, if there are any.
-    Without a GPU there is one rank. A configuration that has a number is returned as it is.
+    With virtual ranks, there are at most as many ranks. Without a GPU there is one rank. A configuration that has a
+    number is returned unchanged.
 
     Raises:
         GpuUnhealthy: the GPUs can't be counted, because one of them or the driver doesn't answer.
@@ -36,8 +36,8 @@ def settle_ranks(config: RunConfig) -> RunConfig:
 def gather_nodes(config: RunConfig) -> RunConfig:
     """Return the configuration with the ranks of all its nodes on one machine, for a command that trains there alone.
 
-    torchrun starts them there, even if Ray places those of the run, or another launcher starts them. With virtual ranks
-    any number of ranks trains the same bytes, so one node's are enough.
+    torchrun starts these ranks, even if Ray or another launcher starts those of the run. With virtual ranks any number
+    of ranks trains the same bytes, so that the ranks of one node are enough.
     """
     compute = config.compute
     if compute.nodes == 1 and compute.launcher == "torchrun":
@@ -68,8 +68,8 @@ def _ask_torch() -> int:
 def check_gpus(compute: Compute) -> int:
     """Check that this machine has the GPUs that a run would take, and that they are healthy.
 
-    Return the number of GPUs that the run sees; 0 if it is to train on a CPU, or if nvidia-smi doesn't tell. Then the
-    ranks check the number by what torch sees, and nothing is known of their health.
+    Return the number of GPUs that the run sees; 0 if it is to train on a CPU, or if nvidia-smi doesn't tell. If
+    nvidia-smi doesn't tell, the ranks count the GPUs that torch sees, and the GPUs' health is unknown.
 
     Raises:
         ConfigError: fewer GPUs are visible than there are ranks.

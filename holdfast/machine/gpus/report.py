@@ -58,7 +58,7 @@ class Gpu:
         memory: its size with its unit, such as ``81559 MiB``.
         is_split: whether it is in MIG mode, in which a process sees one of its parts.
         faults: reasons not to train on it.
-        notes: what happened to it that doesn't speak against training on it.
+        notes: events that are no reason against training on it.
     """
 
     index: int
@@ -140,7 +140,8 @@ def run_command(command: list[str], within_s: float) -> tuple[int, str]:
     """Run a command. Return its exit code and its output.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end in time. It may live on: a driver that hangs lets nobody kill it.
+        subprocess.TimeoutExpired: the command did not end in time. It may live on: while its driver hangs, no signal
+            can kill it.
     """
     process = subprocess.Popen(
         command,
@@ -163,7 +164,7 @@ def parse_report(text: str) -> GpuReport:
     """Return the report from the output of ``nvidia-smi -q -x``.
 
     Raises:
-        xml.etree.ElementTree.ParseError: it is no XML.
+        xml.etree.ElementTree.ParseError: the output is no XML.
     """
     return GpuReport(
         tuple(_parse_gpu(index, gpu) for index, gpu in enumerate(ElementTree.fromstring(text).iter("gpu")))

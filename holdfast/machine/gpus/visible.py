@@ -9,7 +9,7 @@ from holdfast.machine.gpus.report import Gpu, GpuReport
 def list_visible(report: GpuReport, environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...] | None:
     """Return the GPUs that a process with this environment sees, in its order.
 
-    Return None if the report doesn't tell: nvidia-smi gave none, or the process sees a part of a GPU (MIG).
+    Return None if the report doesn't tell: nvidia-smi gave no list, or the process sees a part of a GPU (MIG).
 
     Source: CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES: an invalid entry hides itself and all after it.
     """
