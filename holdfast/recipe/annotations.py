@@ -17,7 +17,7 @@ def takes_run(function: Function) -> bool:
 
 
 def own_parameters(function: Function) -> dict[str, str]:
-    """Return `RUN` or `DEVICE` by the name of the parameter that is annotated so. These are no settings."""
+    """Return the parameters that Holdfast fills itself, by name: each with `RUN` or `DEVICE`. They are no settings."""
     if isinstance(function, type):
         return {}
     inner = find_inner(function)

@@ -1,6 +1,6 @@
 """The function of a run: its search by ``module:attribute``, and the `Recipe` that it builds.
 
-Only a function is called that is annotated to return a `Recipe`, or to take a `Run`, so that a configuration can't call
+Holdfast calls a function only if it is annotated to return a `Recipe` or to take a `Run`. So a configuration can't call
 other code, such as ``os:system``.
 """
 

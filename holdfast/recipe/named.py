@@ -1,4 +1,4 @@
-"""Classes of the user's own that a setting names, ``module:Class``: they are allowed as a recipe is."""
+"""Classes of the user's own that a setting names as ``module:Class``: the operator's list of recipes governs them."""
 
 from typing import TypeVar
 
@@ -13,10 +13,10 @@ def check_class(setting: str, name: str) -> None:
     """Check that a class may be imported and that its module exists, without importing it.
 
     Args:
-        setting: the setting that names it, for the message.
+        setting: the setting that names the class, for the message.
 
     Raises:
-        ConfigError: the operator doesn't allow it, or there is no such module.
+        ConfigError: the operator doesn't allow the class, or there is no such module.
     """
     try:
         check_recipe(name)
@@ -29,11 +29,11 @@ def import_class(setting: str, name: str, base: type[T]) -> type[T]:
     """Import a class, and return it.
 
     Args:
-        setting: the setting that names it, for the message.
-        base: what it has to be a subclass of.
+        setting: the setting that names the class, for the message.
+        base: the class that it has to be a subclass of.
 
     Raises:
-        ConfigError: the operator doesn't allow it, it can't be imported, or it is another class.
+        ConfigError: the operator doesn't allow the class, it can't be imported, or it is no subclass of ``base``.
     """
     check_class(setting, name)
     return load_class(setting, name, base)

@@ -3,9 +3,9 @@
 The worker's environment variable ``HOLDFAST_ALLOWED_RECIPES`` says what an operator allows: module paths, recipes, or
 files and folders with code, for example ``my_models, holdfast.recipes.language:language, /srv/code/``. Entries are
 prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a folder allows the code
-below it, but for files in a store. An unset variable restricts nothing; an empty one allows nothing. Classes that
-``log.sinks`` and ``log.observers`` name are allowed as recipes are; the code that a store's URL names is not, but by
-`holdfast.store.permission`.
+below it, except files in a store. An unset variable restricts nothing; an empty one allows nothing. The list also
+governs the classes that ``log.sinks`` and ``log.observers`` name. `holdfast.store.permission` governs the code that a
+store's URL names.
 """
 
 import contextlib
@@ -47,15 +47,15 @@ def _allows(entry: str, recipe: str, files: Sequence[Path]) -> bool:
 
 @dataclass(frozen=True)
 class Trust:
-    """The trust of a reader in a run's records, from which a command takes the recipe to train steps again.
+    """A reader's trust in the recipe that a run's records name, which a command imports to train steps again.
 
-    Whoever may write to the store has chosen them. By default the recipe is taken if its code is the reader's own: it
-    comes with Holdfast, or lies in the current folder or on the module search path and is not installed. If the
-    operator allows some recipes, it has to be one of these. A file in a store is never taken.
+    Anyone who may write to the store can write these records. By default a command accepts the recipe if its code is
+    the reader's own: it comes with Holdfast, or lies in the current folder or on the module search path and is not
+    installed. If the operator allows only some recipes, it has to be one of them. A file in a store is never accepted.
 
     Args:
-        recipe: the recipe to train with, from the reader, in place of the one on record; empty for that one.
-        records: whether to take any recipe on record, but for a file in a store.
+        recipe: the recipe that the reader names in place of the one on record; empty for the one on record.
+        records: whether to accept any recipe on record, except a file in a store.
     """
 
     recipe: str = ""
@@ -90,7 +90,7 @@ class Trust:
         return recorded
 
 
-# The reader has said nothing.
+# The trust of a reader who gave no option.
 BY_DEFAULT = Trust()
 
 
@@ -114,9 +114,9 @@ def _find_root(store: str) -> Path | None:
 
 
 def _find_files(recipe: str) -> list[Path]:
-    """Return the files that an import of a recipe's module would run, without links: the packages' that hold it, too.
+    """Return the files that an import of a recipe's module would run, with links resolved.
 
-    A module that is nowhere to be found has no file.
+    The files of the packages that hold the module are among them. A module that can't be found has no file.
     """
     module = recipe.rpartition(":")[0]
     if module.endswith(".py"):

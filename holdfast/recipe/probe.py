@@ -19,7 +19,7 @@ How = Literal["exact", "tolerance", "record"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a healthy number: of the probe's, or of the mean loss ``loss_window``. It also has to be finite.
+    """The limits of a healthy number of the probe, or of the mean loss ``loss_window``. It also has to be finite.
 
     Args:
         min, max: the smallest and the largest healthy value.
@@ -132,7 +132,7 @@ def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
     if saved.sha256 == found.sha256:
         return ""
     if not saved.sha256 or not found.sha256:
-        return ""  # the recipe had a probe only then, or has one only now
+        return ""  # the recipe had a probe only at the save, or has one only now
     if not tolerance:
         return f"the probe gives another result than at the save{_describe_difference(saved, found)}"
     difference = _measure_difference(saved, found)

@@ -39,7 +39,8 @@ class Recipe:
             ``collate`` are seeded for each micro-batch. On resume, iterable data with ``state_dict`` and
             ``load_state_dict`` continues where it was; other iterable data is read again from its beginning, and has to
             yield the same samples. Each loader worker reads iterable data on its own: the data has to divide itself
-            among them by ``torch.utils.data.get_worker_info``. With ``batch_size=None`` it gives batches: see there.
+            among them by ``torch.utils.data.get_worker_info``. With ``batch_size=None`` it gives batches; see
+            ``batch_size``.
         optimizer: an optimizer over the model's parameters, with the base learning rates; or several, by name. With a
             ``loss`` all of them step along its gradient.
         loss: a function from ``(model, batch)`` to a scalar tensor, the mean over the collated batch.
@@ -113,7 +114,7 @@ class Recipe:
     parallelize: Callable[[Any, Any], object] | None = None
     sample_size: int = 1
     unit: str = "samples"
-    # Whether a loop of the user's own makes the steps, so that this is what the loop keeps.
+    # Whether a loop of the user's own makes the steps. If so, this object holds the state that the loop keeps.
     has_own_loop: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -104,15 +104,15 @@ def _refuse_unknown(model: type[BaseModel], settings: Mapping[str, Any], table: 
 
 
 def _takes_any(function: Function) -> bool:
-    """Return whether a function has no parameters but its `Run`, in which it reads its settings."""
+    """Return whether a function has no parameters but its `Run`, from which it reads its settings."""
     return takes_run(function) and not _list_parameters(function)
 
 
 def resolve_settings(function: Function, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Check settings against a function's parameters and return them together with the defaults of the others.
 
-    A parameter ``settings`` that is annotated as a pydantic model stands for its fields. A function whose only
-    parameter is its `Run` reads its settings there, and takes any.
+    A parameter ``settings`` that is annotated as a pydantic model takes all settings, as the model's fields. A function
+    whose only parameter is its `Run` reads its settings from that; then any settings are accepted.
 
     Raises:
         RecipeError: a setting is unknown (the hint names the nearest known one), missing, or of the wrong type.
