@@ -11,9 +11,9 @@ from holdfast.terminal import Printable
 
 
 class _Terminal:
-    """Standard error below all proxies.
+    """Standard error itself, without the proxies around it.
 
-    While a bar is shown, rich's proxy lies around `Printable`, and rich looks through one proxy only: `Printable` would
+    While a bar is shown, rich's proxy lies around `Printable`, and rich writes past one proxy only. `Printable` would
     then escape the control characters that move and colour the bar.
     """
 

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 DISTRIBUTION = "holdfast-train"
-# Records of runs may hold Holdfast itself as a package, by its distribution's name now or of before.
+# Records of runs may hold Holdfast itself as a package, by its distribution's present or former name.
 OWN_NAMES = frozenset({DISTRIBUTION, "holdfast"})
 
 
@@ -37,5 +37,5 @@ def warn_of_other(folder: Path) -> None:
             "the distribution holdfast, another project or an earlier Holdfast, lies in the same folder, and each may "
             f"have replaced the other's files: pip uninstall holdfast {DISTRIBUTION}, then install {DISTRIBUTION} again"
         )
-        # Of a file that has no lines Python shows none, so that this is one line.
+        # Python prints the source line of a warning, but a folder has none. So the warning takes one line.
         warnings.warn_explicit(text, RuntimeWarning, str(folder / other), 1)
