@@ -31,7 +31,7 @@ def goodput(run: str, /, *, json: Json = False) -> int:
 
 
 def _to_plain(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger as JSON has it: times in ISO 8601, in UTC."""
+    """Return a ledger as plain values for JSON, with its times in ISO 8601 and UTC."""
     attempts = [asdict(each) | _times(each) for each in ledger.attempts]
     return asdict(ledger) | _times(ledger) | {"attempts": attempts}
 

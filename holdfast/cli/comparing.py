@@ -1,4 +1,4 @@
-"""The command `compare`: are two runs, two commits or two stores the same training, and if not, why."""
+"""The command `compare`: whether two runs, two commits or two stores are the same training, and what differs first."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Commands that earlier versions had under other names: each says its new name, and does what it did."""
+"""Commands that earlier versions had under other names: each prints its new name, and still works."""
 
 import sys
 

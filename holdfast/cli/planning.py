@@ -75,7 +75,7 @@ def _describe(plan: Plan) -> Iterator[str]:
         yield from _describe_dealing(plan.dealing)
     yield ""
     rows = [("best", plan.best)]
-    if plan.current is not None:  # the first chunk of an epoch; later ones may end with it
+    if plan.current is not None:  # this is an epoch's first chunk; the end of the epoch may cut a later one short
         rows.append(("automatic, with its epochs" if plan.is_auto else "as it is set", plan.current))
     yield from tabulate([HEADER, *(_row(name, chunks) for name, chunks in rows)])
 

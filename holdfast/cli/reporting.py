@@ -54,7 +54,7 @@ def report(
 
 
 def _find_store(what: tuple[str, ...]) -> Store | None:
-    """Return the store that the user names; None if each name is a run's, or is none.
+    """Return the store that the user names; None if no name is a store's.
 
     Raises:
         WrongUse: a store is one of several names.

@@ -1,4 +1,4 @@
-"""The trial of a store: each verb that a run needs of it, with the rights that are missing."""
+"""The trial of a store: try each verb that a run needs, and name the rights that are missing."""
 
 import sys
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from holdfast.store import open_store
 from holdfast.store.trials import Trial, Trials
 from holdfast.terminal import counted
 
-# A storage's clock that differs by less than this is equal, since a request takes time and S3 tells whole seconds.
+# A storage's clock that differs by less than this counts as right: a request takes time, and S3 tells whole seconds.
 CLOCK_S = 2.0
 
 
 def try_store(store: str, *, json: bool) -> int:
-    """Try each verb that a run needs of a store, print what came of it, and return the exit code.
+    """Try each verb that a run needs of a store, print the results, and return the exit code.
 
     The files that it makes are in a new folder, which it deletes again.
 
