@@ -33,7 +33,7 @@ HELD_OUT_EVERY = 20
 # The target of a token that isn't learned. Source: torch, `cross_entropy`, ignore_index.
 NOT_LEARNED = -100
 
-# Tokens and targets, both of shape (length,); of a batch (batch, length).
+# Tokens and targets, both of shape (length,), or (batch, length) for a batch.
 Sample = tuple[Tensor, Tensor]
 T = TypeVar("T")
 

@@ -123,8 +123,8 @@ def encode(
 ) -> tuple[list[int], list[bool]]:
     """Return a conversation's tokens, and for each whether it is the assistant's.
 
-    The text is cut where an answer begins and where it ends, and each piece has tokens of its own, as it has when a
-    model answers. So no token is of both, such as one for the line end before an answer and the line end in it.
+    The text is cut where an answer begins and where it ends, and each piece is tokenized alone, as it is when a model
+    answers. So no token crosses a cut, such as one for the line end before an answer and the answer's first line end.
 
     Args:
         max_length: the largest number of tokens; further ones are cut off.
@@ -139,7 +139,7 @@ def encode(
     cuts = [0, *(cut for span in spans for cut in span), len(text)]
     pieces = tokenizer([text[start:stop] for start, stop in pairwise(cuts)], add_special_tokens=False)["input_ids"]
     tokens = [token for piece in pieces for token in piece]
-    is_answer = [number % 2 == 1 for number, piece in enumerate(pieces) for _ in piece]  # every second piece is one
+    is_answer = [number % 2 == 1 for number, piece in enumerate(pieces) for _ in piece]  # every second is an answer
     return tokens[:max_length], is_answer[:max_length]
 
 

@@ -82,8 +82,8 @@ def _check_message(message: Any, number: int, place: str) -> dict[str, str]:
 def explain_standard_library() -> Iterator[Conversation]:
     """Yield a question about each public class and function of the standard library that has a docstring.
 
-    The answer is the docstring's first paragraph. An answer that came before is left out: it would be in the text that
-    is learned and in the text that is held out.
+    The answer is the docstring's first paragraph. A repeated answer is left out, because it might be both in the text
+    that is learned and in the text that is held out.
     """
     root, answers = find_standard_library(), set()
     for name in list_standard_library():

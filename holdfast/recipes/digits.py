@@ -1,9 +1,9 @@
 """A recipe of a small convolutional network that reads handwritten digits, with nothing to download.
 
 The pictures are scikit-learn's: 1,797 digits of 8 x 8 pixels, in the order of their 13 writers (Alpaydin and Kaynak,
-"Optical Recognition of Handwritten Digits", 1998). The last fifth is held out: a random fifth would have the writers
-that the model was trained on. Training pictures are augmented: rotated, shifted, with noise. The evaluation reads the
-held-out digits with an exponential moving average of the weights.
+"Optical Recognition of Handwritten Digits", 1998). The last fifth is held out: a random fifth would be by the same
+writers as the training pictures. Training pictures are augmented: rotated, shifted, with noise. The evaluation reads
+the held-out digits with an exponential moving average of the weights.
 """
 
 import hashlib

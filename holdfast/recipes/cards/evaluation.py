@@ -28,7 +28,7 @@ class Played:
     choices: Choices
 
     def describe(self) -> dict[str, float]:
-        """Return numbers about games in which the policy has seat 0 in every second game, beginning with the first."""
+        """Return the policy's results. It has seat 0 in the first game, then seat 1, and so on."""
         own = self.won[torch.arange(len(self.won)), torch.arange(len(self.won)) % SEATS]
         return {
             "win_rate": float((own > 0).double().mean()),

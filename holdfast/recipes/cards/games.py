@@ -183,7 +183,7 @@ class Games:
 
 
 def _sample(outcomes: Sequence[tuple[int, float]], share: float) -> int:
-    """Return the outcome in which a share of all chance, from 0 to 1, lies."""
+    """Return the outcome at a point, from 0 to 1, of the cumulative chances."""
     for action, chance in outcomes:
         share -= chance
         if share < 0:

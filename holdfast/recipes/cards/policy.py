@@ -14,13 +14,13 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class Sampler:
-    """How actions are sampled from logits. Both values follow the step."""
+    """The sampling of actions from logits. Its temperature and smoothing are functions of the step."""
 
     temperature: Anneal
     smoothing: Anneal
 
     def chances(self, logits: Tensor, legal: Tensor) -> Tensor:
-        """Return the chance of each action, of shape (..., actions): tempered, and mixed with chance alone."""
+        """Return the chance of each action, (..., actions): the policy's, mixed with equal chances by the smoothing."""
         share = self.smoothing.value
         return (1 - share) * self.policy(logits, legal) + share * even(legal)
 
@@ -44,7 +44,7 @@ def reset_rows(state: Tensor, rows: Tensor) -> Tensor:
 
     Args:
         state: of shape (rows, ...).
-        rows: ids of rows in any order; ids that are repeated or out of range do nothing more.
+        rows: ids of rows in any order; repeated ids are allowed, and ids out of range are ignored.
     """
     inside = rows[(rows >= 0) & (rows < len(state))]
     return state.index_fill(0, inside, 0.0)

@@ -51,11 +51,11 @@ class ReturnScale:
 
 @dataclass(frozen=True)
 class Targets:
-    """What each action of a rollout is trained towards; (ticks, rows).
+    """The training targets of each action of a rollout; (ticks, rows).
 
     Attributes:
         advantage: by how much the action was better than expected.
-        returns: what the value should have been.
+        returns: the value that the policy should have expected.
         weight: 1 for actions that are trained, otherwise 0.
     """
 
@@ -67,9 +67,9 @@ class Targets:
 def estimate(rollout: Rollout, scale: float, gamma: float, gae_lambda: float) -> Targets:
     """Return generalized advantage estimates along each seat's own actions.
 
-    The reward of a seat's action is what the seat wins before its next action. Not trained are the opponents' actions,
-    those of the last tick, and those after which the seat has not moved again: what follows them isn't known. All of
-    the last tick are left out, because leaving out only those that end no game would favour ending it.
+    The reward of a seat's action is what the seat wins before its next action. Opponents' actions are not trained, nor
+    are actions after which the seat has not moved again, because their result isn't known. All actions of the last tick
+    are left out: to train only those of them that end a game would favour ending games.
 
     Source: Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (2016).
 

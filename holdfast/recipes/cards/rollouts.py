@@ -26,7 +26,8 @@ class Rollout:
         won: what each seat won in the game that ended, otherwise 0; (ticks, rows, 2).
         memory: the games' memories before the first tick; (rows, 2, 2, hidden).
         next_seat, next_value: who is to move after the last tick, and the value that the policy expects; (rows,).
-        entropy, noop_rate: of the policy's own choices, without smoothing; of those where a no-op is one of them.
+        entropy: the mean entropy of the policy's own choices, without smoothing.
+        noop_rate: the share of no-ops among its own choices that include one.
     """
 
     seen: Tensor
