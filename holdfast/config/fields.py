@@ -65,7 +65,7 @@ IDENTITY, SCHEDULE, OPERATIONAL = Classed("identity"), Classed("schedule"), Clas
 
 
 def expected(kinds: str) -> WrapValidator:
-    """Return the annotation of a field of several types that is refused in one line, instead of one for each type."""
+    """Return an annotation for a field of several types: a bad value is refused in one line, not one for each type."""
 
     def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -125,11 +125,11 @@ class ChunkLength(Section):
     def next_stop(
         self, start: int, steps_per_epoch: int, total_steps: int, auto_steps: int = 1, marks: Sequence[int] = ()
     ) -> int:
-        """Return the last step of the chunk ``(start, stop]``: the first end of its length, its epoch or the run.
+        """Return the last step of the chunk ``(start, stop]``: the earliest end of its length, its epoch and the run.
 
-        An automatic chunk ends with an epoch if its length allows: a longer epoch is cut into equal chunks, and a chunk
-        has several shorter epochs. So it has between two thirds and one and a half of ``auto_steps``, unless a mark or
-        the run ends it, or it begins inside an epoch.
+        An automatic chunk ends with an epoch if its length allows: a longer epoch is cut into equal chunks, and shorter
+        epochs are joined into one chunk. So the chunk has between two thirds and one and a half of ``auto_steps``,
+        unless a mark or the run ends it, or it begins inside an epoch.
 
         Args:
             auto_steps: the desired number of steps of an automatic chunk; see `holdfast.ledger.interval`.
@@ -149,7 +149,7 @@ class ChunkLength(Section):
 
 
 class Checkpoint(Section):
-    """The files of checkpoints. The content id of a state depends on their cut, its values don't."""
+    """The files of checkpoints. How a state is cut into files changes its content id, but none of its values."""
 
     part_bytes: Count = Field(default=PART_BYTES, ge=4096)
     """Largest number of bytes of tensors in one file of a checkpoint."""

@@ -61,13 +61,13 @@ def hint_for(name: str, value: Any) -> str:
 
     Args:
         name: the dotted name of an unknown setting or table.
-        value: its value; of a table, the first key is part of the name.
+        value: its value. If that is a table, its first key counts as part of the name.
     """
     names = [name.lower().replace("-", "_")]
     while isinstance(value, Mapping) and value:
         key, value = next(iter(value.items()))
         names.append(f"{names[-1]}.{str(key).lower().replace('-', '_')}")
-    # The whole name, then the key without its tables, which other tools call otherwise, then the tables alone.
+    # Try the whole name, then the key without its tables (other tools name tables differently), then the tables alone.
     for each in (names[-1], names[-1].rpartition(".")[2], *reversed(names[:-1])):
         if each in RESUMES:
             return "leave it out: the same command continues the run from its last verified checkpoint"
