@@ -40,7 +40,7 @@ NOT_BEGUN_AFTER_S = 120.0
 NOT_PLACED_AFTER_S = 3600.0
 # After a longer gap between two looks (the server or the watcher's machine was away) the window begins again.
 LONGEST_GAP_S = 10.0
-# Shorter than the automation's window of 10 s, so that a process that is really gone is not waited for again.
+# Shorter than the automation's window of 10 s, so that nothing waits once more for a process that is really gone.
 DOUBTED_FOR_S = 3 * EVERY_S
 # A live worker signals the process of a cancelled flow run sooner than this. A dead worker never does.
 SIGNALLED_WITHIN_S = 10.0

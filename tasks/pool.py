@@ -225,9 +225,9 @@ def cancel(flow_run: FlowRun, within_s: float) -> None:
 
 
 def end_tasks(flow_run: FlowRun) -> None:
-    """Set the tasks of a dead flow run to Crashed: a chunk would stay Running for ever.
+    """Set the tasks of a dead flow run to Crashed. Otherwise its chunk would stay Running for ever.
 
-    Do nothing if the server refuses it: nothing depends on it.
+    Do nothing if the server refuses: nothing depends on these states.
     """
 
     def end(client: SyncPrefectClient) -> None:

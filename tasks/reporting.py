@@ -188,7 +188,7 @@ def _embed(name: str, media_type: str, data: bytes) -> str:
 def describe_report(journal: Journal) -> str:
     """Return in Markdown where the run's report lies, and the command that writes it into a folder.
 
-    It is no link: from a page of a server a browser opens neither a file nor a bucket's URL.
+    The place is no link, because from a server's page a browser opens neither a file nor a bucket's URL.
     """
     place = f"{journal.store_url}/{journal.run}"
     return f"`{place}/{REPORT}`; `holdfast report {shlex.quote(place)}` writes it into the current folder"
@@ -213,7 +213,7 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "settings": f"`{standing.config_fingerprint}`" if standing.commit else None,
     }
     table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
-    if journal.store.exists(REPORT):  # a path and a command: a cell would cut them off
+    if journal.store.exists(REPORT):  # below the table: a cell would cut off its path and command
         return [*table, "", f"report: {describe_report(journal)}"]
     return table
 

@@ -35,9 +35,10 @@ from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import new_auth
 
 DRAIN_WITHIN_S = 5.0
-# A start takes less if the database exists already.
+# If the database exists already, a start takes less than this.
 USUAL_START_S = 6.0
-# A start may take this many times Prefect's own 20 s. Seven processes on a core and a new database take over 60 s.
+# A start may take this many times Prefect's own limit, 20 s. With seven processes on a core and a new database it takes
+# over 60 s.
 PATIENCE = 15
 # The limit for a configured server's first answer. A server on a busy machine takes seconds.
 ANSWERS_WITHIN_S = 60.0

@@ -14,8 +14,8 @@ PLACED_LATER = "InfrastructurePending"
 QUEUED = "AwaitingConcurrencySlot"
 # The beginning of the message if a deployment's concurrency limit cancelled a flow run. Prefect gives no other sign.
 TURNED_AWAY = "Deployment concurrency "
-# Parts of the message of a worker that could not start a flow run, each with what to do. Without the second part, a
-# person would have to search the worker's traceback for the cause, such as a socket that its user may not use.
+# Parts of the message of a worker that could not start a flow run, each with a hint. Without the hint, a person would
+# have to search the worker's traceback for the cause, such as a socket that its user may not use.
 HINTS = {
     "Could not connect to Docker": "start the container engine on the worker's machine, or let the worker's user use "
     "the engine's socket; the worker's log names the cause",
