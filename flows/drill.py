@@ -24,7 +24,7 @@ log = logging.getLogger("holdfast.drill")
 def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = False) -> DrillVerdict:
     """Train a copy of a run twice on its work pool, once undisturbed and once with kills, and compare the bytes.
 
-    Both copies are new runs; yours stays as it is. The drill restarts no killed worker: whatever starts yours must.
+    Both copies are new runs; yours stays unchanged. The drill restarts no killed worker: your own service has to.
 
     Args:
         config: The configuration of your run; its setting `where` names the work pool.

@@ -116,7 +116,7 @@ def pin_best_commit(configs: list[RunConfig], rule: KeepBest) -> tuple[str, Comm
 
 
 def mark_pinned(rows: list[dict[str, Any]], best: tuple[str, Commit] | None) -> None:
-    """Add to the sweep's table which checkpoint is the best one, and pinned."""
+    """Add a column to the sweep's table that names the best checkpoint, which is pinned."""
     for row in rows:
         is_best = best is not None and row["run"] == best[0]
         row["pinned"] = f"commit {best[1].number}" if best and is_best else ""
