@@ -22,10 +22,11 @@ WITHOUT = "make up, without GPUS, starts one worker for the whole machine"
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The workers to have.
+    """The workers that the pool is to have.
 
     Attributes:
-        gpus: for each worker's name its GPU, as CUDA_VISIBLE_DEVICES has it; empty for a worker that sees every GPU.
+        gpus: the GPU of each worker, by the worker's name, as CUDA_VISIBLE_DEVICES spells it; empty for a worker that
+            sees every GPU.
         notes: lines for a person about GPUs that get no worker, or whose health is not known.
     """
 

@@ -73,7 +73,7 @@ def await_answer(url: str) -> None:
     """Wait until a server answers at its API's URL, with any status.
 
     Raises:
-        RunStopped: it did not answer in time.
+        RunStopped: the server did not answer in time.
     """
     deadline = time.monotonic() + ANSWERS_WITHIN_S
     is_told = False
@@ -130,7 +130,7 @@ def set_defaults(template: Template, values: Mapping[str, Any]) -> Template:
     """Return a base job template with other defaults of its variables.
 
     Raises:
-        ConfigError: it has no such variable.
+        ConfigError: the template has no such variable.
     """
     changed = copy.deepcopy(template)
     variables = changed["variables"]["properties"]
@@ -170,7 +170,7 @@ def make_pool(name: str, kind: str, template: Template) -> None:
             client.create_work_pool(
                 WorkPoolCreate(name=name, type=kind, base_job_template=template, description=POOLS[name])
             )
-        except ObjectAlreadyExists:  # or its worker was faster: a worker makes the pool that it can't find
+        except ObjectAlreadyExists:  # made earlier, or by its worker just now: a worker makes a pool that is missing
             known = client.read_work_pool(name)
             if known.type != kind:
                 raise ConfigError(
