@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-# The charts that the values fit, and what the commands of docs/kubernetes.md set besides the file.
+# The charts that the values fit, and the options of the commands in docs/kubernetes.md besides the file.
 REPOSITORY, VERSION = "https://prefecthq.github.io/prefect-helm", ">=2026.7"
 CHARTS: dict[str, tuple[str, list[str]]] = {
     "server-values.yaml": ("prefect-server", []),
@@ -70,7 +70,7 @@ _CHARTS: dict[str, dict[str, str]] = {
     },
 }
 NAMES = frozenset(_CHARTS)
-# For each container of a chart: where its environment comes from, and what the chart puts into it besides.
+# For each container of a chart: the lists of values that make its environment, and the variables that the chart adds.
 _DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL PREFECT_API_DATABASE_CONNECTION_URL"
 _MULTI_SERVER = (
     "PREFECT_SERVER_DATABASE_MIGRATE_ON_START PREFECT_API_DATABASE_MIGRATE_ON_START PREFECT_MESSAGING_BROKER "
@@ -148,7 +148,7 @@ def find_tags(values: dict[str, Any]) -> Iterator[str]:
 
 
 def make_pods(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a pod of Kubernetes for each part of a chart, with what its values put into the chart's pods as it is."""
+    """Yield a pod of Kubernetes for each part of a chart, with those values that the chart copies into its pods."""
     for part, known in values.items():
         if not isinstance(known, dict) or not {"podSecurityContext", "affinity", "env", "extraEnvVars"} & known.keys():
             continue

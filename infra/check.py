@@ -1,4 +1,4 @@
-"""Check every file of infrastructure with its own tool, and what the tools miss: ``make check-infra``.
+"""Check every file of infrastructure with its own tool, and for faults that the tools miss: ``make check-infra``.
 
 ::
 
@@ -110,7 +110,7 @@ def check_dockerignore(path: Path) -> Iterator[str]:
 
 
 def check_hadolint(path: Path) -> Iterator[str]:
-    """Check the settings of hadolint, which ignores what it doesn't know."""
+    """Check the settings of hadolint, which ignores keys and names that it doesn't know."""
     known = read_yaml(path)
     yield from (f"{path}: unknown key {key}" for key in known.keys() - HADOLINT_KEYS)
     if (threshold := known.get("failure-threshold", "info")) not in HADOLINT_THRESHOLDS:
@@ -186,7 +186,7 @@ def validate(path: Path) -> Iterator[str]:
 
 
 def find_wrong_rights(resource: dict[str, Any], there: set[tuple[str, str]]) -> Iterator[str]:
-    """Yield verbs of a Role that don't exist, and what a RoleBinding names and its file doesn't have."""
+    """Yield each verb of a Role that doesn't exist, and each name in a RoleBinding that its file doesn't define."""
     kind, name = resource.get("kind"), resource.get("metadata", {}).get("name")
     if kind in ("Role", "ClusterRole"):
         verbs = {verb for rule in resource["rules"] for verb in rule["verbs"]}
@@ -198,7 +198,7 @@ def find_wrong_rights(resource: dict[str, Any], there: set[tuple[str, str]]) -> 
 
 
 def check_values(path: Path) -> Iterator[str]:
-    """Check the values of one of Prefect's charts: its keys, its images' tags and what goes into pods as it is."""
+    """Check the values of one of Prefect's charts: its keys, its images' tags and the values copied into pods."""
     values = read_yaml(path)
     yield from (f"{path}: the chart has no value {each}" for each in charts.find_unknown(path.name, values))
     yield from (f"{path}: a container has it twice: {each}" for each in charts.find_repeated(path.name, values))
@@ -261,7 +261,7 @@ def check_pools(path: Path) -> Iterator[str]:
 
 
 def check_job(where: str, job: dict[str, Any]) -> Iterator[str]:
-    """Check a rendered Job, with a name: the cluster generates it, and kubernetes-validate asks for one."""
+    """Check a rendered Job. Give it a name, which the cluster would generate and kubernetes-validate requires."""
     job["metadata"]["name"] = job["metadata"].pop("generateName", "job").rstrip("-")
     for name in WANTED_BY_PREFECT:
         job["spec"]["template"]["spec"].pop(name, None)

@@ -42,7 +42,7 @@ PROPRIETARY = ("nvidia-", "cuda-")
 PACKAGE = "holdfast"
 DISTRIBUTION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["name"]
 STEM = DISTRIBUTION.replace("-", "_")  # as the names of the wheel and the sdist begin
-# What the wheel has of others: npm packages by name, with version and licence. A test compares their files' hashes.
+# Other projects' files in the wheel: npm packages by name, with version and licence. A test compares the files' hashes.
 VENDORED = {"uplot": ("1.6.32", "MIT")}
 
 
@@ -130,7 +130,7 @@ def write_licences(path: Path) -> None:
 
 
 def list_packages() -> list[dict[str, str]]:
-    """Return name, version and licence of each package of the environment, and of what the wheel has of others."""
+    """Return name, version and licence of each package of the environment, and of each vendored one in the wheel."""
     options = ["--format", "json", "--from", "mixed", "--with-system", "--ignore-packages", DISTRIBUTION]
     listed: list[dict[str, str]] = json.loads(run(BIN / "pip-licenses", "--python", PYTHON, *options))
     listed += [{"Name": name, "Version": number, "License": licence} for name, (number, licence) in VENDORED.items()]
@@ -157,7 +157,7 @@ def is_allowed(licence: str) -> bool:
 
 
 def shorten(licence: str) -> str:
-    """Return the first line: some packages give the whole text."""
+    """Return the first line of a package's licence, because some packages give the whole text."""
     return (licence.strip().splitlines() or [""])[0].strip()
 
 
@@ -165,7 +165,7 @@ def run(*command: str | Path) -> str:
     """Run a command from the root of the repository, and return its output.
 
     Raises:
-        Fault: it failed.
+        Fault: the command failed.
     """
     environment = os.environ | {"NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(

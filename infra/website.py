@@ -25,7 +25,7 @@ PAGES = ("*.md", "docs/*.md", "holdfast/*.md", "tests/*.md")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".txt": "text", ".tf": "hcl", ".sh": "sh"}
 FENCE, SPAN = re.compile(r"(^```.*?^```$)", re.M | re.S), re.compile(r"(`+[^`].*?`+)")
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
-# What a browser fetches by itself from another host: scripts, pictures, frames, styles; not the target of a link.
+# Elements that a browser fetches by itself from another host: scripts, pictures, frames, styles; not a link's target.
 FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^"' >]+
       | <link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preload|preconnect))[^>]*\bhref=["']?(?:https?:)?//[^"' >]+
@@ -74,7 +74,7 @@ def write(path: Path, text: str) -> None:
 
 
 def rewrite(page: str, text: str) -> tuple[str, dict[str, str]]:
-    """Return a page whose links, except in code, lead to pages; and by each target the page that shows it."""
+    """Rewrite a page's links, except in code, to lead to pages. Return the page, and the page made for each target."""
     linked: dict[str, str] = {}
 
     def replace(link: re.Match[str]) -> str:
@@ -143,7 +143,7 @@ def list_navigation(index: str) -> Iterator[str]:
 
 
 def find_fetched(folder: Path) -> Iterator[str]:
-    """Yield what a page or a style of the site would fetch from another host."""
+    """Yield a line for each element of a page or a style that would be fetched from another host."""
     for path in sorted(each for each in folder.rglob("*") if each.suffix in (".html", ".css")):
         yield from (f"{path.relative_to(folder)}: {found[0]}" for found in FETCHED.finditer(path.read_text("utf-8")))
 
