@@ -168,7 +168,7 @@ def _read_boot_id() -> str:
 def own_temporary() -> str:
     """Return this user's own folder for temporary files; make it if need be.
 
-    Prefect's workers share one name in the common folder, which belongs to the first user who starts one.
+    In the common folder, Prefect's workers of all users share one folder, which belongs to the first of these users.
     """
     folder = Path(tempfile.gettempdir()) / f"holdfast-{os.geteuid()}"
     open_state(folder, "temporary folder", hint="TMPDIR=/another/folder before the command chooses its place")

@@ -130,7 +130,7 @@ def start_gpu_worker(ledger: ProcessLedger, name: str, gpu: str, url: str) -> No
 
 
 def start_gpu_workers(ledger: ProcessLedger, plan: WorkerPlan, url: str) -> None:
-    """Start the workers of the pool `gpu` that the plan has and that don't run yet; end those that it doesn't have."""
+    """Start the planned workers of the pool `gpu` that don't run yet, and end those that the plan doesn't have."""
     for name in end_others(ledger, plan):
         print(f"ended       {name}")
     for note in plan.notes:

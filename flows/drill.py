@@ -35,7 +35,7 @@ def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = Fa
     Raises:
         ConfigError: the run trains here, or there is nothing to kill.
         Damage: the two copies end on different bytes.
-        RunStopped: a person cancelled one of them.
+        RunStopped: a person cancelled one of the copies.
     """
     if config.where == "here":
         raise ConfigError('where = "here": a drill needs a work pool', hint="holdfast prove does the same here")

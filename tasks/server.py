@@ -42,7 +42,7 @@ USUAL_START_S = 6.0
 PATIENCE = 15
 # The limit for a configured server's first answer. A server on a busy machine takes seconds.
 ANSWERS_WITHIN_S = 60.0
-# Ports below those that Linux gives to clients: one of those may be in use when its server is started again.
+# Ports below the range that Linux gives to clients: a client may use a port of that range when the server starts again.
 LASTING_PORTS = range(20_000, 32_768)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # The limit for the temporary server to write pending requests after its command has ended.

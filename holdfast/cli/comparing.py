@@ -35,7 +35,7 @@ def compare_command(
 
     Args:
         run: <store>/<run>, or <store>/<run>@<commit> for the training that led to that commit; or a store of runs.
-        other: Likewise. A store beside a run means the run of the same name in it.
+        other: The other training, in the same form. If one of the two is a store, the other one's run in it is meant.
         replay: Train the steps of the first difference again, to name the first tensor that differs.
         recipe: The recipe of both, as in a configuration, in place of those on record. Without it, those on record
             are trained only if their code is this folder's or Holdfast's own.

@@ -35,7 +35,7 @@ def doctor(
 ) -> int:
     """Show what a run's bits depend on here, and its GPUs' health; measure whether equal steps give equal bits.
 
-    Or try a store. Exit code 3: a run can't use it.
+    With --store, try a store instead. The exit code is 3 if a run can't use the store.
 
     Args:
         run: <store>/<run>, to judge whether it continues here with the bits of the machine that it was on.

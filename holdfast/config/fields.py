@@ -354,7 +354,7 @@ class Compute(Section):
 
     @property
     def rank_count(self) -> int:
-        """Return the number of ranks of a node, put in place of "all" by `holdfast.machine.gpus.settle_ranks`."""
+        """Return the number of ranks of a node, after `holdfast.machine.gpus.settle_ranks` has replaced "all"."""
         assert self.ranks != "all", "the number of ranks is not settled yet"
         return self.ranks
 

@@ -11,7 +11,7 @@ from holdfast.store import Store, open_store
 
 # Folders of records. A folder with one of them is a run, even if its run.json is lost.
 RECORDS = {"attempts", "commits"}
-# An error lists at most so many of the commits that remain.
+# The most remaining commits that an error lists.
 SHOWN_COMMITS = 5
 
 

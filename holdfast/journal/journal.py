@@ -204,7 +204,7 @@ class Journal(RunFolder):
     def fenced(self, attempt: int) -> Iterator[None]:
         """Check the fence if the block fails because files are missing or damaged.
 
-        A later attempt may have deleted them: it adopts what this attempt saved, and prunes.
+        A later attempt may have deleted these files, because it adopts this attempt's checkpoints and prunes.
 
         Raises:
             RunGone: the run was moved or deleted.

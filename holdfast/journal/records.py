@@ -40,7 +40,7 @@ def _check_time(text: str) -> str:
 
 # A point in time as records hold it: ISO 8601 with its offset from UTC.
 Time = Annotated[str, AfterValidator(_check_time)]
-# The same, but empty in records from before the field was added.
+# A time as above, or an empty text in records from before the field was added.
 LaterTime = Annotated[str, AfterValidator(lambda text: text and _check_time(text))]
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 
@@ -299,7 +299,7 @@ class Commit(Record):
 
 
 class RehearsalRecord(Record):
-    """``rehearsals/00000003.json``: the trail of the living ranks, in a rehearsal whose new ranks trained otherwise.
+    """``rehearsals/00000003.json``: the trail of the living ranks, from a rehearsal in which the new ranks' differed.
 
     The next attempt has to train the same trail from that commit, before it commits anything.
     """

@@ -65,7 +65,7 @@ class TrustedKey:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A private key. ``key_id`` is that of its public half."""
+    """A private key. ``key_id`` is the id of its public half."""
 
     key_id: str
     _private: ec.EllipticCurvePrivateKey = field(repr=False)

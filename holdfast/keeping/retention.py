@@ -363,7 +363,7 @@ def _delete(journal: Journal, path: str, *, was_committed: bool) -> None:
 
 
 def _may_be_deleted(journal: Journal, path: str, was_committed: bool) -> bool:
-    """Return whether no commit that counts names a folder, nor ever will.
+    """Return whether a folder may be deleted: no commit that counts names it, and none can name it later.
 
     Args:
         was_committed: whether a pruned commit names the folder.

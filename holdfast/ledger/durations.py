@@ -16,7 +16,7 @@ FEW = 5
 # Then the bound is the longest duration and three standard deviations. By Cantelli's inequality at most one duration in
 # ten exceeds even the mean and three deviations, whatever the distribution, and the longest is above the mean.
 DEVIATIONS = 3.0
-# The steps beside a save are compared with so many recent steps without one.
+# The number of recent steps without a save, with which the steps beside a save are compared.
 RECENT = 256
 
 

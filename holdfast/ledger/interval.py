@@ -32,8 +32,8 @@ PRIOR_S = 3600.0
 
 # A boundary between two chunks costs some 0.1 s of tasks and records, mostly beside the training: below 1 % of this.
 FLOOR_S = 10.0
-# A chunk lasts at least so many saves: a save waits for the one before, and the end of an epoch may cut a chunk to two
-# thirds of its length.
+# The least length of a chunk, as a multiple of a save's time: a save waits for the one before, and the end of an epoch
+# may cut a chunk to two thirds of its length.
 SAVES = 1.5
 # The length of a chunk while nothing is measured yet.
 FIRST_STEPS = 10

@@ -102,7 +102,7 @@ class Usual:
 
 @dataclass
 class Records:
-    """The records of a run that its timeline follows from.
+    """The records of a run from which its timeline is made.
 
     Attributes:
         missing: a line for each record that is lost or can't be read.

@@ -57,7 +57,7 @@ class Place(enum.IntEnum):
 
 
 class RankStanding(enum.IntEnum):
-    """The standing of a rank among the others: in training, or on its way out."""
+    """The standing of a rank among the others: whether it trains, or is about to end."""
 
     TRAINING = 0
     LEAVING = 1

@@ -1,6 +1,6 @@
 """The libraries whose private parts Holdfast relies on: the tested versions and the installed ones.
 
-The package allows newer versions of most of them, because an upper bound would keep every user from those. `holdfast
+The package sets no upper bound for most of them, because a bound would keep every user from newer versions. `holdfast
 doctor` says if an installed version was never tested. `make test-versions` tests the oldest and the newest version.
 """
 

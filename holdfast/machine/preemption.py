@@ -153,7 +153,7 @@ def find_cloud(firmware: Path = FIRMWARE) -> str:
 def read_drain_file(path: Path) -> Notice | None:
     """Return the notice of a drain file; None while there is no file.
 
-    A file drains the machine, whatever it holds. If it holds a number, that many seconds are left; otherwise none.
+    Any file drains the machine. A number in it gives the seconds that are left; without a number, none are left.
 
     Raises:
         OSError: the path can't be examined.

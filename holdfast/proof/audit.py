@@ -37,7 +37,7 @@ class Audit(Differing, BaseModel):
         unchecked: the part that was not checked, and why (a pruned checkpoint, changed settings); else empty.
         expected, found: the committed content id and the replay's; ``found`` is empty if the gate refused the start.
         gate: why the gate refused the checkpoint to start from; empty if it didn't.
-        ranks: the number of ranks of the replay, if one was asked for; None for the run's.
+        ranks: the number of ranks of the replay, if the caller chose one; None for the run's own number.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
         verdict: the findings of the run's rehearsals up to the commit.
     """

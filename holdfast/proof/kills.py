@@ -4,7 +4,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-# A proof trains at least so many steps, even if they are slow, and at most so many, even if they are fast.
+# The fewest steps of a proof, however slow they are, and the most, however fast they are.
 FEWEST_STEPS = 20
 MOST_STEPS = 1000
 

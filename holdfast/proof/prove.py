@@ -34,7 +34,7 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-# To choose its number of steps, a proof first measures so many steps, in at most this share of its time.
+# The number of steps that a proof measures first, to choose its length, and the largest share of its time for that.
 MEASURED_STEPS = 12
 MEASURED_SHARE = 0.15
 

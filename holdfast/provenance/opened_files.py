@@ -18,8 +18,8 @@ from holdfast.provenance.ownership import is_claimed, is_own_file
 
 WHOLE_BYTES = 64 * 2**20
 TOTAL_BYTES = 256 * 2**20
-# A file of more than SAMPLES pieces of this size is sampled: so many pieces, evenly spaced from the first bytes to the
-# last.
+# A file that is larger than all its samples is sampled: SAMPLES pieces of this size, evenly spaced from the first bytes
+# to the last.
 SAMPLE_BYTES = 2**20
 SAMPLES = 16
 # If a folder has more files than this, they become one entry.

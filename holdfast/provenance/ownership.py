@@ -15,7 +15,7 @@ from typing import Any
 SITE_FOLDERS = {"site-packages", "dist-packages"}
 STDLIB = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
 ENGINE = str(Path(__file__).resolve().parents[1])
-# The recipes that come with Holdfast, and what they share, are what is trained: they count as the user's.
+# The recipes that come with Holdfast, and their shared modules, count as the user's code, because a run trains them.
 RECIPES = f"{ENGINE}{os.sep}recipes"
 
 # Packages that are the user's although they are installed: their folders, or their only file.

@@ -125,7 +125,7 @@ def _cut_comments(rows: list[str]) -> set[int]:
             raise tokenize.TokenError(f"{token.string!r} has no end", token.start)
         if kind == "STRING":
             in_string.update(range(first, last))
-        # Before Python 3.12 an f-string is one token, in which # starts no comment. Newer versions are treated alike.
+        # Before Python 3.12 an f-string is one token, in which # starts no comment. Do the same in newer versions.
         elif kind.endswith("STRING_START"):
             open_strings.append(first)
         elif kind.endswith("STRING_END"):

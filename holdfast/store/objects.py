@@ -95,7 +95,7 @@ class ObjectStore(Store):
     def _read_all(self, path: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)``; raise an error that is retried if the response has fewer of them.
 
-        A server may answer with less than it was asked for. A checkpoint that was read so would count as damaged.
+        A server may send fewer bytes than requested. Without this check, the checkpoint would count as damaged.
         """
         data = bytes(self._fs.cat_file(path, start=start, end=stop))
         if len(data) != stop - start:

@@ -15,7 +15,7 @@ from holdfast.errors import NameMissing, StoreError
 from holdfast.store.objects import ObjectStore
 from holdfast.store.uploads import AT_ONCE, WRITER, complete
 
-# The bytes of one copy request. S3 allows at most 5 GiB, but a request for so many takes long.
+# The bytes of one copy request. S3 allows at most 5 GiB, but such a request takes long.
 COPIED_BYTES = 2**30
 
 

@@ -1,7 +1,7 @@
 """Preemption traces: when a job of several machines was up. A few recorded ones come with Holdfast; see LICENSES.txt.
 
 A trace is a JSON file with the keys of `Trace`. Between two intervals of ``up`` the job had no capacity. The end of an
-interval is a preemption; that of the last one only if ``last_up_is_censored`` is false.
+interval is a preemption. The end of the last one is a preemption only if ``last_up_is_censored`` is false.
 """
 
 import itertools

@@ -46,7 +46,7 @@ def _to_name(run: str) -> str:
 
 
 def write_toml(config: dict[str, Any]) -> str:
-    """Return settings as TOML, less those that have their defaults."""
+    """Return settings as TOML, without those that have their defaults."""
     return "\n".join(_write_table(config, (), find_defaults())).strip() + "\n"
 
 

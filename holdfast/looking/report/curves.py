@@ -8,7 +8,7 @@ from holdfast.looking.report.gathering import History
 from holdfast.looking.report.numbers import round_all
 from holdfast.looking.report.sketch import Curve
 
-# About the most points on a page, of some 16 bytes each, and the bounds of the most points in one curve.
+# The approximate number of points on a page, 16 bytes each. A curve's share of them is at least FEWEST, at most MOST.
 PAGE_POINTS = 120_000
 FEWEST, MOST = 200, 4000
 MOST_CURVES = 300

@@ -24,7 +24,7 @@ def make_goodput(ledger: Ledger | None, missing: Sequence[str]) -> Markup:
     """Return the section that shows where the time of a run went.
 
     Args:
-        missing: lines on what the records lack.
+        missing: a line for each missing record.
     """
     if ledger is None:
         return section("Goodput", "goodput", element("p", "No attempt has begun yet.", class_="empty"))

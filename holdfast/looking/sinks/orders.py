@@ -22,5 +22,5 @@ class SinkOrder(BaseModel):
     within_s: float = 0.0
 
 
-# The last order, for a process whose attempt has died without one: it sends what is committed, and ends.
+# The last order, for a process whose attempt has died without sending one: send what is committed, and end.
 DEAD = SinkOrder(is_end=True, within_s=20.0)

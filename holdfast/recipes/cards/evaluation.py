@@ -47,8 +47,8 @@ def play(
 
     Args:
         noops: which actions do nothing.
-        is_alone: whether the policy plays both seats, and without smoothing. Otherwise its opponent chooses each legal
-            action with the same chance.
+        is_alone: whether the policy plays both seats, and without smoothing. If not, an opponent that chooses each
+            legal action with the same chance plays one of the seats.
     """
     games, draw = Games(game, count, seed), torch.Generator().manual_seed(seed)
     memory, choices = policy.begin(count), Choices(noops)
