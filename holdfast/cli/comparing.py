@@ -65,7 +65,7 @@ Place = tuple[Journal, str] | Store
 
 
 def _open(text: str) -> Place:
-    """Return a run's journal with the commit's name behind its ``@``, or a store."""
+    """Return a run's journal and the name of the commit after the ``@``, or a store."""
     before, slash, last = text.rpartition("/")
     run, at, commit = last.partition("@")
     if not at or before.endswith(":/"):  # az://container@account is a store

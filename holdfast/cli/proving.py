@@ -60,7 +60,7 @@ def _read_numbers(ranks: str) -> list[int]:
     """Return the numbers in a list such as ``1,2,4``; none for an empty one.
 
     Raises:
-        WrongUse: it isn't such a list.
+        WrongUse: the text isn't such a list.
     """
     numbers = ranks.split(",") if ranks else []
     if not all(each.strip().isdecimal() for each in numbers):

@@ -395,7 +395,7 @@ class Resume(Section):
 
 
 class ProofSettings(Section):
-    """Rehearsals: new ranks start from a commit, and have to train its next steps as the ranks that went on."""
+    """Rehearsals: new ranks start from a commit, and have to train the next steps exactly as the ranks that went on."""
 
     rehearse: Literal["on", "first", "off", "record"] | None = None
     """When to rehearse: "on", after the first commit and then as often as share allows; "first", only then; "off",

@@ -83,7 +83,7 @@ class Ending:
 
     Attributes:
         reason: a name in `REASONS`; a record of a later version may have another.
-        step: the newest step that was committed then.
+        step: the newest step that was committed when the attempt ended.
     """
 
     reason: str

@@ -23,7 +23,8 @@ class RunFolder:
 
     Attributes:
         run: the run's name.
-        store: the folder. Writes fail if it is missing, so that nothing blocks the place of a run that was moved away.
+        store: the folder. Writes fail if it is missing: a new folder would block the way back of a run that was moved
+            away.
         place: the same folder, but a write creates it if it is missing: to begin the run.
         store_url: the URL of the store that holds the folder.
         strays: a line for each stray name that was found among the records.

@@ -106,7 +106,7 @@ class Journal(RunFolder):
             reason: the reason of its start, such as ``fresh`` or ``continued``; the record's key is ``why``.
             host: the name of this machine.
             environment: the machine, the packages and the code.
-            lineage: what differs from the attempt before.
+            lineage: the differences from the attempt before.
             began_at: when the attempt's ranks were started; empty if unknown.
 
         Raises:
@@ -289,12 +289,12 @@ class Journal(RunFolder):
     def candidates(self, attempt: int | None = None) -> Iterator[Commit]:
         """Yield the commits that a run may continue from, newest first, without reading their checkpoints.
 
-        Goes by number, not by parent, so that a lost record doesn't hide the commits before it. The commits of an
-        abandoned line are quarantined, and so are left out.
+        The search goes by number, not by parent, so that a lost record doesn't hide the commits before it. The commits
+        of an abandoned line are quarantined, and so are left out.
 
         Args:
-            attempt: the attempt that continues the run: it quarantines commits whose record can't be read. A reader
-                gives None, and such commits are only left out.
+            attempt: the attempt that continues the run and quarantines commits whose record can't be read. With None,
+                for a reader, such commits are only left out.
         """
         quarantined = set(self.numbers("quarantine"))
         pruned: set[int] | None = None
@@ -487,7 +487,8 @@ class Journal(RunFolder):
     def _enter(self, name: str, *, is_there: bool = True) -> None:
         """Enter a record into the index, after it was written or before it is deleted.
 
-        A kill between the two leaves a record without an entry. `verify` can't notice the loss of such a record.
+        A kill between the record's write and its entry leaves a record without an entry. `verify` can't notice the
+        loss of such a record.
         """
         number = self.highest("index", 0)
         while True:

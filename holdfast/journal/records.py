@@ -177,7 +177,7 @@ class AttemptRecord(Record):
 
 
 class EndingRecord(Record):
-    """``endings/00000003.json``: how an attempt ended, recorded by itself or, if it couldn't, by a later process."""
+    """``endings/00000003.json``: how an attempt ended, recorded by the attempt or else by a later process."""
 
     number: int = Field(ge=1, description="the number of the attempt")
     reason: str = Field(description="a name in holdfast.journal.endings.REASONS")
@@ -207,7 +207,7 @@ class Origin(BaseModel):
     Attributes:
         form: the source's form, such as ``torch`` or ``trainer``; see `holdfast.training.moving`.
         source: the path of the file or folder, as it was given.
-        sha256: of the file, or of ``sha256sum``'s listing of the folder's files.
+        sha256: the SHA-256 of the file, or of ``sha256sum``'s listing of the folder's files.
         step: the step at which the run goes on.
         lacks: the parts of the run's state that the source lacks; they have the values that the program builds.
     """
@@ -284,7 +284,7 @@ class Commit(Record):
 
     @property
     def shown_metrics(self) -> dict[str, float | None]:
-        """The metrics for a person: with the mean loss of its steps as ``avg_loss``."""
+        """The metrics for a person, in which ``avg_loss`` is `shown_loss`."""
         return {name: self.shown_loss if name == "avg_loss" else value for name, value in self.metrics.items()}
 
     @property
@@ -421,7 +421,7 @@ def config_name(fingerprint: str) -> str:
 
 
 def folder_record_name(path: str) -> str:
-    """Return the name of the record of a checkpoint folder's commit: ``folders/epoch-0004.json``."""
+    """Return the name of the record that assigns a checkpoint folder to a commit: ``folders/epoch-0004.json``."""
     return f"folders/{path}.json"
 
 

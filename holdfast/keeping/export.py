@@ -25,7 +25,7 @@ EXTRAS = "extras"
 
 
 def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = "") -> list[str]:
-    """Write the weights of a checkpoint to a new file, or for transformers and dcp to a new folder; return their names.
+    """Write a checkpoint's weights to a new file, or for transformers and dcp a new folder; return the tensors' names.
 
     Args:
         part: dotted name of a part of the model, ``extras.NAME`` for one of the extras, or "" for the whole model.

@@ -184,7 +184,7 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
     """Copy the checkpoint's files to the store and verify them; return the other records, which are not yet written.
 
     Args:
-        made: gets the name of each file that was copied.
+        made: a list to which the name of each copied file is added.
     """
     files = {f"{commit.path}/{file.name}": file for file in commit.files}
     try:

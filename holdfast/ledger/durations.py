@@ -74,7 +74,7 @@ class Slowing:
     def take_s(self) -> float:
         """Return by how many seconds saves have slowed the steps beside them, since the last call.
 
-        0 if no step was alone, or if none was beside a save.
+        The result is 0 if no step was alone, or if none was beside a save.
         """
         beside_s, self._beside_s = self._beside_s, []
         if not beside_s or not self._alone_s:

@@ -270,7 +270,7 @@ class _Account:
 
     def add_training(self) -> None:
         """Add the time from the start of the ranks until the last recorded save let training continue."""
-        restart_s = 0.0  # the restart time of the ranks that train at the cursor
+        restart_s = 0.0  # the restart time of the current ranks
         for before, each in zip([None, *self._life.trained], self._life.trained, strict=False):
             self._spend(min(each.began, self.at + each.rehearse_s), "rehearsal")
             if before is None:

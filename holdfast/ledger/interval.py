@@ -30,7 +30,8 @@ from holdfast.journal import AttemptRecord, Commit, EndingRecord, seconds_of
 PRIOR_LOSSES = 1.0
 PRIOR_S = 3600.0
 
-# A boundary between two chunks costs some 0.1 s of tasks and records, mostly beside the training: below 1 % of this.
+# The shortest chunk, in seconds. A boundary between two chunks costs some 0.1 s of tasks and records, mostly beside the
+# training: less than 1 % of such a chunk.
 FLOOR_S = 10.0
 # The least length of a chunk, as a multiple of a save's time: a save waits for the one before, and the end of an epoch
 # may cut a chunk to two thirds of its length.
@@ -49,14 +50,14 @@ Bound = Literal["least lost", "a save's length", "floor"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that one commit's save and steps took.
+    """The times of one commit's save and steps, in seconds.
 
     Attributes:
-        step_s: one step, with no save beside it.
+        step_s: the time of one step with no save beside it.
         stall_s: the pause of training for the save.
-        save_s: from the copy of the state until it was durable.
-        restart_s: until the ranks began to train; 0 if unknown.
-        slow_s: by which a save slowed the steps beside it.
+        save_s: the time from the copy of the state until the commit was durable.
+        restart_s: the time until the ranks began to train; 0 if unknown.
+        slow_s: the time by which a save slowed the steps beside it.
     """
 
     step_s: float

@@ -193,5 +193,5 @@ class TrainResult(BaseModel):
 
 
 def stopped_early(run: str) -> RunStopped:
-    """Return the error with which a command ends that has not completed its run."""
+    """Return the error of a command that ends before its run is complete."""
     return RunStopped(f"run {run} was stopped early", hint="the same command continues it")

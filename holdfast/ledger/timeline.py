@@ -116,7 +116,7 @@ class Records:
 
 
 def read_records(journal: Journal) -> Records:
-    """Read the records of a run's attempts, endings and commits; note those that are lost or damaged."""
+    """Read the records of a run's attempts, endings and commits; list those that are lost or damaged."""
     records = Records(quarantined=frozenset(journal.numbers("quarantine")))
 
     def read(folder: str, cls: type[AnyRecord]) -> dict[int, AnyRecord]:
@@ -139,7 +139,7 @@ def _find_gaps(folder: str, numbers: Sequence[int], named: int) -> list[str]:
     """Return a line for each gap in the numbers of records, which are created one after the other.
 
     Args:
-        named: the highest number that another record names; 0 for none.
+        named: the highest number that another record names; 0 if none does.
     """
     numbers = [*(numbers or [max(named - 1, 0)]), named + 1]
     pairs = [(before + 1, after - 1) for before, after in itertools.pairwise(numbers) if after > before + 1]
@@ -159,7 +159,8 @@ def _read(journal: Journal, cls: type[AnyRecord], name: str) -> AnyRecord | str:
 def make_lives(records: Records) -> list[Life]:
     """Return the attempts of a run in their order, each with the steps that its ranks trained.
 
-    An attempt whose own record is lost is known by its commits. Without any, its time counts as time between attempts.
+    An attempt whose own record is lost is known by its commits. If it has no commits either, its time counts as time
+    between attempts.
     """
     trained: dict[int, list[Trained]] = {}
     for commit in records.commits.values():

@@ -263,7 +263,7 @@ def stand(standing: RankStanding) -> None:
 
 
 def read_beats() -> dict[int, Beat]:
-    """Return the heartbeats of this machine's ranks, by rank; none if this rank has none."""
+    """Return the heartbeats of this machine's ranks, by rank; empty if this rank has no heartbeat."""
     return _own.read_all() if _own is not None else {}
 
 

@@ -83,7 +83,8 @@ def judge_run(journal: Journal, config: RunConfig) -> Judged:
 def gives_others(journal: Journal, config: RunConfig) -> bool:
     """Return whether a configuration differs from the one that the newest commit was trained with.
 
-    The recipe is not imported, so its default settings are unknown. The next attempt decides whether it refuses.
+    The recipe is not imported, so its default settings are unknown. The next attempt decides whether to refuse the
+    configuration.
     """
     newest = journal.newest()
     if newest is None:
@@ -192,7 +193,7 @@ def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[st
 
 
 def list_life_changes(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]:
-    """Yield every attempt, oldest first, with the changes that it let through.
+    """Yield every attempt, oldest first, with the changes that it accepted.
 
     For an attempt without a recorded lineage, compute the changes from the records of settings and code.
     """

@@ -51,7 +51,7 @@ def find_difference(trails: tuple[Lines, Lines], ends: tuple[Payload, Payload] |
 
     Args:
         trails: the trails of both runs, from `checkpoint.read_commit_lines`.
-        ends: the states at the end; None if one of the runs didn't get there.
+        ends: the states at the end; None if one of the runs didn't reach the end.
     """
     found = to_fields(find_first(*trails))
     return found if ends is None else found | {"different": checkpoint.differences(*ends)}

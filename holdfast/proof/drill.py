@@ -60,7 +60,10 @@ class Striker(Observer):
 
 
 def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:
-    """Return the kills still to come after this many attempts ended early, each by the next kill that ends one."""
+    """Return the kills that remain after this many attempts ended early.
+
+    Each attempt used up the kills up to the first that ends an attempt.
+    """
     left = list(kills)
     for _ in range(ended_early):
         while left and not left.pop(0).ends_attempt:

@@ -49,7 +49,8 @@ def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> t
 
     A chunk ends before each kill, and the run resumes from there. The first three chunk ends are chosen around the end
     of one epoch: one inside the next epoch, one inside this epoch, and one between the two. Further ones lie anywhere.
-    So the run crosses the end of an epoch with a save on each side and a kill after it, then the next after a resume.
+    So the run crosses the end of an epoch with a save on each side and a kill after it. It crosses the end of the next
+    epoch after a resume.
 
     Args:
         epoch: the steps of an epoch, at most half of ``steps``.

@@ -135,5 +135,5 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
 
 
 def _shorten_names(changes: Iterable[Change]) -> list[str]:
-    """Return few names that accept many changes: ``sources``, ``files`` and ``built`` for those, settings by name."""
+    """Return the names that accept these changes: one for all sources, files or built parts, one for each setting."""
     return list(dict.fromkeys(PREFIXES.get(change.kind, change.name).removesuffix(".") for change in changes))

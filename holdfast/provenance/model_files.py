@@ -34,7 +34,7 @@ def hash_model(folder: Path) -> str:
 
 
 def hash_foreign(path: Path) -> str:
-    """Return the SHA-256 of a file; of a folder, that of ``sha256sum``'s listing of its files, sorted by name."""
+    """Return the SHA-256 of a file, or of ``sha256sum``'s listing of a folder's files, sorted by name."""
     if path.is_file():
         return _hash(path)
     return _hash_listing(path, sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()))

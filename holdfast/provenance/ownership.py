@@ -47,7 +47,7 @@ def is_claimed(file: str) -> bool:
 
 
 def is_own(thing: Any) -> bool:
-    """Return whether a function, a code or a class is the user's.
+    """Return whether a function, a code object or a class is the user's.
 
     For a class, and for code compiled from a string (such as a dataclass's methods), its module's file decides.
     """
@@ -66,7 +66,7 @@ def _is_below(file: str, *folders: str) -> bool:
 
 @functools.cache
 def _find_base(file: str) -> str:
-    """Return the folder into which a file was installed; its own folder for Python's and Holdfast's; else empty."""
+    """Return the folder into which a file was installed, or the folder of a file of Python or Holdfast; else empty."""
     path = Path(file)
     for each in dict.fromkeys((path, path.resolve())):
         sites = [str(parent) for parent in each.parents if parent.name in SITE_FOLDERS]

@@ -110,7 +110,7 @@ def check_installed() -> None:
     """Check that the libraries of the extra `chat` are installed, and keep them from the network.
 
     Raises:
-        RecipeError: one is missing.
+        RecipeError: a library is missing.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
@@ -147,7 +147,7 @@ def choose(encoded: Sequence[tuple[list[int], list[bool]]], settings: Settings) 
     """Return the samples to learn from and the held-out ones, without those that have no target.
 
     Raises:
-        RecipeError: there are too few.
+        RecipeError: there are too few samples.
     """
     samples = [make_sample(*each) for each in encoded]
     learned, held_out = (

@@ -16,7 +16,7 @@ from holdfast.recipes.conversations import Conversation
 
 # The template that comes with Holdfast, and the one that a model folder's tokenizer has.
 QWEN, OWN = "qwen2.5", "own"
-# A token of the padding, the end of a text; the beginning of a turn; its end.
+# In order: the padding and the end of a text, the beginning of a turn, the end of a turn.
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Marks that a template writes into a conversation, in the spellings of Qwen, Llama, DeepSeek and Gemma: each has to be
 # one token.

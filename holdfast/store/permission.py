@@ -79,5 +79,5 @@ def list_allowed(variable: str) -> list[str] | None:
 
 
 def describe_allowed(variable: str, allowed: Sequence[str]) -> str:
-    """Return the hint for a thing that the operator doesn't allow."""
+    """Return the hint for a recipe or a store that the operator doesn't allow."""
     return f"{variable} allows {', '.join(allowed) or 'nothing'}"

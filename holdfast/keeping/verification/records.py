@@ -141,7 +141,7 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
         record = read_record(journal.store, cls, name)
     except (RecordDamaged, Unreadable) as error:
         return str(error)
-    except NameMissing:  # unpinned just now, unless the name is still there
+    except NameMissing:  # its pin was removed just now, unless the name is still listed
         folder, _, file = name.rpartition("/")
         return f"{name} is not a file" if file in journal.store.list(folder) else None
     if field and getattr(record, field) != expected:

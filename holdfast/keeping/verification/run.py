@@ -25,7 +25,7 @@ def verify_run(
     trusted_keys: Sequence[TrustedKey] = (),
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> VerifyReport:
-    """Read a run back: all its records and how they chain, and every byte of every checkpoint that counts.
+    """Read a run back: all its records and their links, and every byte of every checkpoint that counts.
 
     Args:
         everything: also check quarantined checkpoints and those that no commit names.

@@ -49,11 +49,11 @@ class History:
 
     Attributes:
         record: ``run.json``; None if it is damaged.
-        commits: those that can be read, by number.
+        commits: the commits that can be read, by number.
         line: the numbers of the newest commit and of its ancestors.
         quarantined: the reason for each quarantined commit.
         deleted: the commits whose checkpoints retention deleted.
-        signed: the commits that have a signature; nobody checked it.
+        signed: the commits that have a signature, which the report doesn't check.
         prune: the newest report of retention.
         metadata: the metadata of the newest checkpoints that still exist, by commit.
         shown: the newest text or picture of each name.
@@ -91,19 +91,19 @@ class History:
 
     @property
     def epochs(self) -> int | None:
-        """The number of epochs that the run was last asked for; None if it is unknown."""
+        """The number of epochs that the run was last trained with; None if it is unknown."""
         epochs = self.snapshot.config.get("epochs") if self.snapshot else None
         return epochs if isinstance(epochs, int) else None
 
     @property
     def total_steps(self) -> int | None:
-        """The number of steps that the run was last asked for; None if it is unknown."""
+        """The number of steps in the epochs that the run was last trained with; None if it is unknown."""
         metadata = self.newest_metadata
         return self.epochs * metadata.steps_per_epoch if self.epochs is not None and metadata else None
 
     @property
     def is_complete(self) -> bool:
-        """Whether the newest commit is the end of the epochs that the run was last asked for."""
+        """Whether the newest commit is the end of the epochs that the run was last trained with."""
         return bool(self.total_steps and self.newest and self.newest.step >= self.total_steps)
 
 

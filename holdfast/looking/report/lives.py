@@ -21,9 +21,10 @@ class ReportedLife:
 
     Attributes:
         began: when its ranks were started.
-        ended: its end. If that is not on record, the end of the time in which it can have trained.
+        ended: its end. If no end is on record, the end of the time in which it can have trained.
         gap_s: seconds since the attempt before had ended.
-        first_step, last_step: the steps that its ranks trained and a commit has, also one that a later attempt adopted.
+        first_step, last_step: the first and the last step that its ranks trained and that a commit holds, even a commit
+            that a later attempt adopted.
         reason: why it ended; "running" for the last attempt, if its end is not on record: it trains, or died unseen.
         look: the class of its bar: good, warn, bad, calm, live or unknown.
     """

@@ -82,7 +82,7 @@ class Curve:
 
 
 def _changes(values: Steps) -> npt.NDArray[np.bool_]:
-    """Return where a value differs from the one before; True for the first."""
+    """Return a mask of the values that differ from the value before; True for the first value."""
     return np.concatenate([np.ones(min(1, len(values)), bool), values[1:] != values[:-1]])
 
 
@@ -102,7 +102,10 @@ class Sketch:
         return sorted(self._columns)
 
     def add(self, commit: int, name: str, steps: Iterable[int], values: Iterable[float]) -> None:
-        """Add all points of a commit, in the order of their steps, to the curve of a name. Call it once for both."""
+        """Add all points of a commit, in the order of their steps, to the curve of a name.
+
+        Call this only once for a commit and a name.
+        """
         columns = self._columns.setdefault(name, (array("q"), array("q"), array("d")))
         before = len(columns[1])
         columns[1].extend(steps)

@@ -21,7 +21,7 @@ def deliver(sink: Sink) -> None:
 
 
 def find_undrawn(sink: Sink) -> list[Commit]:
-    """Return the valid commits that a sink lacks, oldest first. Remove the commits that it has drawn in their place.
+    """Return the valid commits that a sink lacks, oldest first. Remove other commits that the sink drew in their place.
 
     The search goes from the newest commit to its parents, so it never reaches the commits of an abandoned line. It ends
     at the first commit that the sink has: a sink draws commits in order, so it has all earlier ones, too.

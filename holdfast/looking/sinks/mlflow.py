@@ -118,7 +118,7 @@ def _call(path: str, fields: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def _authorization() -> dict[str, str]:
-    """Return the header that MLflow's own client would send, by the same environment variables."""
+    """Return the authorization header that MLflow's own client would make from the same environment variables."""
     if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
     name, password = (os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))

@@ -17,7 +17,7 @@ class Facts:
 
     Attributes:
         id: the run's id in the sink. It follows from the run's records, so that every attempt continues one curve.
-        project: the project, or experiment, that the run belongs to there.
+        project: the project, or experiment, that the run belongs to in the sink.
         settings: the recipe, the seed and the recipe's settings, as plain values.
         folder: the folder on this machine into which a sink writes its files.
         attempt: the number of the attempt that sends.
@@ -50,7 +50,7 @@ class Facts:
 def find_id(journal: Journal) -> str:
     """Return an id that only this run has, and that stays the same when its folder is moved.
 
-    Two runs may have one name, recipe and second of creation; the first attempt's random token tells them apart.
+    Two runs may have the same name, recipe and second of creation; the first attempt's random token tells them apart.
     """
     run, first = journal.read_run(), journal.numbers("attempts")[:1]
     tokens = [journal.read_attempt(number).writer for number in first]

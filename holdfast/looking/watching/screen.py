@@ -132,7 +132,7 @@ def _wait_without_keys(within_s: float) -> str:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Read keys without an Enter in the block; yield a function that waits for some, and returns them.
+    """Read keys without waiting for Enter, within the block; yield a function that waits for keys and returns them.
 
     Without a terminal on standard input no key comes, and the function only waits.
     """

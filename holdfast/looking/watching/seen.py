@@ -17,7 +17,7 @@ class Seen:
         attempts: the newest attempts, by number; None for a record that can't be read.
         endings: the endings of these attempts, by number.
         quarantined: the numbers of all quarantined commits.
-        metadata: that of the newest commit that counts; None if it is lost.
+        metadata: the metadata of the newest commit that counts; None if it is lost.
         epochs: the number of epochs to train; None if the settings are lost.
         next_stop: the last step of the chunk after the newest commit; None if it isn't known.
         sign_at: the time of the newest commit or claim, on this process's monotonic clock.

@@ -143,7 +143,7 @@ def _is_rounding(one: Any, other: Any) -> bool:
 
 
 def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str, Any]]) -> list[tuple[str, Change]]:
-    """Return every recorded difference between two trainings, as pairs of its class and the change.
+    """Return every recorded difference between two trainings, each as a pair of its class and the change.
 
     Args:
         configs: all settings of both. The identities have the settings of class identity; the others are compared here.
@@ -229,7 +229,7 @@ def _has_same_values(change: Change, built: Change) -> bool:
 
 
 def describe_change(change: Change, one: str, other: str) -> str:
-    """Return a change as a difference between two runs of these names."""
+    """Describe a change as a difference between two runs with these names."""
     if change.kind == "renamed":
         return f"{change.was} in {one}, {change.name} in {other}: {format_value(change.current)}"
     if change.kind in ("source", "file") and ABSENT not in (change.saved, change.current):

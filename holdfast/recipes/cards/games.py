@@ -130,7 +130,7 @@ def view(states: Sequence[Any]) -> View:
 class Games:
     """Games that are played at a time, one in each row.
 
-    Its state is each game's history, from which OpenSpiel makes the game again, and the generator that deals.
+    The state consists of each game's history, from which OpenSpiel restores the game, and of the generator that deals.
     """
 
     def __init__(self, game: Any, rows: int, seed: str | int) -> None:

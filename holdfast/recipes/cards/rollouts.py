@@ -60,7 +60,7 @@ class Choices:
         """Add one decision in each row of ``is_counted``.
 
         Args:
-            chances: the policy's, without smoothing.
+            chances: the policy's chances, without smoothing.
         """
         noops = self.noops.to(legal.device)
         is_choice = is_counted & (legal.sum(-1) > 1)
