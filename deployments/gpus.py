@@ -37,7 +37,7 @@ class WorkerPlan:
 def plan_workers(asked: str, ledger: ProcessLedger) -> WorkerPlan:
     """Return the workers for the value of GPUS: a number, ``all``, or nothing.
 
-    Without a value, keep the workers that the ledger has. So a plain `make up` restarts what has died.
+    Without a value, keep the workers that the ledger has. So a plain `make up` restarts the workers that died.
 
     Raises:
         ConfigError: this machine doesn't have as many healthy GPUs, or nobody knows how many it has.

@@ -67,7 +67,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock the state folder against every other `make up` and `make down` while the block lasts.
 
     Raises:
-        ConfigError: another one holds the lock.
+        ConfigError: another `make up` or `make down` holds the lock.
     """
     with (folder / "lock").open("wb") as lock:
         try:
@@ -99,7 +99,7 @@ def check_current(ledger: ProcessLedger) -> None:
     """Check that all live processes run this checkout's code, with a server that requires the secret.
 
     Raises:
-        ConfigError: the checkout was moved, or an earlier version has started one.
+        ConfigError: the checkout was moved, or an earlier version started one of the processes.
     """
     for name, entry in ledger.known.items():
         checkout = entry.get("checkout", "")
@@ -152,7 +152,7 @@ def has_ended(process: psutil.Process) -> bool:
     A killed process is a zombie as soon as its main thread has ended. Until its other threads end, it holds its ports.
 
     Raises:
-        psutil.NoSuchProcess: it is gone.
+        psutil.NoSuchProcess: the process is gone.
     """
     return process.status() in DEAD and process.num_threads() <= 1
 

@@ -27,7 +27,7 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     """Train a run, chunk by chunk, from where its journal says that it stands, until it is complete.
 
     Told to end (SIGTERM, Ctrl-C, a cloud's notice, a person who cancels or pauses it), it saves and commits what is
-    trained. On a work pool it ends in a state that says why; elsewhere its errors are raised.
+    trained. On a work pool it ends in a state that names the reason; elsewhere its errors are raised.
 
     Args:
         config: The run's configuration.

@@ -47,7 +47,7 @@ def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> 
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that is made with mode 0600: an opener for `open`."""
+    """Open a file, and create it with mode 0600 if it doesn't exist. Pass this function to `open` as its opener."""
     return os.open(path, flags, 0o600)
 
 

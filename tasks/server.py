@@ -115,8 +115,8 @@ def check_access(url: str) -> None:
     """Check that a server answers, and that it accepts the configured secret.
 
     Raises:
-        ConfigError: it refuses the secret.
-        RunStopped: it doesn't answer.
+        ConfigError: the server refuses the secret.
+        RunStopped: the server doesn't answer.
     """
     if PREFECT_API_KEY.value():
         return  # the URL is Prefect Cloud's
