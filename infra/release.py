@@ -77,7 +77,7 @@ def read_version() -> str:
 
 
 def check_tag(tag: str, version: str) -> None:
-    """Raise Fault unless a tag is that of a version, whose entry in CHANGELOG.md has a date."""
+    """Raise Fault unless a tag names this version, and the version's heading in CHANGELOG.md has a date."""
     if tag != f"v{version}":
         raise Fault(f"the tag is {tag!r}, but {PACKAGE}/__init__.py has the version {version}: expected v{version}")
     if not re.search(

@@ -37,12 +37,12 @@ def prove_command(
 
     Args:
         config: The run's configuration, a TOML file.
-        steps: The number of steps; by default as many as are done in time, at least 20, and at most all.
-        within: The time for that, about: 90s, 2m, 1h.
+        steps: The number of steps; by default as many as fit into the time, at least 20, and at most all.
+        within: The approximate time for the whole proof: 90s, 2m, 1h.
         kills: How often SIGKILL ends the ranks.
         seed: The seed of the random chunks and kills; by default another one each time.
-        ranks: The numbers of ranks that train it in turn, as 1,2,4; by default the configuration's. More than one
-            number needs virtual ranks.
+        ranks: The numbers of ranks that train the run in turn, such as 1,2,4; by default the configuration's number.
+            More than one number needs virtual ranks.
         set_: key=value: change a setting.
         json: Print JSON.
     """

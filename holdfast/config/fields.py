@@ -332,7 +332,7 @@ class Compute(Section):
 
     @property
     def has_several(self) -> bool:
-        """Return whether torchrun starts this machine's ranks: there are several of them, or of nodes."""
+        """Return whether torchrun starts this machine's ranks, because there are several ranks or several nodes."""
         return (self.rank_count > 1 or self.has_nodes) and self.launcher == "torchrun"
 
     @property
@@ -548,7 +548,7 @@ class RunConfig(Section):
         return self.model_copy(update={"compute": self.compute.model_copy(update=update)})
 
     def attached(self, nodes: int, ranks: int) -> Self:
-        """Return this configuration for ranks that another launcher has started: this number on each node."""
+        """Return this configuration for ranks that another launcher has started, ``ranks`` on each of the nodes."""
         update = {"nodes": nodes, "ranks": ranks, "rendezvous": None, "launcher": "attached"}
         return self.model_copy(update={"compute": self.compute.model_copy(update=update)})
 

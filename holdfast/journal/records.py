@@ -18,7 +18,8 @@ FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
 # Holdfast writes no longer record, so a longer one is not read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
-# Holdfast writes no record of more values, so one is refused. An empty list, two bytes in a file, takes 60 in memory.
+# Holdfast writes no record with more values, so it refuses such a record: an empty list, two bytes in a file, takes 60
+# bytes in memory.
 MOST_VALUES = 500_000
 SEAL = "record_sha256"
 # The HTML page that is made from the records.
@@ -155,7 +156,7 @@ class ConfigRecord(Record):
 
     @property
     def snapshot_name(self) -> str:
-        """The name for this fingerprint with other operational settings: ``configs/<fingerprint>-<hash>.json``."""
+        """The name for later settings with the same fingerprint: ``configs/<fingerprint>-<hash of all>.json``."""
         return f"configs/{self.fingerprint}-{_hash_fields(json.loads(self.model_dump_json()))[:16]}.json"
 
 

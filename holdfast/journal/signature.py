@@ -33,7 +33,7 @@ PREDICATE_TYPE = "urn:holdfast:commit:v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MAX_ENVELOPE_BYTES = 2**20
 MAX_KEY_BYTES = 2**16
-# Each signature is tried with each trusted key, so an envelope of 1 MiB full of them would take minutes.
+# Each signature is tried with each trusted key, so an envelope of 1 MiB full of signatures would take minutes.
 MAX_SIGNATURES = 16
 SHOWN_ID_CHARS = 16
 SHOWN_FILES = 3

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.config import Determinism
 from holdfast.errors import DeterminismError
 
-# The interpreter, cuBLAS and torch's compiler read these once, when they start: setting them later has no effect.
+# The interpreter, cuBLAS and torch's compiler read these variables once, when they start. Later changes have no effect.
 PREAMBLE = {
     # Source: cuBLAS documentation, "Results Reproducibility": one workspace per stream.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

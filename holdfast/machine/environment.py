@@ -140,7 +140,7 @@ def _describe_gpus(places: Places) -> dict[str, Any]:
 
 
 def _describe_topology() -> dict[str, Any]:
-    """Return the links between the ranks' GPUs: with three or more, they decide in which order NCCL adds."""
+    """Return the links between the ranks' GPUs. Between three or more GPUs they decide in which order NCCL adds."""
     ranks, of_node = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     links = read_links() if ranks > 2 else None
     return {"nodes": ranks // of_node, "gpus_per_node": of_node, "links": links}

@@ -50,7 +50,10 @@ def read_command(pid: int) -> list[bytes]:
 
 
 def leads_session(pid: int) -> bool:
-    """Return whether a process leads a session: torchrun and ranks do, a loader worker (which ends itself) doesn't."""
+    """Return whether a process leads a session.
+
+    torchrun and the ranks lead sessions. A loader worker, which ends when its rank has ended, doesn't.
+    """
     with contextlib.suppress(OSError):
         return os.getsid(pid) == pid
     return False

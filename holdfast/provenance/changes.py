@@ -20,7 +20,7 @@ FIELD_CLASSES = dict(list_classes(RunConfig))
 
 # The first part of the names of changes that are not changes of settings.
 PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}
-# The class of each such change, by the first part of its name.
+# The class of each change that is not a change of settings, by its kind.
 CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}
 
 

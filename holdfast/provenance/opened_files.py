@@ -50,7 +50,7 @@ class Opened:
     def note(self, path: object, mode: object, flags: object) -> None:
         """Record the file of an ``open`` audit event."""
         if not isinstance(path, str | bytes | os.PathLike):
-            return  # a descriptor
+            return  # a file descriptor, not a path
         writes = bool(isinstance(mode, str) and set(mode) & set("wax+"))
         if mode is None and isinstance(flags, int):  # os.open
             writes = flags & os.O_ACCMODE != os.O_RDONLY

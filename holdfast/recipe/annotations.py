@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 Function = Callable[..., Any]
-# Classes whose parameters Holdfast fills itself; their modules import torch.
+# The classes of the parameters that Holdfast passes itself, by module. They are not imported: that would import torch.
 RUN, DEVICE = "Run", "device"
 OWN = (("holdfast.training.own_loop.run", RUN), ("torch", DEVICE))
 

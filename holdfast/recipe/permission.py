@@ -123,7 +123,7 @@ def _find_files(recipe: str) -> list[Path]:
         return [Path(os.path.realpath(module))]
     with _searched_like_a_rank():
         specs = [spec for each in list_prefixes(module) if (spec := find_spec(each))]
-    # A module without a file is a folder, of which nothing is run, or built into Python.
+    # A module without a file is built into Python, or is a folder in which an import runs nothing.
     files = [spec.origin if spec.has_location else os.__file__ for spec in specs if spec.origin]
     return [Path(os.path.realpath(file)) for file in files if file]
 

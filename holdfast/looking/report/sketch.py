@@ -16,7 +16,8 @@ Values = npt.NDArray[np.float64]
 
 # The points that all curves of a run have in memory: 24 bytes each.
 MOST_POINTS = 2_000_000
-# A bucket of this width holds every step of a commit, which keeps two points in any case: a wider one saves nothing.
+# The widest bucket, in steps. It holds all steps of a commit, which keeps two points in any case, so a wider bucket
+# saves nothing.
 WIDEST = 2**32
 
 

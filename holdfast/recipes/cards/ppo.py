@@ -105,7 +105,7 @@ class Learner:
 
     Attributes:
         model: the policy, which may be wrapped to average gradients over ranks.
-        ent_coef: the share of the entropy in the loss; it follows the step.
+        ent_coef: the share of the entropy in the loss, which changes with the step.
         draw: the generator from which minibatches are drawn.
     """
 
