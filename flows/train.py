@@ -108,7 +108,7 @@ def main(
     if settings.where != "here":
         check_configured(f'where = "{settings.where}"')
     log_plain_lines()
-    # While a flow runs, Prefect's own handler is in place. It calls this one after the flow has ended.
+    # While a flow runs, Prefect's own handler is in place. It calls this handler after the flow has ended.
     signal.signal(signal.SIGTERM, interrupt.end)
     with contextlib.ExitStack() as here:
         if settings.where == "here":

@@ -361,7 +361,7 @@ def is_manifest(path: Path) -> bool:
     """Return whether every document of a file is a resource of Kubernetes."""
     try:
         documents = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each is not None]
-    except yaml.YAMLError:  # yamllint says so
+    except yaml.YAMLError:  # yamllint reports the error
         return False
     return bool(documents) and all(
         isinstance(each, dict) and {"apiVersion", "kind"} & each.keys() for each in documents

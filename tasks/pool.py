@@ -92,7 +92,8 @@ def start_attempt(
             ) from None
         if not flow_run.state or not flow_run.state.is_final():
             return flow_run
-        again += 1  # the key found an ended flow run: its run was deleted, or it never claimed its number
+        # The flow run with this key has ended: it belongs to a deleted run, or it never claimed the number.
+        again += 1
 
 
 def start_train(config: RunConfig, key: str) -> FlowRun:

@@ -249,7 +249,7 @@ def main(port: int) -> None:
 
 
 def _end_with_parent() -> None:
-    # sys.stdin won't do: if the interpreter exits while this thread holds its lock, the interpreter aborts.
+    # Don't read sys.stdin: the interpreter would abort if it exited while this thread holds the lock of sys.stdin.
     while os.read(0, 1):
         pass
     # Prefect reports each interrupted request of the dead command with a traceback, which nobody is left to read.

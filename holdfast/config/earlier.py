@@ -42,6 +42,6 @@ def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             value = "auto" if value else None
         table, _, moved = MOVED[name].partition(".")
         now = found.get(table, {})
-        if isinstance(now, Mapping) and now.get(moved) is None:  # anything else is refused when it is validated
+        if isinstance(now, Mapping) and now.get(moved) is None:  # validation refuses anything else
             found[table] = {**now, moved: value}
     return found, lines

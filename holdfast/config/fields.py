@@ -271,7 +271,7 @@ class Compute(Section):
         try:
             if is_range or not isinstance(nodes, str):
                 return validate(nodes)
-        except ValidationError:  # one line instead of one for each type
+        except ValidationError:  # raise one line, in place of a line for each type
             pass
         raise ValueError('expected a number from 1 to 1024, a range such as "1:4", or, in a Slurm job, "slurm"')
 

@@ -36,7 +36,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)  # a device has no end
+            data = file.read(MAX_FILE_BYTES + 1)  # bounded, because a device may never end
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration {path}", hint=_hint_for_path(Path(path))) from None
     except (OSError, ValueError) as error:

@@ -310,7 +310,7 @@ class Journal(RunFolder):
             except RecordDamaged as error:
                 if attempt is not None:
                     self.quarantine(number, str(error), attempt)
-            if pruned is None:  # one listing from here on, in place of a request for each commit
+            if pruned is None:  # list the folder once, in place of a request for each commit
                 pruned = set(self.numbers("pruned"))
 
     def _newest_first(self) -> Iterator[int]:
@@ -381,8 +381,9 @@ class Journal(RunFolder):
         owner = self.assign_folder(path, number)
         if owner == number or not owner:
             return owner == number
-        # The first commit's record may be damaged. Or a kill prevented that record, and another checkpoint has the
-        # number. Another commit may then name the folder, unless a prune, which may sleep, was about to delete it.
+        # The folder is free if the record of its first commit is damaged, or if a kill prevented that record and the
+        # number went to a commit of another folder. But a suspended prune may be about to delete a folder that a pruned
+        # record names.
         pruned = self.numbers("pruned", after=owner - 1)
         made = self.find_commit(owner)
         is_free = self.is_void(owner) or (made is not None and made.path != path)
@@ -451,7 +452,7 @@ class Journal(RunFolder):
         for number in self.numbers("quarantine"):
             try:
                 reasons.append(read_record(self.store, Quarantine, record_name("quarantine", number)).reason)
-            except (NameMissing, RecordDamaged) as error:  # such as a folder of the record's name
+            except (NameMissing, RecordDamaged) as error:  # such as a folder with the record's name
                 reasons.append(str(error))
         return reasons
 

@@ -41,7 +41,7 @@ def _check_time(text: str) -> str:
 
 # A point in time as records hold it: ISO 8601 with its offset from UTC.
 Time = Annotated[str, AfterValidator(_check_time)]
-# A time as above, or an empty text in records from before the field was added.
+# A `Time`, or an empty text in records from before the field was added.
 LaterTime = Annotated[str, AfterValidator(lambda text: text and _check_time(text))]
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 

@@ -155,7 +155,7 @@ def _write_dcp(out: Path, weights: Mapping[str, Tensor]) -> None:
     try:
         out.mkdir(parents=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that one process saves
+            warnings.simplefilter("ignore")  # torch warns if only one process saves
             save(_to_state(weights), checkpoint_id=out, no_dist=True)
     except FileExistsError:
         raise _taken(out) from None

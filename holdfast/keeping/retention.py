@@ -238,7 +238,7 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
         is_verified = commit.number == verified
         damaged = [] if is_verified else checkpoint.verify(journal.store, commit, is_urgent=False)
         if damaged and journal.is_pruned(commit.number):
-            break  # another prune deleted it meanwhile, and that one had verified a newer checkpoint
+            break  # another prune, which had verified a newer checkpoint, deleted it meanwhile
         protected[commit.number] = "newer than any that verifies" if damaged else "the newest that verifies"
         if not damaged:
             break
@@ -279,7 +279,7 @@ def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Call
                 size_bytes=commit.size_bytes,
                 created_at=now(),
             )
-            with contextlib.suppress(NameTaken):  # another prune was faster, and checks pins and view itself
+            with contextlib.suppress(NameTaken):  # another prune was faster; it checks pins and view itself
                 journal.store.create(record_name("pruned", commit.number), record.to_bytes())
                 created.append(commit)
         # A prune may compete with a pin, a fallback or a later attempt. Each side first writes its own records and then

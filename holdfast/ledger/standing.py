@@ -43,7 +43,7 @@ class Standing(BaseModel):
     path: str = ""
     checkpoint_sha256: str = ""
     verdict: str = ""
-    origin: str = ""  # of the checkpoint that the run began with, if another program had trained it
+    origin: str = ""  # the source of the imported checkpoint with which the run began; empty without an import
     previous_checkpoint_sha256: str = ""
     config_fingerprint: str = ""
     attempts: int = 0

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError
 
-# The file that the ranks of this machine share with their attempt.
+# The environment variable with the path of the file that the ranks of this machine share with their attempt.
 HEARTBEATS_VARIABLE = "HOLDFAST_HEARTBEATS"
 # A rank that gets this signal writes the stacks of its threads to its standard error. Not SIGUSR1, with which batch
 # systems announce the end of a job, so that a loop may have a handler of its own.

@@ -102,7 +102,7 @@ def find_free_memory() -> int:
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
             cached = Path(used).with_name("memory.stat")
             left = int(Path(limit).read_text("utf-8")) - int(Path(used).read_text("utf-8"))
-            free.append(left + _read_number(cached, "inactive_file "))  # the kernel takes that back at once
+            free.append(left + _read_number(cached, "inactive_file "))  # a cache, which the kernel frees on demand
     return max(0, min(free))
 
 

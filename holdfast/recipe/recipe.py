@@ -88,7 +88,7 @@ class Recipe:
         RecipeError: a number is out of range, or arguments exclude each other.
     """
 
-    # Functions get the model as Any, so that a type checker takes those that name the model's own class.
+    # Functions get the model as Any, so that a type checker accepts a function that names the model's own class.
     model: "Module"
     data: "Dataset[Any] | Iterable[Any]"
     optimizer: "Optimizer | Mapping[str, Optimizer]"

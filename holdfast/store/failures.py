@@ -96,7 +96,7 @@ def status_of(error: BaseException | None) -> int | None:
         response = getattr(error, "response", None)
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
         if type(error).__module__ == "aiohttp.http_exceptions":
-            status = None  # its code, 400, only says that the response, cut short perhaps, could not be parsed
+            status = None  # its code 400 means only that a response, perhaps cut short, can't be parsed
         if isinstance(response, dict):  # an error of botocore
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status, int):

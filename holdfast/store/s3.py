@@ -70,7 +70,7 @@ class S3Store(ObjectStore):
         try:
             yield
         finally:
-            with contextlib.suppress(Exception):  # `sweep` has aborted it
+            with contextlib.suppress(Exception):  # `sweep` has aborted the upload
                 upload.abort()
 
     def _uploads(self, **request: str) -> Iterator[dict[str, Any]]:

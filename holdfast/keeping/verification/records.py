@@ -278,7 +278,7 @@ def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: 
     except NameMissing:
         if file in journal.store.list(folder):
             return f"{name} is not a file"
-        if commit.number == newest:  # killed before it was written; the next attempt copies it from the checkpoint
+        if commit.number == newest:  # a kill prevented the copy; the next attempt makes it from the checkpoint
             return None
         return f"{name} is missing"
     except Unreadable as error:

@@ -31,7 +31,7 @@ from holdfast.looking.report.timeline import make_timeline
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js", "curves.js", "tables.js", "parallel.js")
-# In JSON inside of HTML these begin tags, or end lines.
+# The characters of JSON that would begin a tag in HTML, or end a line.
 UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
 

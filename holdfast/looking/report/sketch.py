@@ -95,7 +95,8 @@ class Sketch:
         self._width = 1
         self._count = 0
         self._columns: dict[str, tuple[array[int], array[int], array[float]]] = {}
-        self._counts: dict[str, dict[int, tuple[int, int]]] = {}  # by name and commit: all values, non-finite ones
+        # By name and commit: how many values there are, and how many of them aren't finite.
+        self._counts: dict[str, dict[int, tuple[int, int]]] = {}
 
     @property
     def names(self) -> list[str]:

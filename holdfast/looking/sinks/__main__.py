@@ -98,7 +98,7 @@ def main() -> None:
     worker.join(order.within_s)
     if worker.is_alive() and order is not DEAD:
         say(f"the sink {name} has not taken everything in {order.within_s:.0f} s; holdfast train sends the rest")
-    os._exit(0)  # a library's thread may hang
+    os._exit(0)  # doesn't wait for a library's thread, which may hang
 
 
 def _work(sender: Sender, orders: "queue.SimpleQueue[SinkOrder]", lock: Path) -> None:

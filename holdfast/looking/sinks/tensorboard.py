@@ -38,7 +38,7 @@ class TensorBoard(Sink):
         return self._path(commit).exists()
 
     def _path(self, commit: Commit) -> Path:
-        # TensorBoard reads the files in the order of their names, and so continues to a newer commit's.
+        # TensorBoard reads the files in the order of their names, so the file of a newer commit comes later.
         return self.folder / f"{PREFIX}{commit.number:010d}.{commit.checkpoint_sha256[:12]}"
 
     def rewind(self, number: int) -> None:
@@ -46,7 +46,7 @@ class TensorBoard(Sink):
             drawn = path.name.removeprefix(PREFIX).partition(".")[0]
             if drawn.isdecimal() and int(drawn) > number:
                 path.unlink(missing_ok=True)
-        self.step = 0  # skips no step: the files show which commits are drawn
+        self.step = 0  # so no step is skipped: the files show which commits are drawn
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:
         path = self._path(commit)

@@ -85,7 +85,7 @@ class Wandb(Sink):
         facts.journal.store.replace(NOTE, position.to_bytes())
 
     def _read_note(self) -> int:
-        with contextlib.suppress(NameMissing, RecordDamaged):  # if it is damaged, steps may be sent twice
+        with contextlib.suppress(NameMissing, RecordDamaged):  # if the record is damaged, steps may be sent twice
             position = read_record(self.facts.journal.store, Position, NOTE)
             return position.step if position.id == self.facts.id else 0
         return 0

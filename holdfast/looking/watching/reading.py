@@ -21,7 +21,7 @@ from holdfast.looking.watching.seen import Seen
 from holdfast.store import Store
 
 RECENT_COMMITS = 12
-# Older commits that are read for the curve of the loss, evenly spread over the run.
+# The number of older commits that are read for the curve of the loss, evenly spread over the run.
 OLDER_COMMITS = 28
 RECENT_ATTEMPTS = 6
 # Each poll lists the next of these folders. New commits come most often, so that every second poll lists them.

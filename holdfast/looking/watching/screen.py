@@ -60,7 +60,7 @@ class Poller:
                 self._poll()
             except HoldfastError as error:
                 self._trouble = str(error)
-            except Exception as error:  # a thread's traceback would go over the screen
+            except Exception as error:  # a thread's traceback would overwrite the view
                 self._trouble = f"{type(error).__name__}: {error}"
             else:
                 self._answered_at, self._trouble = time.monotonic(), ""

@@ -106,10 +106,10 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     if "No devices were found" in text:
         return GpuReport()
     shown = XML.search(text)
-    said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]  # warnings come before or after it
+    said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]  # warnings around the XML
     fault = next(filter(UNREACHABLE.search, said), "")
     with contextlib.suppress(ElementTree.ParseError):
-        if shown and not fault:  # a GPU that is lost may be missing in it
+        if shown and not fault:  # the XML may lack a GPU that is lost
             return parse_report(shown[0])
     known = fault or next(iter(said), f"exit code {exit_code}")
     return GpuReport(problem=f"{PROGRAM} failed: {known}", is_fault=bool(fault))
