@@ -211,7 +211,7 @@ class RunReader:
         return time.monotonic() - max(0.0, min(ages, default=0.0))
 
     def _read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Return a record; None if it is lost, which is noted."""
+        """Return a record. If it is lost, note that and return None."""
         try:
             found = read()
         except NameMissing:

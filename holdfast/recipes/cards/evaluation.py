@@ -75,8 +75,8 @@ class Level:
     """Information states in which a player is to move for the n-th time.
 
     Attributes:
-        names: OpenSpiel's names of them.
-        states: for each, a state of the game in which a player knows it.
+        names: OpenSpiel's names of the information states.
+        states: for each information state, a state of the game that belongs to it.
         before: the number of the same player's information state before each, over all levels; -1 for none.
     """
 

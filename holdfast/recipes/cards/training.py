@@ -69,7 +69,7 @@ def cards(run: Run, settings: Settings) -> None:
 def make_scheduler(
     optimizer: torch.optim.Optimizer, settings: TrainSettings, epochs: float
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return a scheduler whose rate falls on a line for these epochs, and then stays."""
+    """Return a scheduler that lowers the rate linearly over these epochs, and then keeps it."""
     steps = max(1, round(epochs * settings.steps_per_epoch))
     return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, settings.final_lr_scale, steps)
 
