@@ -1,7 +1,7 @@
 """A worker whose flow runs save before it ends: ``python -m deployments.worker gpu``.
 
-Prefect's worker kills its flow runs when it is told to end. Start this one instead where only the worker is told, such
-as a container that is stopped, or a service of systemd. Its health is at http://127.0.0.1:8080/health.
+Prefect's worker kills its flow runs when it gets a signal to end. Start this worker instead where only the worker gets
+the signal, such as in a container or a service of systemd. Its health is at http://127.0.0.1:8080/health.
 """
 
 import os

@@ -33,7 +33,7 @@ class Reason:
 
     @property
     def retries(self) -> bool:
-        """True if another attempt may help. That attempt costs the budget in ``spends``."""
+        """True if another attempt may help; ``spends`` names the budget that it costs."""
         return bool(self.spends)
 
 

@@ -93,8 +93,9 @@ class AttemptLedger:
         began: when its ranks were started.
         ended: its end. If `is_end_known` is False, the end of the time in which it can have trained.
         reason: the name of its ending; empty while it trains; ``vanished`` if it neither ended nor saved in time.
-        buckets: seconds by bucket; ``waiting`` is the time before it began, and after an end that nothing followed.
-        lost_steps: steps that were trained in vain; if the attempt died, an upper bound, estimated from the time.
+        buckets: seconds by bucket; ``waiting`` is the time before the attempt began, and after an end that no attempt
+            followed.
+        lost_steps: steps that were trained and lost; if the attempt died, an upper bound, estimated from the time.
     """
 
     number: int

@@ -34,7 +34,7 @@ class Trained:
         rehearse_s: seconds that a rehearsal took before its steps, or in the first of them.
         steps: the number of its steps; 0 if unknown.
         reason: ``chunk``, ``preempted`` or ``adopted``.
-        is_last: whether its ranks ended with its save, so that they trained no step in vain after it.
+        is_last: whether its ranks ended with its save, so that they lost no later step.
         is_kept: whether the run still stands on these steps: False if the commit is quarantined.
         is_after_gap: whether the commit before it in the run can't be read.
     """

@@ -60,10 +60,10 @@ def leads_session(pid: int) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs: there is one, and it isn't dead and only waiting for its parent.
+    """Return whether a process exists and still has a thread that runs; a zombie without threads has ended.
 
-    A killed process is a zombie as soon as its main thread has ended. While other threads end it still has its memory,
-    its GPU and its ports.
+    A killed process is a zombie as soon as its main thread has ended. While its other threads end, the process still
+    has its memory, its GPU and its ports.
     """
     fields = _read_stat(pid)
     return fields[0] not in ("", "Z", "X") or int(fields[NUM_THREADS]) > 1

@@ -67,8 +67,8 @@ def chat(settings: Settings) -> Recipe:
     """Build the recipe.
 
     Raises:
-        RecipeError: a library isn't installed; a line of the data is no conversation; there are too few of them; or the
-            template doesn't mark the answers or doesn't suit the tokenizer.
+        RecipeError: a library isn't installed; a line of the data is no conversation; there are too few conversations;
+            or the template doesn't mark the answers or doesn't suit the tokenizer.
     """
     check_installed()
     from holdfast.recipes import chat_models, chat_tokens  # they import transformers, which takes seconds

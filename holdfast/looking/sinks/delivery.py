@@ -9,7 +9,7 @@ def deliver(sink: Sink) -> None:
     """Draw every commit that counts and that the sink lacks, the oldest first.
 
     Raises:
-        Superseded: a later attempt owns the run, and sends in this one's place.
+        Superseded: a later attempt owns the run, and sends in place of this attempt.
     """
     facts = sink.facts
     for commit in find_undrawn(sink):

@@ -74,7 +74,8 @@ def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, P
     """Compare the content ids at the steps that two trainings have in common, up to the first difference.
 
     Returns:
-        The last pair of equal commits before it, the first pair that differs, and the number of common steps.
+        The last pair of equal commits before the first difference, the first pair that differs, and the number of
+        common steps.
     """
     equal: Pair | None = None
     pairs = list(find_common_steps(one, other))
