@@ -58,7 +58,7 @@ def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict
     return audits
 
 
-if __name__ == "__main__":  # this was a command
+if __name__ == "__main__":  # earlier versions had this command
     sys.exit(
         "error: python -m flows.audit is gone\n"
         "hint: holdfast audit STORE/RUN audits a run; the flow audit, from Python, every run of a store"

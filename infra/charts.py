@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-# The charts that the values fit, and the options of the commands in docs/kubernetes.md besides the file.
+# The charts that the values fit, and the options that the commands in docs/kubernetes.md have besides the values' file.
 REPOSITORY, VERSION = "https://prefecthq.github.io/prefect-helm", ">=2026.7"
 CHARTS: dict[str, tuple[str, list[str]]] = {
     "server-values.yaml": ("prefect-server", []),

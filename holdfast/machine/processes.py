@@ -60,7 +60,7 @@ def leads_session(pid: int) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process exists and still has a thread that runs; a zombie without threads has ended.
+    """Return whether a process exists and has not ended. A zombie without other threads has ended.
 
     A killed process is a zombie as soon as its main thread has ended. While its other threads end, the process still
     has its memory, its GPU and its ports.
