@@ -295,7 +295,7 @@ def check_terraform(folder: Path) -> Iterator[str]:
         raise Skipped("there is no terraform")
     plugins = os.environ.get("HOLDFAST_TERRAFORM_PLUGINS")
     yield from run(terraform, "fmt", "-check", "-diff", "-no-color", folder)
-    with tempfile.TemporaryDirectory() as copied:  # `init` writes to the folder
+    with tempfile.TemporaryDirectory() as copied:  # `terraform init` writes to its folder
         shutil.copytree(folder, copied, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".terraform"))
         options = [f"-plugin-dir={plugins}"] if plugins else []
         begun = [*run(terraform, f"-chdir={copied}", "init", "-backend=false", "-input=false", "-no-color", *options)]

@@ -32,9 +32,9 @@ ALLOWED = {
     "BSD-2-Clause", "BSD-3-Clause", "3-Clause BSD License", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC",
     "ISC License (ISCL)", "MIT", "MIT License", "MIT-0", "MIT-CMU", "PSF-2.0", "Python Software Foundation License",
     "The Unlicense (Unlicense)", "Unlicense", "Zlib",
-    # Their terms apply to changed files of the package itself.
+    # The terms of these licences apply to changed files of the package itself.
     "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)",
-    # text-unidecode leaves the choice between this one and the GPL.
+    # text-unidecode leaves the choice between this licence and the GPL.
     "Artistic License",
 }  # fmt: skip
 # The CUDA build of torch brings NVIDIA's own packages. Holdfast distributes none of them.

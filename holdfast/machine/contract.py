@@ -203,7 +203,7 @@ def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
 def _changed_topology(
     saved: Mapping[str, Any], current: Mapping[str, Any], ranks_then: int | None, ranks: int | None
 ) -> list[str]:
-    """Return a line if NCCL may add in another order. The sum of two ranks has only one order."""
+    """Return a line if NCCL may add in another order than before. The sum of two ranks has only one order."""
     if saved.get("device") != "cuda" or ranks is None or ranks != ranks_then or ranks < 3:
         return []
     old, new = (each.get("topology") or {} for each in (saved, current))

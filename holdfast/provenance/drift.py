@@ -127,7 +127,7 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
         put_back = "look for a changed environment variable or file, " + put_back
     if is_unexplained:
         return f"{put_back}, or {go_apart}"
-    # The option replaces the whole list, so the hint also names the changes that are accepted already.
+    # The option --set replaces the whole list, so the hint names the changes that are accepted already, too.
     is_built_only = all(change.kind == "built" for change in changes if not is_harmless(change))
     named = [change for change in changes if not is_harmless(change) and (is_built_only or change.kind != "built")]
     names = [change.name for change in named] if len(named) <= SHOWN_CHANGES else _shorten_names(named)
