@@ -44,9 +44,10 @@ log = logging.getLogger("holdfast.heartbeat")
 def heartbeat() -> Iterator[None]:
     """Send heartbeats for the current flow run during the block, if a worker started the flow run.
 
-    Threads of their own send them, so that a process with a busy main thread sends them, too. Events need no answer of
-    the server, so that they don't wait for the label. If they waited, they would come 11.6 s apart with a server that
-    takes 1.9 s to refuse each try of a label. The automation's window is 10 s.
+    Threads of their own send the heartbeats, so that a process with a busy main thread sends them, too. Events and
+    labels have separate threads, because events need no answer of the server. If events waited for the label, they
+    would come 11.6 s apart with a server that takes 1.9 s to refuse each try of a label. The automation's window is 10
+    s.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
