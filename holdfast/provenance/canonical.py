@@ -32,7 +32,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 _TEXT, _CONSTANTS = frozenset({str}), frozenset({bool, type(None)})
 # In this range Python and RFC 8785 write a float that isn't whole with the same digits and without an exponent.
 _PLAIN_FLOATS = 1e-4, 1e16
-# Python's spelling of floats outside of that range, and of whole floats, between the characters around a JSON number.
+# Python's spelling of whole floats and of floats outside `_PLAIN_FLOATS`, between the characters around a JSON number.
 _OTHER_FLOAT = re.compile(r"([\[:,])(-?\d+(?:\.0|(?:\.\d+)?e[-+]\d+))(?=[],}])")
 _BEYOND_UTF16_UNIT = re.compile("[\U00010000-\U0010ffff]")
 

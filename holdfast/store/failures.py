@@ -24,8 +24,9 @@ _PERMANENT = (
     ValueError, TypeError, KeyError,
 )  # fmt: skip
 _PERMANENT_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC}
-# S3's error codes for a request that the network cut or changed on its way, although their status is 400. Then its
-# codes for wrong credentials and a wrong clock of this machine, which s3fs reports as a missing permission.
+# S3's error codes. The first are for a request that the network cut or changed on its way, although their status is
+# 400. The others are for wrong credentials and a wrong clock of this machine; s3fs reports both as a missing
+# permission.
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 _CUT = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 _CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "TokenRefreshRequired"}
