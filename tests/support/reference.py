@@ -169,7 +169,7 @@ OF_OTHERS = {
     "SLURM_JOB_ID": "the Slurm job, with `SLURM_ARRAY_JOB_ID` and `SLURM_ARRAY_TASK_ID` in an array, and "
     "`SLURM_RESTART_COUNT`: [slurm.md](slurm.md)",
     "SLURM_NODEID": "the number of this node, in a job of Slurm",
-    "SLURM_PROCID": "the place of a task of `srun`, as its other variables are: [launchers.md](launchers.md)",
+    "SLURM_PROCID": "the place of a task of `srun`, as `SLURM_LOCALID` is: [launchers.md](launchers.md)",
     "SLURM_STEP_ID": "the step of srun, with `SLURM_STEP_NUM_NODES` and `SLURM_STEP_TASKS_PER_NODE`: "
     "[slurm.md](slurm.md)",
     "STORAGE_EMULATOR_HOST": "an emulator in place of Google Cloud Storage, which is then used without credentials",
