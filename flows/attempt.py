@@ -1,5 +1,6 @@
 """One attempt, a process life of a run, as a separate flow run."""
 
+import contextlib
 from typing import Any
 
 import tasks.untracked  # noqa: F401
@@ -8,7 +9,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 
-from holdfast.attempt import live
+from holdfast.attempt import live, queued_again
 from holdfast.attempt.progress import CommitLines, ProgressView
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
@@ -36,7 +37,10 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     own_run.outlive_worker()
     interrupt.send_ignored_again()
     asked = own_run.Asked(config.resume.stop_within_s)
-    with heartbeat():
+    # On a pool the supervisor starts the next attempt. Here the job is queued before Prefect reports to its server: the
+    # signal that ends a Slurm job has ended that server, too.
+    queued = contextlib.nullcontext() if asked.is_on_pool else queued_again(config)
+    with heartbeat(), queued:
         try:
             outcome = live(
                 config,

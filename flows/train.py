@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
 from flows.attempt import attempt
-from holdfast.attempt import queued_again, started_ahead
+from holdfast.attempt import started_ahead
 from holdfast.attempt.progress import log_plain_lines
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import HoldfastError
@@ -116,11 +116,9 @@ def main(
             # Start the ranks ahead, because their start takes as long as that of Prefect's server.
             here.enter_context(started_ahead(settings))
         here.enter_context(server())
-        if settings.where == "here":
-            here.enter_context(queued_again(settings))
         result = train(settings)
-        if not isinstance(result, TrainResult) or not result.complete:
-            raise stopped_early(settings.run)
+    if not isinstance(result, TrainResult) or not result.complete:
+        raise stopped_early(settings.run)
     print(result.describe(settings.store))
 
 

@@ -40,33 +40,42 @@ RETURNING = (("RUNNING", None), ("COMPLETING", "TimeLimit"))
 
 @contextlib.contextmanager
 def queued_again(config: RunConfig) -> Iterator[None]:
-    """Queue this process's Slurm job again if the block raises and another attempt may complete the run.
+    """Queue this process's Slurm job again if the block ends before the run is complete and another attempt may help.
 
-    Use it around a command's training, on node 0 alone: other nodes don't know why the attempt ended. Without a job,
-    and with ``resume.requeue = "off"``, it does nothing.
+    Use it around an attempt, on node 0 alone: other nodes don't know why the attempt ended. Without a job, and with
+    ``resume.requeue = "off"``, it does nothing.
     """
     job = find_job() if config.resume.requeue == "auto" else None
     if job is None:
         yield
         return
     journal = Journal(open_store(config.store), config.run)
-    before = journal.attempts()
+    before, error = journal.attempts(), None
     with interrupt.raised_once(config.resume.stop_within_s + TRIES * ANSWER_WITHIN_S):
         try:
             yield
-        except BaseException as error:
-            if refusal := find_refusal(config, journal, before, job, error):
-                log.info("job %s is not queued again: %s", job.name, refusal)
-            else:
-                _requeue(job)
+        except BaseException as caught:
+            error = caught
             raise
+        finally:
+            refusal = find_refusal(config, journal, before, job, error)
+            if refusal is None:
+                _requeue(job)
+            elif refusal:
+                log.info("job %s is not queued again: %s", job.name, refusal)
 
 
-def find_refusal(config: RunConfig, journal: Journal, before: int, job: SlurmJob, error: BaseException) -> str:
-    """Return why another attempt must not follow the one that ended with an error; empty if it may.
+def find_refusal(
+    config: RunConfig, journal: Journal, before: int, job: SlurmJob, error: BaseException | None
+) -> str | None:
+    """Return why no other attempt may follow, for the log; None if one may.
 
     Args:
         before: the number of the run's last attempt before this one.
+        error: the error that ended the attempt; None without one, as after a notice that this machine goes away.
+
+    Returns:
+        an empty text if nothing is left to do.
     """
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped by Ctrl-C"
@@ -76,15 +85,15 @@ def find_refusal(config: RunConfig, journal: Journal, before: int, job: SlurmJob
     try:
         newest = journal.attempts()
         ended = journal.read_ending(newest) if newest > before else None
-        if ended is not None and ended.reason == "completed":
-            return "the run is complete"
+        if (ended is None and error is None) or (ended is not None and ended.reason == "completed"):
+            return ""
         if ended is not None:
             choose_wait_s(journal.endings(), limits)
         elif job.restarts >= newest + limits.max_failures:
             return f"it has begun {job.restarts + 1} times, and the run has {newest} attempts"
     except HoldfastError as refused:
         return refused.message
-    return ""
+    return None
 
 
 def _requeue(job: SlurmJob) -> None:
