@@ -29,7 +29,7 @@ from holdfast.checkpoint.metadata import (
     read_metadata,
     step_of,
 )
-from holdfast.checkpoint.partial import Header, PartsReader, read_headers
+from holdfast.checkpoint.partial import Header, PartsReader, read_ended_epoch, read_headers
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.peers import assign_owners, list_batches
 from holdfast.checkpoint.saving import Saver, count_cores, save
@@ -99,6 +99,7 @@ __all__ = [
     "read_checkpoint_lines",
     "read_commit_lines",
     "read_committed",
+    "read_ended_epoch",
     "read_headers",
     "read_metadata",
     "read_payload",

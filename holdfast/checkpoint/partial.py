@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from holdfast.checkpoint.files import FileDamage, damage_error
 from holdfast.checkpoint.format import HEADER_METADATA, MAX_HEADER_BYTES, METADATA_KEY, size_of
+from holdfast.checkpoint.progress import ENDED_EPOCH
 from holdfast.checkpoint.streaming import MemoryWindows
-from holdfast.checkpoint.verifying import check_others
+from holdfast.checkpoint.verifying import check_others, find_parts
 from holdfast.errors import CheckpointDamaged, NameMissing
 from holdfast.journal import Commit, FileRecord
 from holdfast.store import Store
@@ -55,6 +56,15 @@ def read_headers(folder: Store, commit: Commit, parts: Iterable[FileRecord]) -> 
     parts = list(parts)
     check_others(folder, commit, parts)
     return {part.name: _read_header(folder, commit, part) for part in parts}
+
+
+def read_ended_epoch(folder: Store, commit: Commit) -> bool | None:
+    """Return whether a loop's code at the end of its last epoch has run in a state; None if it can't be read."""
+    try:
+        first, *_ = find_parts(commit)
+        return bool(read_headers(folder, commit, [first])[first.name].tree["progress"].get(ENDED_EPOCH))
+    except (CheckpointDamaged, NameMissing, LookupError, TypeError):
+        return None
 
 
 def _read_header(folder: Store, commit: Commit, part: FileRecord) -> Header:

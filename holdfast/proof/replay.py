@@ -10,9 +10,8 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, begin_from_ancestor, choose_gate, describe_present, find_ancestor
 from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Lines, Saved
-from holdfast.checkpoint.progress import ENDED_EPOCH
 from holdfast.config import Log, RunConfig
-from holdfast.errors import CheckpointDamaged, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
+from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
 from holdfast.machine.gpus import check_gpus, gather_nodes
 from holdfast.rank.launching import Ranks
@@ -61,12 +60,7 @@ def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
     The configuration has the number at the first use of the settings, and the run may have been extended since. If the
     checkpoint says that a loop has run its code after the last epoch, the commit's epoch was the last one at that time.
     """
-    with contextlib.suppress(CheckpointDamaged, NameMissing, KeyError):
-        first, *_ = checkpoint.find_parts(commit)
-        header = checkpoint.read_headers(journal.store, commit, [first])[first.name]
-        if header.tree["progress"].get(ENDED_EPOCH):
-            return commit.epoch
-    return max(config.epochs, commit.epoch + 1)
+    return commit.epoch if checkpoint.read_ended_epoch(journal.store, commit) else max(config.epochs, commit.epoch + 1)
 
 
 def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:

@@ -7,6 +7,7 @@ from holdfast.checkpoint.departure import Difference, find_first, spreads
 from holdfast.errors import HoldfastError, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.proof.comparison.ancestry import Ancestry, find_common_steps
+from holdfast.proof.comparison.ends import describe_end, find_ended_side, leave_out_ends
 from holdfast.proof.comparison.replaying import replay_both
 from holdfast.proof.comparison.report import Comparison, Side
 from holdfast.proof.comparison.suspects import Evidence, Suspect, find_evidence, list_changes, rank
@@ -21,7 +22,8 @@ def compare_trainings(
 ) -> Comparison:
     """Compare the content ids of two trainings where both have a checkpoint, and their trails at every step.
 
-    Where only one of them has a checkpoint, because its chunks or attempts differ, the trails alone are compared.
+    Commits at other steps, because of other chunks or attempts, are compared by their trails alone. So are those at
+    the end of an epoch whose code has run in only one of both.
 
     Args:
         is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
@@ -31,7 +33,7 @@ def compare_trainings(
     Raises:
         WrongUse: both have no checkpoint and no line of a trail at the same step.
     """
-    equal, different, common = _compare_content_ids(one, other)
+    equal, different, common, ends = _compare_content_ids(one, other)
     after = equal[0].step if equal else 0
     until = different[0].step if different else min(one.head.step, other.head.step)
     (trail, notes), (others, more) = one.read_trail(after, until), other.read_trail(after, until)
@@ -40,6 +42,7 @@ def compare_trainings(
             f"{one.label} and {other.label} can't be compared: no checkpoint is at the same step, and trails are lost",
             hint="holdfast verify shows what is left of each",
         )
+    trail, others = leave_out_ends(trail, [*ends]), leave_out_ends(others, [*ends])
     first = find_first(trail, others)
     shown = different or equal
     known: dict[str, Any] = {
@@ -47,7 +50,7 @@ def compare_trainings(
         "other": _describe_side(other, shown[1] if shown else None, differs=different is not None),
         "equal_until": after, "common": common, "compared_until": until,
     }  # fmt: skip
-    notes = [*one.missing, *other.missing, *notes, *more]
+    notes = [*one.missing, *other.missing, *ends.values(), *notes, *more]
     if first is None and different is None:
         suspects = _rank(one, other, equal or (one.head, other.head), None)
         return Comparison(**known, is_equal=True, suspects=suspects, notes=notes)
@@ -70,20 +73,24 @@ def _rank(one: Ancestry, other: Ancestry, pair: Pair, evidence: Evidence | None)
     return rank(changes, evidence)
 
 
-def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, Pair | None, int]:
-    """Compare the content ids at the steps that two trainings have in common, up to the first difference.
+def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, Pair | None, int, dict[int, str]]:
+    """Compare the commits at common steps.
 
     Returns:
-        The last pair of equal commits before the first difference, the first pair that differs, and the number of
-        common steps.
+        The last ones with one content id before the first ones that differ; those; the number of steps whose states
+        can be compared; and the steps where they can't, because only one has ended the epoch, each with a note.
     """
     equal: Pair | None = None
+    ends: dict[int, str] = {}
     pairs = list(find_common_steps(one, other))
     for pair in pairs:
-        if pair[0].checkpoint_sha256 != pair[1].checkpoint_sha256:
-            return equal, pair, len(pairs)
-        equal = pair
-    return equal, None, len(pairs)
+        if pair[0].checkpoint_sha256 == pair[1].checkpoint_sha256:
+            equal = pair
+        elif ended := find_ended_side(one, other, pair):
+            ends[pair[0].step] = describe_end(ended, other if ended is one else one, pair[0].step)
+        else:
+            return equal, pair, len(pairs) - len(ends), ends
+    return equal, None, len(pairs) - len(ends), ends
 
 
 def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]) -> list[str]:

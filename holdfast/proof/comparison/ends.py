@@ -1,0 +1,56 @@
+"""The steps after which only one of two trainings has run a loop's code at the end of the epoch.
+
+That code belongs to a run's last step, and otherwise to the step that follows. So where a run was complete, the state
+and the step's line have its effects, and those of a run that trained on have them one step later.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast import checkpoint
+from holdfast.checkpoint import Lines
+from holdfast.journal import Commit
+from holdfast.proof.comparison.ancestry import Ancestry
+
+# The fields of a step's line, and of the ranks in it, that the code at an epoch's end may change.
+AFTER_STEP = {"rng", "metrics", "logged", "state"}
+
+
+def find_ended_side(one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit]) -> Ancestry | None:
+    """Return the training that has run the code at the epoch's end; None if both have, or neither."""
+    ended = [_has_ended_epoch(line, commit) for line, commit in zip((one, other), pair, strict=True)]
+    return None if ended[0] == ended[1] else (one, other)[ended.index(True)]
+
+
+def _has_ended_epoch(line: Ancestry, commit: Commit) -> bool:
+    """Return whether a commit's state has the effects of that code; for a pruned one the journal tells."""
+    known = checkpoint.read_ended_epoch(line.journal.store, commit)
+    if known is not None:
+        return known
+    record = line.journal.read_ending(commit.attempt)
+    was_complete = record is not None and (record.reason, record.step) == ("completed", commit.step)
+    return was_complete and "loop" in line.read_past(commit).environment.get("built", {})
+
+
+def leave_out_ends(lines: Lines, steps: Sequence[int]) -> Lines:
+    """Return a trail without what the code at the end of an epoch changes: fields of these steps, logs of the next."""
+    left_out: dict[int, set[str]] = {}
+    for step in steps:
+        left_out[step] = AFTER_STEP
+        left_out.setdefault(step + 1, {"logged"})
+    return [_leave_out(line, left_out[line["step"]]) if line["step"] in left_out else line for line in lines]
+
+
+def _leave_out(line: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    kept = {name: value for name, value in line.items() if name not in names}
+    if "parts" in kept:
+        kept["parts"] = [_leave_out(part, names) for part in kept["parts"]]
+    return kept
+
+
+def describe_end(ended: Ancestry, other: Ancestry, step: int) -> str:
+    """Return the note on such a step."""
+    return (
+        f"the states at step {step} weren't compared: {ended.label} was complete there, so its loop's code at the end "
+        f"of the epoch has run; in {other.label} that code runs after the checkpoint"
+    )
