@@ -24,7 +24,7 @@ def evaluate(store: str, run: str, commit: str = "") -> Evaluation:
     Args:
         store: The folder, or URL of a bucket's folder, that holds the run.
         run: The run's name.
-        commit: The commit's number, or the name of its folder; by default the newest.
+        commit: The commit's number, the name of its folder, or best; by default the newest.
     """
     journal = Journal(open_store(store), run)
     journal.read_run()

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, StoreDenied, WrongUse
 from holdfast.journal import Commit, Journal, PruneReport
-from holdfast.journal.finding import find_commit, open_journal
+from holdfast.journal.finding import HOW_TO_NAME, find_commit, open_journal
 from holdfast.journal.signature import generate_key
 from holdfast.keeping.export import Form, creating, export
 from holdfast.keeping.pack import pack, unpack
@@ -53,7 +53,7 @@ def pin(run: str, commit: str, /, *, off: Flag = False) -> None:
 
     Args:
         run: <store>/<run>.
-        commit: The commit's number, or the name of its folder.
+        commit: The commit's number, the name of its folder, or best.
         off: Undo it: let the retention delete the checkpoint again.
     """
     journal, found = _open_commit(run, commit)
@@ -71,7 +71,7 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
 
     Args:
         run: <store>/<run>.
-        commit: The commit's number, or the name of its folder.
+        commit: The commit's number, the name of its folder, or best.
         reason: The reason, which stays on record.
     """
     journal, found = _open_commit(run, commit)
@@ -80,8 +80,8 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
 
 
 def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
-    if not commit:  # an empty text, such as a script's unset variable, must not mean the newest commit
-        raise WrongUse("expected a commit", hint="give its number, or the name of its folder")
+    if not commit:  # such as a script's unset variable: it must not mean the newest
+        raise WrongUse("expected a commit", hint=HOW_TO_NAME)
     journal = open_journal(run)
     journal.read_run()
     return journal, find_commit(journal, commit)
@@ -93,7 +93,7 @@ def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT
 
     Args:
         run: <store>/<run>.
-        what: The commit (its number or its folder; by default the newest) and the file to make.
+        what: The commit (its number, its folder, or best; by default the newest) and the file to make.
     """
     *commit, out = _split_out(what, "OUT.tar", "holdfast pack runs/language best.tar")
     journal = open_journal(run)
@@ -140,8 +140,8 @@ def export_weights(
 
     Args:
         run: <store>/<run>.
-        what: The commit (its number or its folder; by default the newest) and the file to make; transformers makes a
-            folder for from_pretrained, dcp one for torch.distributed.checkpoint.
+        what: The commit (its number, its folder, or best; by default the newest) and the file to make; transformers
+            makes a folder for from_pretrained, dcp one for torch.distributed.checkpoint.
         form: safetensors, transformers, torch for torch.load, or dcp.
         part: Only this part of the model, such as the name that a loop keeps it by, or extras.NAME.
     """

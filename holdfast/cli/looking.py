@@ -16,7 +16,7 @@ from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
 from holdfast.journal import Journal, find_runs, seconds_of
-from holdfast.journal.finding import open_journal
+from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.signature import load_trusted_key
 from holdfast.keeping.verification import CheckedCheckpoint, verify_run
 from holdfast.ledger.standing import Standing, read_standing
@@ -99,12 +99,16 @@ def show_command(
             {"name": shown.name, "type": shown.media_type, "step": shown.step, "epoch": shown.epoch}
             for shown in read_newest(journal)
         ]
-        print_json(standing.model_dump() | {"shown": newest})
+        print_json(standing.model_dump() | {"best": _read_best(journal), "shown": newest})
         return 0
-    fields = _fields(standing) | {
-        "shown": _name_shown(journal),
-        "saved": save and f"{counted(files, 'file')} in {save}",
-    }
+    fields = (
+        _fields(standing)
+        | _describe_best(journal)
+        | {
+            "shown": _name_shown(journal),
+            "saved": save and f"{counted(files, 'file')} in {save}",
+        }
+    )
     rows = {
         name: f"{value:.6g}" if isinstance(value, float) else str(value)
         for name, value in fields.items()
@@ -112,6 +116,25 @@ def show_command(
     }
     print("\n".join(align(rows)))
     return 0
+
+
+def _read_best(journal: Journal) -> dict[str, Any] | None:
+    """Return the best commit by ``retention.keep_best``; None if that isn't set, or no commit has its metric."""
+    retention = journal.read_retention()
+    policy = retention.keep_best if retention else None
+    best = find_best_commit(journal, policy) if policy else None
+    if policy is None or best is None:
+        return None
+    return {
+        "commit": best.number, "step": best.step, "path": best.path, "metric": policy.metric,
+        "value": best.metrics[policy.metric],
+    }  # fmt: skip
+
+
+def _describe_best(journal: Journal) -> dict[str, str]:
+    """Return the row of the best commit; nothing if none is known, since a metric may have the row's name."""
+    best = _read_best(journal)
+    return {"best": f"commit {best['commit']}, {best['metric']} {best['value']:.6g}, {best['path']}"} if best else {}
 
 
 def _name_shown(journal: Journal) -> str:

@@ -91,7 +91,7 @@ def audit_command(
 
     Args:
         run: <store>/<run>.
-        commit: The commit's number, or the name of its folder; by default the newest.
+        commit: The commit's number, the name of its folder, or best; by default the newest.
         from_: An earlier commit to begin with; 0 for the beginning of the run.
         random: Audit this many commits, chosen at random, instead.
         seed: The seed of that choice; by default another one each time.
@@ -140,7 +140,7 @@ def evaluate_command(
 
     Args:
         run: <store>/<run>.
-        commit: The commit's number, or the name of its folder; by default the newest.
+        commit: The commit's number, the name of its folder, or best; by default the newest.
         recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
             built only if its code is this folder's or Holdfast's own.
         trust_records: Build the recipe on record, also if its code is elsewhere, but never from a file in a store.

@@ -2,8 +2,9 @@
 
 import contextlib
 import itertools
+from collections.abc import Iterable
 
-from holdfast.config import DEFAULT_STORE
+from holdfast.config import DEFAULT_STORE, KeepBest
 from holdfast.errors import NameMissing, RunUnknown, WrongUse
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import Commit
@@ -13,6 +14,9 @@ from holdfast.store import Store, open_store
 RECORDS = {"attempts", "commits"}
 # The most remaining commits that an error lists.
 SHOWN_COMMITS = 5
+# The name of the commit that scores best by retention.keep_best.
+BEST = "best"
+HOW_TO_NAME = f"give its number, the name of its folder, or {BEST!r}"
 
 
 def open_journal(run: str) -> Journal:
@@ -51,11 +55,13 @@ def open_place(place: str) -> Journal | Store:
 
 
 def find_commit(journal: Journal, text: str = "") -> Commit:
-    """Return the commit with this number or checkpoint folder; the newest one for an empty text.
+    """Return the commit with this number or checkpoint folder, or the best one; the newest one for an empty text.
 
     Raises:
         WrongUse: there is no such commit, or its checkpoint was pruned.
     """
+    if text == BEST:
+        return _require_best(journal)
     found = None
     if text.isdecimal():
         with contextlib.suppress(NameMissing):
@@ -68,12 +74,37 @@ def find_commit(journal: Journal, text: str = "") -> Commit:
     if found is None and not text:
         raise WrongUse(f"run {journal.run!r} has no commit that counts")
     if found is None:
-        raise WrongUse(f"run {journal.run!r} has no commit {text}", hint="give its number, or the name of its folder")
+        raise WrongUse(f"run {journal.run!r} has no commit {text}", hint=HOW_TO_NAME)
     if journal.is_pruned(found.number):
         raise WrongUse(
             f"the checkpoint of commit {found.number} of run {journal.run!r} was pruned",
             hint=f"the newest are {', '.join(_list_newest(journal))}; holdfast verify lists the remaining checkpoints",
         )
+    return found
+
+
+def find_best_commit(journal: Journal, policy: KeepBest) -> Commit | None:
+    """Return the commit that scores best, among those that the run may continue from; None if none has the metric."""
+    return next(iter(rank_by_metric(journal.candidates(), policy)), None)
+
+
+def rank_by_metric(commits: Iterable[Commit], policy: KeepBest) -> list[Commit]:
+    """Return the commits that have the metric, best first; of equal ones the first given comes first."""
+    valued = [(value, commit) for commit in commits if (value := commit.metrics.get(policy.metric)) is not None]
+    valued.sort(key=lambda pair: pair[0], reverse=policy.mode == "max")
+    return [commit for _, commit in valued]
+
+
+def _require_best(journal: Journal) -> Commit:
+    retention = journal.read_retention()
+    if retention is None or retention.keep_best is None:
+        raise WrongUse(
+            f"run {journal.run!r} has no best commit: retention.keep_best is not set",
+            hint="holdfast watch shows the metrics of each commit; give its number",
+        )
+    found = find_best_commit(journal, retention.keep_best)
+    if found is None:
+        raise WrongUse(f"run {journal.run!r} has no best commit: none has the metric {retention.keep_best.metric!r}")
     return found
 
 

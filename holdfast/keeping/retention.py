@@ -22,6 +22,7 @@ from holdfast.errors import (
     Superseded,
 )
 from holdfast.journal import Commit, Journal, Pruned, PruneEntry, PruneReport, now, read_record, record_name
+from holdfast.journal.finding import rank_by_metric
 from holdfast.terminal import counted
 
 # The number of newest commits whose prune reports are tried, before all commits are listed instead.
@@ -69,9 +70,7 @@ def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> 
             "run.observe(evaluate=...)) hasn't returned it, so nothing is pruned",
             hint=did_you_mean(policy.metric, known),
         )
-    valued = [(value, commit) for commit in commits if (value := commit.metrics.get(policy.metric)) is not None]
-    valued.sort(key=lambda pair: pair[0], reverse=policy.mode == "max")
-    return [commit for _, commit in valued[: policy.count]]
+    return rank_by_metric(commits, policy)[: policy.count]
 
 
 # ---- deleting

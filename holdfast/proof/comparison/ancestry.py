@@ -80,7 +80,7 @@ def read_ancestry(journal: Journal, label: str, name: str = "") -> Ancestry:
 
     Args:
         label: the name of this training in messages.
-        name: the commit's number, or the name of its folder; empty for the newest.
+        name: the commit's number, the name of its folder, or best; empty for the newest.
 
     Raises:
         RunUnknown: there is no such run.

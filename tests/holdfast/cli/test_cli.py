@@ -17,7 +17,17 @@ from holdfast.journal import Journal, format_time
 from holdfast.journal.endings import Ending
 from holdfast.journal.signature import load_signing_key
 from holdfast.store import open_store
-from tests.support.makers import IDENTITY, SETTINGS, STEPS_PER_EPOCH, head_step, load, make_line, save_next, train
+from tests.support.makers import (
+    CONFIG,
+    IDENTITY,
+    SETTINGS,
+    STEPS_PER_EPOCH,
+    head_step,
+    load,
+    make_line,
+    save_next,
+    train,
+)
 
 
 @pytest.fixture
@@ -52,6 +62,13 @@ def ask_json(*arguments: str, capsys: pytest.CaptureFixture[str], exit_code: int
     capsys.readouterr()
     assert run_app(app, [*arguments, "--json"]) == exit_code
     return json.loads(capsys.readouterr().out)
+
+
+def ask_rows(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Return the rows that a command prints, by their names."""
+    capsys.readouterr()
+    assert run_app(app, [*arguments]) == 0
+    return dict(row.split(maxsplit=1) for row in capsys.readouterr().out.splitlines())
 
 
 def test_runs_lists_the_runs_of_a_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +146,32 @@ def test_show_prints_the_state_of_a_run(store: str, capsys: pytest.CaptureFixtur
     }  # fmt: skip
     assert run_app(app, ["show", f"{store}/a/"]) == 0
     assert shown["checkpoint_sha256"] in capsys.readouterr().out
+
+
+def test_the_best_commit_has_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = make_line(open_store(str(tmp_path)), "scored")
+    for accuracy in (0.5, 0.9, 0.7):
+        train(line, metrics={"accuracy": accuracy})
+    run = f"{tmp_path}/scored"
+    assert run_app(app, ["pin", run, "best"]) == 1
+    assert "retention.keep_best is not set" in capsys.readouterr().err
+    assert "best" not in ask_rows("show", run, capsys=capsys)
+
+    def set_best(metric: str) -> None:
+        kept = {"retention": {"keep_best": {"metric": metric, "mode": "max"}}}
+        line.journal.record_config(SETTINGS, IDENTITY, CONFIG | kept)
+
+    set_best("recall")
+    assert run_app(app, ["pin", run, "best"]) == 1
+    assert "none has the metric 'recall'" in capsys.readouterr().err
+    set_best("accuracy")
+    assert ask_rows("show", run, capsys=capsys)["best"] == "commit 2, accuracy 0.9, epoch-0002"
+    assert ask_json("show", run, capsys=capsys)["best"] == {
+        "commit": 2, "step": 20, "path": "epoch-0002", "metric": "accuracy", "value": 0.9,
+    }  # fmt: skip
+    assert run_app(app, ["pin", run, "best"]) == 0
+    assert capsys.readouterr().out.startswith("commit 2 (epoch-0002) is pinned")
+    assert run_app(app, ["compare", f"{run}@best", f"{run}@2"]) == 0
 
 
 def test_show_names_and_saves_what_a_run_has_shown(
