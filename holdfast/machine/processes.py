@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ CGROUP_MEMORY = (
 )
 STOPPED = "T"  # the state of a process after SIGSTOP
 # Indices of fields in /proc/PID/stat, counted from the state.
-UTIME, STIME, NUM_THREADS = 11, 12, 17
+UTIME, STIME, NUM_THREADS, STARTED = 11, 12, 17, 19
 
 
 def find_processes(mark: str) -> list[int]:
@@ -76,6 +77,17 @@ def read_process(pid: int) -> tuple[str, float]:
     """
     fields = _read_stat(pid)
     return fields[0], (int(fields[UTIME]) + int(fields[STIME])) / os.sysconf("SC_CLK_TCK")
+
+
+def read_age(pid: int) -> float:
+    """Return the seconds since a process began; 0 if that can't be read.
+
+    Source: proc(5), /proc/PID/stat, starttime: the ticks from the machine's start on.
+    """
+    fields = _read_stat(pid)
+    if len(fields) <= STARTED:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[STARTED]) / os.sysconf("SC_CLK_TCK")
 
 
 def _read_stat(pid: int) -> list[str]:

@@ -4,7 +4,9 @@ import contextlib
 import enum
 import functools
 import hashlib
+import os
 import queue
+import time
 import types
 import warnings
 from collections import deque
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.machine.processes import read_age
 from holdfast.state import is_generator, is_sharded, read_generator
 
 # The limits of a digest: a container's items, the depth of containers, and a tensor's or an array's bytes. Of a larger
@@ -30,6 +33,9 @@ CONTAINERS = (dict, *SEQUENCES)
 CACHES = type(functools.lru_cache(lambda: None))
 # The modules of iterators whose `__reduce__` returns the position without moving the iterator.
 ITERATORS = ("builtins", "itertools")
+# Clocks whose readings a program keeps, to say how long something takes.
+CLOCKS = (time.time, time.perf_counter, time.monotonic)
+NANOSECONDS = 10**9
 IsKnown = Callable[[Any], bool]
 
 
@@ -60,13 +66,37 @@ def reduce_iterator(value: Any) -> tuple[Any, ...]:
     return ()
 
 
+def is_reading(value: Any) -> bool:
+    """Return whether a number is what a clock has shown since this process began, in seconds or in nanoseconds.
+
+    Two processes never have equal readings, and one from a checkpoint would say nothing. Clocks count nanoseconds: the
+    decimals tell a reading from a float that a tensor has given, a program computed or a person written.
+    """
+    if type(value) is int and value > NANOSECONDS:
+        value /= NANOSECONDS
+    if not isinstance(value, float) or round(value, 3) == value or round(value, 9) != value:
+        return False
+    if float(np.float32(value)) == value:
+        return False
+    age_s = CLOCKS[0]() - _read_start() + 1
+    return any(now - age_s <= value <= now for now in (clock() for clock in CLOCKS))
+
+
+@functools.cache
+def _read_start() -> float:
+    """Return the time at which this process began, by the first clock."""
+    return CLOCKS[0]() - read_age(os.getpid())
+
+
 def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
-    """Return the SHA-256 of a plain value; empty if it can't be read, or is a tensor with a graph from this step.
+    """Return the SHA-256 of a plain value; empty if it can't be read, or is no state.
+
+    No state are an output of this step, with a graph, and a clock's reading (`is_reading`).
 
     Args:
         is_known: returns whether a checkpoint has a value. Values inside a container that a checkpoint has are skipped.
     """
-    if isinstance(value, Tensor) and value.grad_fn is not None:
+    if is_reading(value) or (isinstance(value, Tensor) and value.grad_fn is not None):
         return ""
     sha256 = hashlib.sha256()
     try:
@@ -85,7 +115,7 @@ def _spell(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
     if isinstance(value, Tensor | np.ndarray):
         yield from _spell_array(value)
     elif isinstance(value, SCALARS):
-        yield repr(value).encode(errors="backslashreplace")
+        yield b"" if is_reading(value) else repr(value).encode(errors="backslashreplace")
     elif is_generator(value):
         yield from _spell(read_generator(value), is_known, depth + 1)
     elif isinstance(value, CACHES):

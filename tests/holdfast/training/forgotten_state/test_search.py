@@ -8,6 +8,7 @@ import functools
 import itertools
 import queue
 import random
+import time
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -318,6 +319,34 @@ def test_what_a_checkpoint_has_is_no_suspect() -> None:
         parameters[0].add_(1)
     replay.random.random()
     assert find_suspects(find_forgotten(recipe).found, before) == []
+
+
+def time_it() -> types.SimpleNamespace:
+    """Return a clock's readings, and what a program makes of them."""
+    return types.SimpleNamespace(
+        began=read(time.perf_counter), at=read(time.time), began_ns=time.monotonic_ns(),
+        laps={"last": read(time.monotonic), "count": 0}, total=0.0, near=0.0,
+    )  # fmt: skip
+
+
+def read(clock: Callable[[], float]) -> float:
+    """Return a reading that is no whole number of milliseconds, as all but one in a thousand are."""
+    while round(found := clock(), 3) == found:
+        pass
+    return found
+
+
+def test_a_reading_of_a_clock_is_no_suspect_and_what_is_computed_from_it_is() -> None:
+    timed = time_it()
+    recipe = make(net(), lambda model, batch: use(timed))
+    before = find_forgotten(recipe).found
+    vars(timed).update(vars(time_it()))
+    assert find_suspects(find_forgotten(recipe).found, before) == []
+    timed.laps["count"] = 1
+    timed.total += time.perf_counter() - timed.began
+    timed.near = torch.tensor(time.perf_counter() - 0.1).item()  # a float of 32 bits
+    names = [each.name for each in find_suspects(find_forgotten(recipe).found, before)]
+    assert names == ["timed.laps", "timed.total", "timed.near"]
 
 
 def test_loggers_of_python_are_not_entered() -> None:
