@@ -1,6 +1,7 @@
 """The decision on drift: the changes with which a run may continue, and the error that names the refused ones."""
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.errors import ConfigDrift
@@ -21,6 +22,8 @@ GROUPS: dict[Kind, str] = {
 # The words of a message for changes that are not changes of settings.
 CALLED: dict[Kind, str] = {"source": "code", "built": "values", "file": "files"}
 SHOWN_CHANGES = 12
+# In the names of the built values that are digests of a function's bytecode.
+CODE = f".code.{sys.implementation.cache_tag}"
 
 
 def is_harmless(change: Change) -> bool:
@@ -92,7 +95,7 @@ def check_drift(
     if is_unexplained:
         first += "; which settings differ is not on record"
     raise ConfigDrift(
-        "\n".join([first, *_list_grouped(refused)]),
+        "\n".join([first, *_list_grouped(refused, _name_functions(changes))]),
         hint=_hint(refused, changes, is_unexplained),
         saved=saved_fingerprint,
         current=current_fingerprint,
@@ -109,7 +112,12 @@ def _first_line(refused: Sequence[Change]) -> str:
     return f"{what['source' if 'source' in kinds else 'file']} not what the run was trained with"
 
 
-def _list_grouped(changes: Iterable[Change]) -> Iterator[str]:
+def _list_grouped(changes: Iterable[Change], functions: str) -> Iterator[str]:
+    """Yield the lines of changes, under their groups' titles.
+
+    Args:
+        functions: the functions whose code has changed; empty if none is known.
+    """
     rows: dict[str, list[str]] = {title: [] for title in GROUPS.values()}
     for change in changes:
         rows[GROUPS[change.kind]].append(f"  {change}")
@@ -117,6 +125,20 @@ def _list_grouped(changes: Iterable[Change]) -> Iterator[str]:
         if lines:
             more = len(lines) - SHOWN_CHANGES
             yield from (f"{title}:", *lines[:SHOWN_CHANGES], *([f"  and {more} more"] if more > 0 else []))
+        if functions and lines and title == GROUPS["source"]:
+            yield f"  functions with other code: {functions}"
+
+
+def _name_functions(changes: Sequence[Change]) -> str:
+    """Return the names of the functions whose bytecode has changed, as far as the built values have digests of them.
+
+    They have one of each function of the user's that the recipe has, or that one of those names. In
+    ``built.loop.captured.learn.code.cpython-311`` that is ``learn``.
+    """
+    found = [change.name.partition(CODE)[0] for change in changes if change.kind == "built" and CODE in change.name]
+    names = sorted({name.rpartition(".")[2] for name in found})
+    more = f" and {len(names) - SHOWN_CHANGES} more" if len(names) > SHOWN_CHANGES else ""
+    return f"{', '.join(names[:SHOWN_CHANGES])}{more}"
 
 
 def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: bool) -> str:

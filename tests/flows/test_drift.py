@@ -129,6 +129,19 @@ def test_an_accepted_change_that_the_checkpoint_does_not_fit_is_wrong_use(engine
     assert engine.finish("epochs=2").step == 20
 
 
+def test_changed_code_is_named_with_its_functions(engine: Engine) -> None:
+    source = engine.folder / "drifting.py"
+    engine.environment = engine.environment | {"PYTHONPATH": str(engine.folder)}
+    helped = RECIPE.replace("F.mse_loss(", "scaled(").replace(
+        "def own", "scaled = lambda a, b: F.mse_loss(a, b)\n\ndef own"
+    )
+    source.write_text(helped)
+    assert_goes_on(engine, engine.run("recipe=drifting:own"), 3 * STEPS_PER_EPOCH)
+    source.write_text(helped.replace("F.mse_loss(a, b)", "F.mse_loss(a, b) * 2"))
+    done = engine.run("recipe=drifting:own", "epochs=4")
+    assert_refused(done, "  sources.drifting: its code has changed\n  functions with other code: scaled\n")
+
+
 def test_changed_code_and_changed_optimizers_need_to_be_accepted(engine: Engine) -> None:
     source = engine.folder / "drifting.py"
     engine.environment = engine.environment | {"PYTHONPATH": str(engine.folder)}
