@@ -42,6 +42,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         "recipe": trust.choose_recipe(config.recipe, journal.store_url),
         "store": journal.store_url,
         "run": journal.run,
+        "retention": config.retention.model_copy(update={"keep_best": None}),  # a replay keeps nothing
         "log": Log(every=config.log.every, folder=str(scratch)),
         "epochs": _count_epochs(journal, config, commit),
     }

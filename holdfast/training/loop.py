@@ -13,6 +13,7 @@ from holdfast.errors import RecipeError
 from holdfast.machine import determinism, heartbeats
 from holdfast.machine.heartbeats import Phase, Place
 from holdfast.state import gather_whole
+from holdfast.training.best import check_best
 from holdfast.training.build import Training
 from holdfast.training.passes import take_shares
 from holdfast.training.progress import Stage
@@ -37,6 +38,8 @@ def steps(
     began, first = time.monotonic(), training.progress.step
     if not first:
         check_beginning(training)
+    if training.recipe.evaluate is None:
+        check_best(training.config.retention.keep_best, ())
     while training.progress.step < stop and not is_stopping():
         heartbeats.begin(Phase.STEP, training.progress.step + 1)
         training.set_anneals()
@@ -167,6 +170,9 @@ def end_epoch(training: Training) -> None:
         training.record.gallery.add(to_shown(name, value, progress.step, progress.step // training.steps_per_epoch))
     training.record.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.record.measured}
+    known = {name for each in [*progress.history, {"metrics": metrics}] for name in each["metrics"]}
+    if known:  # an evaluation may give none at first
+        check_best(training.config.retention.keep_best, known)
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.record.measured)) if value}
     if not training.recipe.has_own_loop:  # a user's own loop steps its schedulers itself
         training.schedulers.end_epoch(progress.avg_loss)

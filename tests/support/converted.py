@@ -44,8 +44,9 @@ form.
   `{{"accuracy": 0.97}}`, and call `run.observe(evaluate=validate)` before the loop. The run calls it after each epoch,
   in `eval()` mode and without gradients. `holdfast show`, the report and each commit have its numbers.
 - **`torch.save` of the best weights.** Write `keep_best = {{ metric = "accuracy", mode = "max" }}` under `[retention]`.
-  The metric has to be a number of `evaluate`; one that the loop logs isn't enough. `holdfast watch first` lists each
-  commit's numbers, and `holdfast export first epoch-0004 best.pt --form torch` writes the weights of one.
+  The metric has to be a number of `evaluate`; one that the loop logs isn't enough, and is refused at the latest at the
+  end of the first epoch. `holdfast show first` names the best commit, `holdfast watch first` lists each commit's
+  numbers, and `holdfast export first best best.pt --form torch` writes the best weights.
 - **Other files that the script writes.** A resume may write them again, and so may a
   [rehearsal](../holdfast/RESUME.md#a-rehearsal). `prove` writes them, too: it runs the script in this folder.
 - **A sum over an epoch that it prints,** such as `total += loss.item()`. After a resume inside an epoch such a variable

@@ -1,5 +1,6 @@
 """The work after a commit: how often a checkpoint's bytes are read, which may be far away and large."""
 
+import dataclasses
 import logging
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import checkpoint
+from holdfast import Recipe, checkpoint
 from holdfast.attempt import Attempt
 from holdfast.attempt.pipeline import Chunk
 from holdfast.checkpoint import FileDamage, Saved
@@ -16,6 +17,7 @@ from holdfast.journal import Commit
 from holdfast.journal.endings import Ending
 from holdfast.keeping.verification import verify_run
 from holdfast.store import Store
+from tests.support.toy import toy
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 
@@ -69,9 +71,15 @@ def test_a_prune_does_not_read_again_what_was_just_read_back(tmp_path: Path, rea
     assert verify_run(attempt.journal).ok
 
 
+def evaluated_later() -> Recipe:
+    """Return a recipe whose evaluation gives no metric yet."""
+    return dataclasses.replace(toy(), evaluate=lambda model: {})
+
+
 def test_a_prune_that_fails_says_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     best = KeepBest(metric="accuracy")
-    config = make_config(tmp_path, chunk=ChunkLength(epochs=1), retention=Retention(keep_last=1, keep_best=best))
+    rules = {"chunk": ChunkLength(epochs=1), "retention": Retention(keep_last=1, keep_best=best)}
+    config = make_config(tmp_path, recipe=f"{__name__}:evaluated_later", **rules)
     attempt = Attempt(config)
     attempt.open()
     train_chunk(attempt)
