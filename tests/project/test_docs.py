@@ -100,3 +100,12 @@ def test_files_that_pages_name_exist() -> None:
             r"`((?:holdfast|tasks|flows|deployments|tests|docs)/[\w./-]+)`", page.read_text("utf-8")
         ):
             assert (ROOT / path).exists() or (page.parent / path).exists(), (page, path)
+
+
+def test_holdfast_new_takes_no_name_of_the_readmes_own_files() -> None:
+    """A person who follows both pages in one folder would be told that the file exists."""
+    shown = set(re.findall(r"[Tt]his is `(\w+)\.py`", (ROOT / "README.md").read_text("utf-8")))
+    made = {found for page in WRITTEN for found in re.findall(r"holdfast new (\w+)", page.read_text("utf-8"))}
+    assert shown
+    assert made
+    assert not shown & made
