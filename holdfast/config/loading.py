@@ -20,6 +20,7 @@ from holdfast.store.failures import without_secrets
 log = logging.getLogger(__name__)
 
 NEAR = 0.6  # similarity from which a known name is suggested for an unknown one; see difflib
+NEAR_NAME = 0.8  # the same for a field's own name, without its table
 SHOWN_CHARS = 200  # the most characters of a value that a message shows
 
 
@@ -113,7 +114,26 @@ def _hint_for_key(name: str, value: Any) -> str:
     if difflib.get_close_matches(name, known, n=1, cutoff=NEAR) or "." in name:
         table = name.rpartition(".")[0]
         return did_you_mean(name, [each for each in known if each.startswith(f"{table}.")] if table else known)
-    return f"did you mean settings.{_shorten(name)}? A recipe's own settings are in that table"
+    own = f"settings.{_shorten(name)}"
+    if near := _find_fields(name, value, known):
+        meant = f"did you mean {' or '.join(near)}?"
+        return meant if isinstance(value, Mapping) else f"{meant} A recipe's own setting would be {own}"
+    return f"did you mean {own}? A recipe's own settings are in that table"
+
+
+def _find_fields(name: str, value: Any, known: Sequence[str]) -> list[str]:
+    """Return the fields, of any table, whose own name is that of an unknown key, or the most similar to it.
+
+    Args:
+        value: the key's value; of a table, the first key in it is the one that is looked for.
+    """
+    while isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+    by_name: dict[str, list[str]] = {}
+    for field in known:
+        by_name.setdefault(field.rpartition(".")[2], []).append(field)
+    near = difflib.get_close_matches(str(name), sorted(by_name), n=1, cutoff=NEAR_NAME)
+    return by_name[near[0]] if near else []
 
 
 def _shorten(text: str) -> str:

@@ -247,6 +247,13 @@ def test_retention_is_checked() -> None:
         ("resume.from=x", "leave it out: the same command continues the run from its last verified checkpoint"),
         ("epoch=3", "did you mean epochs?"),
         ("checkpoint.part_byte=3", "did you mean checkpoint.part_bytes?"),
+        ("ranks=2", "did you mean compute.ranks? A recipe's own setting would be settings.ranks"),
+        ("rank=2", "did you mean compute.ranks? A recipe's own setting would be settings.rank"),
+        ("training.ranks=2", "did you mean compute.ranks?"),
+        (
+            "mode=max",
+            "did you mean determinism.mode or retention.keep_best.mode? A recipe's own setting would be settings.mode",
+        ),
         ("width=3", "did you mean settings.width? A recipe's own settings are in that table"),
     ],
 )
