@@ -18,6 +18,7 @@ from holdfast.provenance.location import find_place
 from holdfast.state.sharded import is_sharded, place_of, shard_of
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
+from holdfast.training.checksums import describe_components
 from holdfast.training.forgotten_state.search import find_holder
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
@@ -41,6 +42,26 @@ def check_step(training: Training) -> None:
     training.grouping.check(training.progress.step, is_looked_at=is_changed)
     if training.progress.step == 1:  # the optimizers have their moments now, and the data has a position
         check_savable(training, "after the first step", {"data": training.batches.state_dict()})
+        check_same_ranks(training)
+
+
+def check_same_ranks(training: Training) -> None:
+    """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's.
+
+    A loop may average gradients in a way of its own, so that this is known only after a step.
+    """
+    is_common = training.recipe.loss is None or training.ranks.has_common_state
+    if not training.ranks.has_others or not is_common:
+        return
+    sums = training.ranks.gather(describe_components(training, in_detail=False))
+    advice = training.program.advice
+    for name, means, hint in (("model", ": each trains its own", advice.model), ("optimizer", "", advice.optimizer)):
+        found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
+        if any(each != found[0] for each in found):
+            raise RecipeError(
+                f"after step {training.progress.step} the ranks have different values of the {name}{means}",
+                hint=hint,
+            )
 
 
 def check_beginning(training: Training) -> None:

@@ -11,7 +11,7 @@ import torch
 from holdfast import checkpoint, state
 from holdfast.checkpoint.departure import compute_mean_loss
 from holdfast.checkpoint.progress import EPOCHS_KEPT
-from holdfast.errors import RecipeError, Unhealthy
+from holdfast.errors import Unhealthy
 from holdfast.journal import Origin, format_time, now
 from holdfast.provenance.canonical import spell_floats
 from holdfast.recipe.probe import Probe, check_health
@@ -19,9 +19,9 @@ from holdfast.store import Store
 from holdfast.training.begun_saves import BegunSave
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
-from holdfast.training.checksums import describe_components
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import read_lines
+from holdfast.training.restorable import check_same_ranks
 from holdfast.training.sharded.replicas import check_replicas
 
 
@@ -62,8 +62,7 @@ def begin_save(
     rank_probes = training.ranks.gather(probe) if training.ranks.number > 1 else []
     if all(each == probe for each in rank_probes):
         rank_probes = rank_probes[:1]
-    if training.recipe.loss is None or training.ranks.has_common_state:
-        _refuse_different_ranks(training)
+    check_same_ranks(training)
     payload, shown = state.to_payload(capture(training)), training.record.gallery.take()
     if not training.ranks.has_others:
         payload = state.localize(payload)  # one rank holds all rows
@@ -96,21 +95,6 @@ def begin_save(
         training.begun.add(BegunSave(training.progress.step, None, lines, shown, train_s))
     training.record.lines = []
     training.probe = probe
-
-
-def _refuse_different_ranks(training: Training) -> None:
-    """Raise RecipeError if the ranks' weights or moments differ, because a checkpoint has only the main rank's."""
-    if not training.ranks.has_others:
-        return
-    sums = training.ranks.gather(describe_components(training, in_detail=False))
-    advice = training.program.advice
-    for name, means, hint in (("model", ": each trains its own", advice.model), ("optimizer", "", advice.optimizer)):
-        found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
-        if any(each != found[0] for each in found):
-            raise RecipeError(
-                f"after step {training.progress.step} the ranks have different values of the {name}{means}",
-                hint=hint,
-            )
 
 
 def _refuse_unhealthy(training: Training, probe: Probe) -> None:

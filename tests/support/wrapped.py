@@ -38,7 +38,7 @@ def train(run: Run, gradients: str, blocks: str = "own", own: str = "") -> None:
         gradients: what becomes of them: "none", "zero", "left", or "accumulated" over steps.
         blocks: whether each rank leaves out its "own" blocks, or all leave out the "same" ones.
         own: a DistributedDataParallel of the user's own in place of `Run.wrap`; "frozen": blocks that are frozen while
-            the model is wrapped; "closure": an optimizer that reads each rank's own loss.
+            the model is wrapped; "bare": no wrapper; "closure": an optimizer that reads each rank's own loss.
     """
     torch.manual_seed(3)
     if own == "default":
@@ -48,7 +48,7 @@ def train(run: Run, gradients: str, blocks: str = "own", own: str = "") -> None:
     else:
         deep = Deep()
         deep.blocks.requires_grad_(own != "frozen")
-        model = run.wrap(deep)
+        model = deep if own == "bare" else run.wrap(deep)
         deep.blocks.requires_grad_(True)
     teacher = run.wrap(nn.Linear(8, 1).requires_grad_(False))
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
