@@ -18,6 +18,8 @@ from holdfast.training.optimizers import Optimizers, parts_of
 WAYS = ("foreach", "fused", "capturable", "differentiable")
 # The keys of a group by which optimizers' classes aren't told apart; some are missing in older versions of torch.
 APART = {"params", "param_names", "lr", "initial_lr", "maximize", "decoupled_weight_decay", *WAYS}
+# The optimizers of torch whose moments may have other shapes than their parameters.
+OTHER_SHAPES = (torch.optim.Adafactor, torch.optim.LBFGS)
 ANOTHER = "build the optimizer of the source, or leave its state out: --map {}="
 
 
@@ -26,11 +28,12 @@ class Moments:
     """The state of a source's optimizers, under the names of a training's parameters.
 
     Attributes:
-        state: the state of each parameter, by the parameter's name in the training.
-        groups: the source's values for each parameter group.
-        how: how parameters were matched, as a text for a person.
-        notes: lines for a person about learning rates.
-        stateless: the parameters for which the source has no state.
+        state: the state of each parameter, by its name in the training.
+        groups: the values of each group of parameters, those of the training's own but for the source's.
+        how: how parameters were matched, for a person.
+        notes: lines for a person on learning rates.
+        paired: lines for a person on optimizers that have other names in the source.
+        stateless: the parameters of which the source has no state.
         used: the names of the source's optimizers.
     """
 
@@ -38,6 +41,7 @@ class Moments:
     groups: list[dict[str, Any]] = field(default_factory=list)
     how: str = ""
     notes: list[str] = field(default_factory=list)
+    paired: list[str] = field(default_factory=list)
     stateless: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
@@ -59,8 +63,10 @@ def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequen
     for name, part in parts.items():
         own = [[(next(names), each) for each in group["params"]] for group in part.param_groups]
         taken = (found.used | parts.keys()) - {name}
-        source = _choose(name, own, {key: each for key, each in imported.optimizers.items() if key not in taken})
+        source = _choose(name, part, own, {key: each for key, each in imported.optimizers.items() if key not in taken})
         found.used.add(source)
+        if source != name and len(imported.optimizers) > 1:
+            found.paired.append(f"optimizer {name}: {source} of the source, by the shapes of its parameters")
         _add(found, part, own, imported, source, order)
     return found
 
@@ -85,19 +91,15 @@ def _name_parts(optimizer: Any) -> list[tuple[str, torch.optim.Optimizer]]:
 Own = list[list[tuple[str, Any]]]
 
 
-def _choose(name: str, own: Own, sources: Mapping[str, Any]) -> str:
-    """Return the name of the source's optimizer whose state a training's optimizer takes.
-
-    Args:
-        name: the name of the training's optimizer.
-        own: its parameters with their names, by group.
+def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[str, Any]) -> str:
+    """Return the name of the source's optimizer that has a part's parameters.
 
     Raises:
         ConfigError: no source's optimizer has this name, and not exactly one has parameters of these shapes.
     """
     if name in sources or len(sources) == 1:
         return name if name in sources else next(iter(sources))
-    fitting = [key for key, each in sources.items() if _has_shapes(own, each)]
+    fitting = [key for key, each in sources.items() if _has_shapes(part, own, each)]
     if len(fitting) == 1:
         return fitting[0]
     known = ", ".join(sorted(sources)) or "none besides"
@@ -106,12 +108,13 @@ def _choose(name: str, own: Own, sources: Mapping[str, Any]) -> str:
     )
 
 
-def _has_shapes(own: Own, source: Mapping[str, Any]) -> bool:
+def _has_shapes(part: torch.optim.Optimizer, own: Own, source: Mapping[str, Any]) -> bool:
     groups = source["param_groups"]
     if [len(group) for group in own] != [len(group["params"]) for group in groups]:
         return False
     pairs = _pair_by_place(own, groups)
-    return not any(_find_misfit(each, source["state"].get(key, {})) for key, (_, each) in pairs)
+    is_whole = _has_whole_moments(part)
+    return not any(_find_misfit(each, source["state"].get(key, {}), is_whole=is_whole) for key, (_, each) in pairs)
 
 
 def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name: str, order: Sequence[str]) -> None:
@@ -139,12 +142,18 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
         if state is None:
             found.stateless.append(own_name)
             continue
-        if misfit := _find_misfit(parameter, state):
+        if misfit := _find_misfit(parameter, state, is_whole=_has_whole_moments(part)):
             raise ConfigError(
                 f"the source's {misfit} of {own_name} is {tuple(state[misfit].shape)}, and the parameter is "
                 f"{tuple(parameter.shape)}",
                 hint="are the parameters in another order? Let the source's optimizer name them, or leave it out: "
                 f"--map {name}=",
+            )
+        if whole := _find_whole_numbers(part, state):
+            raise ConfigError(
+                f"the source's {whole} of {own_name} has values of {_name_dtype(state[whole])}, and "
+                f"{type(part).__name__}'s are floats",
+                hint=ANOTHER.format(name),
             )
         if broken := _find_nan(state):
             raise ConfigError(
@@ -185,21 +194,43 @@ def _pair_by_place(own: Own, groups: Sequence[Mapping[str, Any]]) -> Pairs:
     return [pair for mine, theirs in zip(own, groups, strict=True) for pair in zip(theirs["params"], mine, strict=True)]
 
 
-def _find_misfit(parameter: Tensor, state: Any) -> str:
-    """Return the name of a moment whose shape doesn't fit its parameter; empty if all fit.
+def _has_whole_moments(part: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer is one of torch's whose moments are floats of the parameter's shape, or numbers."""
+    is_torchs = getattr(torch.optim, type(part).__name__, None) is type(part)
+    return is_torchs and not isinstance(part, OTHER_SHAPES)
 
-    A moment may be a number, or smaller than the parameter: Adafactor has means over a dimension. A moment as large as
-    the parameter has to have its shape.
+
+def _find_misfit(parameter: Tensor, state: Any, *, is_whole: bool) -> str:
+    """Return the name of a moment whose shape doesn't fit its parameter; empty for none.
+
+    Args:
+        is_whole: whether a moment that is no number has the parameter's shape. If not, it may be smaller: Adafactor has
+            means over a dimension, and optimizers of 8 bits a scale for each block.
     """
     for name, value in state.items() if isinstance(state, Mapping) else ():
-        if not isinstance(value, Tensor) or not value.dim() or not parameter.dim():
-            continue
-        is_whole = value.dim() == parameter.dim()
-        sizes = zip(value.shape, parameter.shape, strict=True) if is_whole else ()
-        is_flat = not is_whole and value.numel() >= parameter.numel() and 1 not in parameter.shape
-        if is_flat or any(size not in (1, own) for size, own in sizes):
-            return str(name)
+        if isinstance(value, Tensor) and value.dim() and parameter.dim():
+            fits = value.shape == parameter.shape if is_whole else _is_reduced(value, parameter)
+            if not fits:
+                return str(name)
     return ""
+
+
+def _is_reduced(value: Tensor, parameter: Tensor) -> bool:
+    """Return whether a moment can be smaller than its parameter, or has its shape."""
+    if value.dim() != parameter.dim():
+        return value.numel() < parameter.numel() or 1 in parameter.shape
+    return all(size in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True))
+
+
+def _find_whole_numbers(part: torch.optim.Optimizer, state: Any) -> str:
+    """Return the name of a moment of integers, which an optimizer of torch would take for floats; empty for none."""
+    tensors = state.items() if isinstance(state, Mapping) and _has_whole_moments(part) else ()
+    found = ((name, each) for name, each in tensors if isinstance(each, Tensor) and each.dim())
+    return next((str(name) for name, each in found if not (each.is_floating_point() or each.is_complex())), "")
+
+
+def _name_dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def _find_nan(state: Any) -> str:

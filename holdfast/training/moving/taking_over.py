@@ -30,9 +30,11 @@ GENERATORS = ("python", "numpy", "torch")
 # The keys in the state of torch's schedulers that count as their progress; all other keys count as settings.
 PROGRESS = {
     "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "verbose", "base_lrs", "best",
-    "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "_milestones",
-    "milestones", "total_steps", "_schedule_phases", "_anneal_func_type", "_scale_fn_ref",
+    "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "total_steps",
+    "_schedule_phases", "_anneal_func_type", "_scale_fn_ref",
 }  # fmt: skip
+# Those of them that a kind of scheduler always has, in every version of torch.
+OF_KIND = {"lr_lambdas", "_schedulers"}
 
 
 # The names that the readers give to schedulers which the source saved in a list.
@@ -180,7 +182,8 @@ class _Into:
             )
         )
         self._used |= found.used
-        self.notes += [] if training.schedulers else found.notes  # with schedulers, their states set the rates
+        self.notes += found.paired
+        self.notes += [] if training.schedulers else found.notes  # a scheduler sets the rates, and has them itself
         if found.state and found.stateless:
             shown = ", ".join(found.stateless[:SHOWN_NAMES])
             self.notes.append(f"the source has no state of {counted(len(found.stateless), 'parameter')}: {shown}")
@@ -212,7 +215,7 @@ class _Into:
         """Return each scheduler after the name of the source's scheduler that belongs to it.
 
         Raises:
-            ConfigError: neither names nor settings show which of the source's schedulers belongs to one.
+            ConfigError: several have the settings of one, or none has, and their names differ.
         """
         own, sources = [*self._training.schedulers], self._imported.schedulers
         if len(own) == 1:
@@ -226,23 +229,28 @@ class _Into:
             shown = ", ".join(f"{each} is {name}" for each, name in zip(in_order, names, strict=True))
             self.notes.append(f"the source's schedulers have no names, and are taken in their order: {shown}")
             return list(zip(in_order, own, strict=True))
-        pairs = []
+        pairs, left = [], [key for key in sources if key not in names]
         for name, scheduler in zip(names, own, strict=True):
-            keys = {*scheduler.state_dict()} - PROGRESS
-            fitting = [key for key, saved in sources.items() if {*saved} - PROGRESS == keys]
+            if name in sources:
+                pairs.append((name, scheduler))
+                continue
+            kind = _find_kind(scheduler.state_dict())
+            fitting = [key for key in left if _find_kind(sources[key]) == kind]
             if len(fitting) != 1:
-                known = ", ".join(sorted(fitting or sources))
+                known = fitting or left
                 raise ConfigError(
-                    f"which of the source's schedulers ({known}) is {name}?",
-                    hint=f"--map {(fitting or [*sources])[0]}={name}; the run's are {', '.join(names)}",
+                    f"which of the source's schedulers ({', '.join(sorted(known))}) is {name}?",
+                    hint=f"--map {known[0]}={name}; the run's are {', '.join(names)}",
                 )
             self.notes.append(f"scheduler {name}: {fitting[0]} of the source, by its settings")
+            left.remove(fitting[0])
             pairs.append((fitting[0], scheduler))
         return pairs
 
     def _take_scheduler(self, scheduler: Any, name: str, saved: Mapping[str, Any]) -> None:
         built = scheduler.state_dict()
-        lost, others = sorted(built.keys() - saved.keys() - PROGRESS), sorted(saved.keys() - built.keys() - PROGRESS)
+        own, theirs = _find_kind(built), _find_kind(saved)
+        lost, others = sorted(own - theirs), sorted(theirs - own)
         if lost or others:
             raise ConfigError(
                 f"the source's {name} is another scheduler than the run's {type(scheduler).__name__}: it has "
@@ -351,3 +359,8 @@ class _Into:
         except (StateError, RecipeError) as error:
             message = " ".join(error.message.replace("the saved ", "the source's ", 1).split())
             raise ConfigError(message, hint="--map NAME= leaves a part of the source out") from None
+
+
+def _find_kind(state: Mapping[str, Any]) -> set[str]:
+    """Return the names in a scheduler's state by which its kind is known."""
+    return {*state} - (PROGRESS - OF_KIND)

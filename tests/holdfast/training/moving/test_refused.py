@@ -76,6 +76,10 @@ def change(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
                 optimizer["state"][0]["exp_avg"] = torch.zeros(3, 2)
             case "flat moments":
                 optimizer["state"][0]["exp_avg"] = torch.zeros(32)
+            case "small moments":
+                optimizer["state"][0]["exp_avg"] = torch.zeros(16, 1)
+            case "whole moments":
+                optimizer["state"][0]["exp_avg"] = torch.zeros(16, 2, dtype=torch.int64)
             case "nan":
                 optimizer["state"][0]["exp_avg_sq"][0, 0] = torch.nan
             case "scheduler":
@@ -106,6 +110,8 @@ REFUSED = {
     "groups": "the optimizer has groups of [2, 4] parameters, and the source's (optimizer) of [6]",
     "moments": "the source's exp_avg of 0.weight is (3, 2), and the parameter is (16, 2)",
     "flat moments": "the source's exp_avg of 0.weight is (32,), and the parameter is (16, 2)",
+    "small moments": "the source's exp_avg of 0.weight is (16, 1), and the parameter is (16, 2)",
+    "whole moments": "the source's exp_avg of 0.weight has values of int64, and AdamW's are floats",
     "nan": "the source's exp_avg_sq of 0.weight has values that are NaN",
     "scheduler": "the source's lr_scheduler is another scheduler than the run's CosineAnnealingLR: it has gamma, "
     "step_size and lacks T_max, eta_min",
