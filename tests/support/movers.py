@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
@@ -142,6 +144,43 @@ def with_dcp(path: Path, stop: int) -> list[float]:
         dcp.save({"app": rest}, checkpoint_id=path, no_dist=True)
 
     return train(stop, "AdamW", save)
+
+
+def with_two_ranks(folder: Path) -> None:
+    """Train two steps in two ranks with FSDP2, and save with DCP in ``dcp``, and whole in ``whole.pt``."""
+    torch.multiprocessing.spawn(_train_shard, (folder,), nprocs=2)  # type: ignore[no-untyped-call]
+
+
+def _train_shard(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    model, _, _ = make()
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=TOTAL)
+    where, labels = points().tensors
+    for _ in range(2):
+        take_step(model, optimizer, scheduler, (where[rank::2], labels[rank::2]))
+    for buffer in model.buffers():  # each rank has its own means; of what isn't sharded DCP saves any one rank's
+        dist.broadcast(buffer, 0)
+    rest = states(model, optimizer, scheduler, 2)
+    for options, path in ((None, "dcp"), (StateDictOptions(full_state_dict=True, cpu_offload=True), "whole.pt")):
+        weights, moments = get_state_dict(model, optimizer, options=options)
+        saved = rest | {"model_state_dict": weights, "optimizer_state_dict": moments}
+        if options is None:
+            dcp.save({"app": saved}, checkpoint_id=folder / path)
+        elif rank == 0:
+            torch.save(saved, folder / path)
+    dist.destroy_process_group()
+
+
+def one_group(run: holdfast.Run) -> None:
+    """The loop with one group of parameters."""
+    model, _, _ = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=TOTAL)
+    run.keep(model=model, optimizer=optimizer, scheduler=scheduler, best={"loss": 0.0})
+    for step in run.steps(DataLoader(points(), BATCH, shuffle=True)):
+        step.log(loss=take_step(model, optimizer, scheduler, step.batch))
 
 
 # ---- accelerate

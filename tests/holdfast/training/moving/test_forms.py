@@ -7,11 +7,11 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from holdfast.training import move_in
+from holdfast.training import TakenOver, Training, move_in, run_program
 from tests.support import movers
 from tests.support.moved import go_on, make_config
 from tests.support.movers import PER_EPOCH, TOTAL
-from tests.support.trainings import make
+from tests.support.trainings import make, save_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of a save in one process
 
@@ -124,6 +124,29 @@ def test_a_loop_goes_on_from_other_forms_bit_for_bit(tmp_path: Path, form: str) 
     taken, losses = go_on(make_config(tmp_path, "loop"), tmp_path / "at")
     assert losses == alone[STOP:]
     assert (taken.origin.form, taken.origin.step, taken.origin.lacks) == (form, STOP, [])
+
+
+@pytest.mark.slow
+def test_a_dcp_folder_of_several_ranks_gives_the_bytes_of_a_whole_file(tmp_path: Path) -> None:
+    movers.with_two_ranks(tmp_path)
+    assert len([*(tmp_path / "dcp").glob("*.distcp")]) == 2
+    found = [take(tmp_path / name, tmp_path / f"from {name}") for name in ("dcp", "whole.pt")]
+    assert [taken.origin.form for taken, _ in found] == ["dcp", "torch"]
+    assert found[0][0].taken == found[1][0].taken
+    assert found[0][1] == found[1][1]
+
+
+def take(source: Path, folder: Path) -> tuple[TakenOver, str]:
+    """Import a checkpoint; return what was taken over, and the content id of the run's first checkpoint."""
+    found = []
+
+    def moves_in(training: Training) -> Iterator[None]:
+        taken = move_in(training, str(source), None, {})
+        found.append((taken, save_state(training, folder)[1].checkpoint_sha256))
+        yield from ()
+
+    run_program(make_config(folder, "one_group"), moves_in)
+    return found[0]
 
 
 def fresh_accelerate() -> None:
