@@ -51,6 +51,10 @@ Check = Literal["state", "results", "health"]
 # The hint of an error in code whose traceback a rank has printed. An attempt puts the log's path in its place.
 IN_LOG = "the traceback is in the attempt's log"
 
+# The hints of errors whose remedy is longer than a line; see `choose_hint`.
+AFTER_AN_END = "docs/troubleshooting.md#what-to-do-when-an-attempt-ends has what to do"
+AFTER_AN_ERROR = "docs/troubleshooting.md#what-to-do-after-an-error has what to do"
+
 
 class HoldfastError(Exception):
     """The base class: a message of one line, a ``hint`` at what to do next, and ``data`` for programs."""
@@ -271,6 +275,17 @@ class Superseded(RunStopped, RuntimeError):
     """A later attempt owns the run; this one must not commit any more."""
 
     reason = "superseded"
+
+
+PAGES: dict[type, str] = {
+    Damage: AFTER_AN_ERROR, StoreError: AFTER_AN_ERROR,
+    RankDied: AFTER_AN_END, OutOfMemory: AFTER_AN_END, NoProgress: AFTER_AN_END,
+}  # fmt: skip
+
+
+def choose_hint(error: HoldfastError) -> str:
+    """Return the hint to print of an error that ends a command: its own, or the page with the remedy; empty if none."""
+    return error.hint or next((PAGES[cls] for cls in type(error).__mro__ if cls in PAGES), "")
 
 
 def to_json(error: HoldfastError) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, choose_hint
 from holdfast.memory.switches import check_names
 from holdfast.terminal import interrupt, printing
 
@@ -38,7 +38,7 @@ def _run_app(app: App, arguments: Sequence[str] | None) -> int:
     except CycloptsError as error:
         return complain(str(error), hint="--help shows what there is", exit_code=1)
     except HoldfastError as error:
-        return complain(error.message, error.hint, error.exit_code)
+        return complain(error.message, choose_hint(error), error.exit_code)
     except KeyboardInterrupt:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C, while this ends, prints no traceback

@@ -3,9 +3,11 @@
 import pickle
 
 import pytest
+from cyclopts import App
 
 from holdfast import errors
 from holdfast.errors import HoldfastError
+from holdfast.terminal.command import run_app
 
 
 def classes() -> list[type[HoldfastError]]:
@@ -34,3 +36,23 @@ def test_an_unknown_class_is_still_an_error() -> None:
 
 def test_exit_codes_are_the_documented_ones() -> None:
     assert {cls.exit_code for cls in classes()} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "cls", [errors.RankHung, errors.OutOfMemory, errors.NoProgress, errors.StoreFull, errors.Damage]
+)
+def test_a_command_names_the_page_if_an_error_has_no_hint(
+    cls: type[HoldfastError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = App()
+
+    @app.default
+    def fail(*, hint: str = "") -> None:
+        raise cls("what failed", hint=hint)
+
+    assert run_app(app, []) == cls.exit_code
+    said, hint = capsys.readouterr().err.splitlines()
+    assert said == "error: what failed"
+    assert hint.startswith("hint: docs/troubleshooting.md#what-to-do-")
+    run_app(app, ["--hint", "free some space"])
+    assert capsys.readouterr().err == "error: what failed\nhint: free some space\n"

@@ -367,7 +367,7 @@ def test_a_damaged_checkpoint_is_neither_packed_nor_unpacked(
     for arguments in (["pack", run, str(out)], ["unpack", str(tmp_path / "damaged.tar"), str(tmp_path / "other")]):
         assert run_app(app, arguments) == 2
         shown = capsys.readouterr()
-        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert (shown.out, shown.err.count("\n")) == ("", 2)
         assert "checkpoint.safetensors is " in shown.err
     assert not out.exists()
     assert not (tmp_path / "other" / "long").exists()
