@@ -32,7 +32,7 @@ from holdfast.schedule import Schedule
 from holdfast.terminal.distribution import warn_of_other
 
 if TYPE_CHECKING:
-    from holdfast.attempt import AttemptView, Observer, live
+    from holdfast.attempt import AttemptView, CheckpointVerdict, Observer, live
     from holdfast.attempt.attaching import attach
     from holdfast.journal import Commit
     from holdfast.ledger.standing import Outcome
@@ -45,6 +45,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Anneal",
     "AttemptView",
+    "CheckpointVerdict",
     "Commit",
     "ConfigDrift",
     "HoldfastError",
@@ -67,6 +68,7 @@ __all__ = [
 # Names that are imported when they are first used, each from its module: `Run` and `Step` import torch.
 _LATER = {
     "AttemptView": "holdfast.attempt",
+    "CheckpointVerdict": "holdfast.attempt",
     "Commit": "holdfast.journal",
     "Observer": "holdfast.attempt",
     "Outcome": "holdfast.ledger.standing",

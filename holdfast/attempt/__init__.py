@@ -16,7 +16,7 @@ from holdfast.attempt.life import (
     trains_again,
 )
 from holdfast.attempt.line import Line
-from holdfast.attempt.observers import AttemptView, Observer
+from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer
 from holdfast.attempt.pipeline import Chunk
 from holdfast.attempt.requeue import queued_again
 
@@ -27,6 +27,7 @@ __all__ = [
     "Attempt",
     "AttemptView",
     "Cause",
+    "CheckpointVerdict",
     "Chunk",
     "Line",
     "Observer",

@@ -18,7 +18,7 @@ from holdfast.attempt.commits import Proposal, Publish, publish_commit
 from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import Past, judge_drift, judge_environment
-from holdfast.attempt.observers import AttemptView, Observer, Observers
+from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer, Observers, judge_restore
 from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_ready
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
@@ -36,6 +36,7 @@ from holdfast.errors import (
     RankHung,
     RecipeBroken,
     RecipeFailed,
+    StateError,
     Unhealthy,
 )
 from holdfast.journal import Commit, Journal
@@ -98,7 +99,7 @@ class Attempt:
         self.number = number or self.journal.next_attempt()
         self.notice: Notice | None = None
         self.ranks = AttemptRanks(config, self.journal, self.number)
-        self.rehearsals = Rehearsals(self.journal, self.number, self.ranks)
+        self.rehearsals = Rehearsals(self.journal, self.number, self.ranks, self._tell_verdict)
         self._is_fresh = False  # whether the ranks have restored the head and trained nothing yet
         self._observers = Observers(observers)
         self._publish: Publish = publish or publish_commit
@@ -306,10 +307,21 @@ class Attempt:
     def _resume(self) -> None:
         """Restore the head into the ranks. A saved checkpoint that has no commit yet may be adopted as the head."""
         self._pipeline.uncommitted.clear()
-        self.line.resume(lambda commit: self.ranks.restore(commit, self.line.read_metadata))
+        self.line.resume(self._restore)
         self._is_fresh = True
         if self.head is None:
             self.ranks.begin_from_ancestor()
+
+    def _restore(self, commit: Commit) -> HoldfastError | None:
+        """Restore a commit into the ranks, and tell the observers of the verdict; see `AttemptRanks.restore`."""
+        began = time.monotonic()
+        try:
+            error = self.ranks.restore(commit, self.line.read_metadata)
+        except StateError as refusal:
+            self._tell_verdict(judge_restore(refusal, commit, began))
+            raise
+        self._tell_verdict(judge_restore(error, commit, began))
+        return error
 
     # ---- train
 
@@ -370,6 +382,7 @@ class Attempt:
         self.ranks.hangs += isinstance(error, RankHung)
         if self._history and isinstance(error, RankDied):
             self._history.note_death()
+        self._tell("failed", error)
         if isinstance(error, RecipeBroken):
             error.hint = error.hint or "mend it, then start the run again: it continues from its last commit"
         return self._failures.find_no_progress(error, self.step) or error
@@ -466,7 +479,10 @@ class Attempt:
         """Tell the observers; see `Observer`."""
         total, built = (self.total_steps, self.ranks.built) if self._line else (0, None)
         known = self.config, self.journal, self.number, self.head, self.step, total, built
-        self._observers.tell(what, AttemptView(*known, self.signal_ranks), *news)
+        self._observers.tell(what, AttemptView(*known, self.signal_ranks, self.ranks.read_beats), *news)
+
+    def _tell_verdict(self, verdict: CheckpointVerdict) -> None:
+        self._tell("judged", verdict)
 
     def fall_back(self) -> None:
         """Make the newest commit that isn't quarantined the head, and end the ranks: the next chunk starts new ones."""

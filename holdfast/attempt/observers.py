@@ -1,16 +1,37 @@
 """Observers of an attempt: a bar on the terminal, a table in Prefect's UI, a metric sink of your own."""
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.config import RunConfig
+from holdfast.errors import GateTripped, HoldfastError, StateError
 from holdfast.journal import Commit, Journal
+from holdfast.machine.heartbeats import Beat
 from holdfast.rank.messages import Progress, Ready
 from holdfast.recipe.named import import_class
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointVerdict:
+    """What a judge has found of a commit's checkpoint.
+
+    Attributes:
+        judge: the ``gate`` when it was restored, a ``rehearsal``, or the steps that dead ranks (``death``) had trained
+            after it.
+        result: ``passed``, ``refused``, or ``damaged`` if its bytes are not what was committed.
+        commit: the commit's number.
+        took_s: seconds that the judgement took; with the restore, for the gate.
+    """
+
+    judge: Literal["gate", "rehearsal", "death"]
+    result: Literal["passed", "refused", "damaged"]
+    commit: int
+    took_s: float
 
 
 @dataclass(frozen=True)
@@ -24,6 +45,7 @@ class AttemptView:
         total_steps: the number of steps of the whole run; 0 if the ranks haven't built the recipe.
         built: the ranks' description of the training that they have built; None if they haven't built the recipe.
         signal_ranks: sends all ranks a signal, for a drill.
+        read_beats: returns the heartbeat of each rank of this machine, by rank; may be called from any thread.
     """
 
     config: RunConfig
@@ -34,6 +56,7 @@ class AttemptView:
     total_steps: int
     built: Ready | None
     signal_ranks: Callable[[int], None]
+    read_beats: Callable[[], Mapping[int, Beat]] = dict
 
     @property
     def is_complete(self) -> bool:
@@ -56,8 +79,24 @@ class Observer:
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
         """Called after each commit, whether of a chunk, of a stop or of an adopted checkpoint."""
 
+    def judged(self, attempt: AttemptView, verdict: CheckpointVerdict) -> None:
+        """Called when a gate, a rehearsal or the steps of dead ranks have judged a commit's checkpoint."""
+
+    def failed(self, attempt: AttemptView, error: HoldfastError) -> None:
+        """Called when the ranks have ended with an error. New ones may take their place."""
+
     def ended(self, attempt: AttemptView) -> None:
         """Called once, when the ranks have ended; also if opening has failed."""
+
+
+def judge_restore(error: HoldfastError | None, commit: Commit, began: float) -> CheckpointVerdict:
+    """Return the gate's verdict on a commit that was restored, or wasn't because of an error.
+
+    Args:
+        began: when the restore began, on the clock of `time.monotonic`.
+    """
+    result: Literal["refused", "damaged"] = "refused" if isinstance(error, GateTripped | StateError) else "damaged"
+    return CheckpointVerdict("gate", result if error else "passed", commit.number, time.monotonic() - began)
 
 
 def make_observers(names: Sequence[str]) -> list[Observer]:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.attempt.ahead import STARTED_AHEAD, RanksAhead, name_log, start_ranks
@@ -24,6 +25,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, StateError
 from holdfast.journal import Commit, Journal, format_time
 from holdfast.machine.gpus import check_gpus
+from holdfast.machine.heartbeats import Beat
 from holdfast.machine.processes import find_free_memory, measure_memory
 from holdfast.provenance.imports import find_file
 from holdfast.provenance.sources import hash_sources
@@ -214,6 +216,11 @@ class AttemptRanks:
     def began_at(self) -> str:
         """Return the time at which the running ranks were started, in the format of records."""
         return format_time(time.time() - (time.monotonic() - self.own.began))
+
+    def read_beats(self) -> Mapping[int, Beat]:
+        """Return the heartbeat of each running rank of this machine, by rank. May be called from any thread."""
+        ranks = self.running
+        return ranks.watch.read() if ranks is not None else {}
 
     def note_training(self) -> None:
         """Record that these ranks are about to train. The first call sets `restart_s`."""

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.attempt.line import Line
+from holdfast.attempt.observers import CheckpointVerdict
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.checkpoint import shorten
 from holdfast.checkpoint.departure import REHEARSED_STEPS, Difference, find_departure
@@ -72,8 +73,18 @@ class Rehearsals:
             where equal bits are not promised.
     """
 
-    def __init__(self, journal: Journal, number: int, ranks: AttemptRanks) -> None:
-        self._journal, self._number, self._ranks = journal, number, ranks
+    def __init__(
+        self,
+        journal: Journal,
+        number: int,
+        ranks: AttemptRanks,
+        tell: Callable[[CheckpointVerdict], object] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            tell: called with the verdict of each comparison.
+        """
+        self._journal, self._number, self._ranks, self._tell = journal, number, ranks, tell
         self._pending: Rehearsal | None = None
         self._lived: Rehearsed | None = None  # the steps of the living ranks
         self._cost_s, self._lost = 0.0, 0
@@ -203,6 +214,7 @@ class Rehearsals:
         if difference is None:
             self._note_equal(line, rehearsal)
             return
+        self._tell(CheckpointVerdict("rehearsal", "refused", line.head.number, time.monotonic() - rehearsal.began))
         suspects = _list_suspects(known, self._ranks.own.examine())
         if self._settings.rehearse == "record":
             self._ranks.put_back()
@@ -215,6 +227,7 @@ class Rehearsals:
         self._cost_s = time.monotonic() - rehearsal.began
         self.is_changed = False
         line.note_rehearsal(rehearsal.start, self._cost_s)
+        self._tell(CheckpointVerdict("rehearsal", "passed", line.head.number, self._cost_s))
         faults.reach("rehearsal-noted")
         first, last, commit = rehearsal.start + 1, rehearsal.stop, line.head.number
         steps = f"steps {first}-{last}" if first < last else f"step {first}"
@@ -247,6 +260,8 @@ class Rehearsals:
         try:
             return self._train(line, rehearsal, renew, is_kept=True)
         except (StateError, RecipeFailed) as error:
+            number = line.head.number if line.head else 0
+            self._tell(CheckpointVerdict("rehearsal", "refused", number, time.monotonic() - rehearsal.began))
             raise Inexact(f"this run would not continue: {error}", hint=error.hint or GO_ON) from error
 
     def _train(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None], *, is_kept: bool) -> Rehearsed:
@@ -282,10 +297,13 @@ class Rehearsals:
         lived = [each for each in lived if each["step"] <= stop]
         if not lived:
             return
-        stop, fingerprint = lived[-1]["step"], self._ranks.present.fingerprint
+        began, stop, fingerprint = time.monotonic(), lived[-1]["step"], self._ranks.present.fingerprint
         self._ranks.own.rehearse(stop, fingerprint, is_kept=True, is_detailed=record is not None)
         lines = self._ranks.own.await_rehearsed().lines
         difference = find_departure(lived, lines, self._ranks.tolerance or 0.0)
+        if lines:
+            result: Literal["passed", "refused"] = "passed" if difference is None else "refused"
+            self._tell(CheckpointVerdict("death", result, head.number, time.monotonic() - began))
         if difference is not None:
             self._differ(line, lived, f"does not continue exactly: {_describe_difference(difference)}", [])
             return

@@ -17,7 +17,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "holdfast": ("*",),
     "holdfast.adapters.lightning": ("fit",),
     "holdfast.adapters.transformers": ("train",),
-    "holdfast.attempt": ("AttemptView", "Observer", "live"),
+    "holdfast.attempt": ("AttemptView", "CheckpointVerdict", "Observer", "live"),
     "holdfast.errors": ("*",),
     "holdfast.looking.sinks": ("Facts", "Point", "Sink"),
     "holdfast.recipes.cards": ("cards",),
@@ -35,8 +35,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
 
 # Members without an underscore that are Holdfast's own all the same.
 NOT_PROMISED = {
-    "Facts.read", "Recipe.has_own_loop", "RunConfig.attached", "RunConfig.next_stop", "RunConfig.placed",
-    "RunConfig.with_ranks", "RunGone.of",
+    "AttemptView.read_beats", "Facts.read", "Recipe.has_own_loop", "RunConfig.attached",
+    "RunConfig.next_stop", "RunConfig.placed", "RunConfig.with_ranks", "RunGone.of",
 }  # fmt: skip
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

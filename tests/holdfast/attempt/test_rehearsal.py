@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.attempt import Acts, Attempt, AttemptView, Observer, live, ranks, rehearsal
+from holdfast.attempt import Acts, Attempt, AttemptView, CheckpointVerdict, Observer, live, ranks, rehearsal
 from holdfast.config import RunConfig
 from holdfast.errors import GateTripped, Inexact
 from holdfast.journal import Commit, Journal
@@ -26,6 +26,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 BESIDE = {"rehearse": "on", "share": 1.0}
 ALONE = BESIDE | {"beside": False}
 WAYS = pytest.mark.parametrize("way", [BESIDE, ALONE], ids=["beside", "alone"])
+
+
+class Judged(Observer):
+    """Notes each verdict on a checkpoint: judge, result and commit."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[tuple[str, str, int]] = []
+
+    def judged(self, attempt: AttemptView, verdict: CheckpointVerdict) -> None:
+        assert verdict.took_s > 0
+        self.verdicts.append((verdict.judge, verdict.result, verdict.commit))
 
 
 def in_turn(*cases: tuple[object, ...]) -> list[Any]:
@@ -64,8 +75,11 @@ def test_a_run_that_continues_exactly_is_rehearsed_and_ends_on_the_same_bytes(
     plain = make_config(tmp_path / "plain", "exact", {"rehearse": "off"})
     live(plain)
     rehearsed = make_config(tmp_path / "rehearsed", "exact", way)
+    judged = Judged()
     with caplog.at_level(logging.INFO, "holdfast"):
-        live(rehearsed)
+        live(rehearsed, [judged])
+    steps = [(judge, "passed", number) for number in (1, 2, 3) for judge in ("gate", "rehearsal")]
+    assert judged.verdicts == steps
     assert content_ids(rehearsed) == content_ids(plain)
     assert [commit.rehearsed for commit in commits_of(rehearsed)] == [[], [8], [8, 16], [8, 16, 24]]
     assert commits_of(rehearsed)[-1].verdict == "continues exactly: rehearsed at steps 8, 16, 24"
@@ -88,9 +102,10 @@ def test_a_trail_has_no_more_of_a_rehearsed_step_than_of_another(tmp_path: Path,
 
 
 def test_state_that_no_checkpoint_has_stops_the_run_as_soon_as_it_acts(tmp_path: Path) -> None:
-    config = make_config(tmp_path, "counting", BESIDE)
+    config, judged = make_config(tmp_path, "counting", BESIDE), Judged()
     with pytest.raises(Inexact) as caught:
-        live(config)
+        live(config, [judged])
+    assert judged.verdicts[-1] == ("rehearsal", "refused", 2)
     assert caught.value.exit_code == 2
     assert "this run would not continue exactly: first in step 17: model" in caught.value.message
     assert [commit.step for commit in commits_of(config)] == [8, 16]
@@ -218,9 +233,10 @@ def test_steps_that_dead_ranks_had_trained_are_compared(tmp_path: Path) -> None:
     plain = make_config(tmp_path / "plain", "counting", {"rehearse": "off"})
     live(plain)
     logs = {"every": 1, "folder": str(tmp_path / "logs")}
-    config = make_config(tmp_path, "counting", {"rehearse": "first"}, log=logs)
+    config, judged = make_config(tmp_path, "counting", {"rehearse": "first"}, log=logs), Judged()
     with pytest.raises(Inexact, match=r"this run does not continue exactly: first in step \d+: loss"):
-        live(config, [Kill(22)])
+        live(config, [Kill(22), judged])
+    assert judged.verdicts[-1][:2] == ("death", "refused")
     committed = content_ids(config)
     assert 1 <= len(committed) <= 2
     assert committed == content_ids(plain)[: len(committed)]
@@ -228,8 +244,10 @@ def test_steps_that_dead_ranks_had_trained_are_compared(tmp_path: Path) -> None:
 
 def test_an_exact_run_passes_the_comparison_with_dead_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = make_config(tmp_path, "exact", {"rehearse": "first"}, log={"every": 1, "folder": str(tmp_path / "logs")})
+    judged = Judged()
     with caplog.at_level(logging.INFO, "holdfast"):
-        live(config, [Kill(22)])
+        live(config, [Kill(22), judged])
+    assert {each[:2] for each in judged.verdicts if each[0] == "death"} == {("death", "passed")}
     assert [each.message for each in caplog.records if each.message.endswith("as the ranks before had")]
     assert not list((tmp_path / "logs" / "run").glob("*.steps.jsonl"))
 
