@@ -154,7 +154,8 @@ class Ready(Message):
         data: the fingerprint's part about the data; see `holdfast.rank.serving.describe_data`.
         samples_per_step: samples of an optimizer step over all ranks.
         sample_size: the number of units in a sample.
-        unit: the name of this unit, such as tokens.
+        unit: the name of the unit, such as tokens.
+        flops_per_sample: floating-point operations of a sample; None if the recipe doesn't say.
         device: torch's name of the model's device.
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
         warnings: problems to show a person, such as a schedule that reaches a learning rate of 0 before the run's end,
@@ -169,6 +170,7 @@ class Ready(Message):
     samples_per_step: int
     sample_size: int
     unit: str
+    flops_per_sample: float | None = None
     model_params: int
     device: str
     environment: dict[str, Any]

@@ -376,6 +376,7 @@ def describe_training(training: Training, record: CodeRecord | None) -> Ready:
         samples_per_step=training.samples_per_step,
         sample_size=training.recipe.sample_size,
         unit=training.recipe.unit,
+        flops_per_sample=training.recipe.flops_per_sample,
         model_params=count_params(training),
         device=str(training.accelerator.device),
         environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),

@@ -1,5 +1,6 @@
 """The `Recipe`: the model, data, optimizer and loss to train."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -83,6 +84,8 @@ class Recipe:
             ``fully_shard`` over ``mesh["replicate", "shard"]``. ``mesh`` is a ``DeviceMesh`` of the shape
             ``compute.mesh``. The default shards each block of the model.
         sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
+        flops_per_sample: floating-point operations of a sample's forward and backward pass, for the model FLOPs
+            utilization (MFU) of ``log.metrics``; a transformer of P parameters has about 6 P for each token.
 
     Raises:
         RecipeError: a number is out of range, or arguments exclude each other.
@@ -114,7 +117,8 @@ class Recipe:
     parallelize: Callable[[Any, Any], object] | None = None
     sample_size: int = 1
     unit: str = "samples"
-    # Whether a loop of the user's own makes the steps. If so, this object holds the state that the loop keeps.
+    flops_per_sample: float | None = None
+    # Whether a loop of the user's own makes the steps, so that this is what the loop keeps.
     has_own_loop: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -122,6 +126,8 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise RecipeError(f"the recipe's {name} = {value!r}: expected an int above 0")
+        if self.flops_per_sample is not None and not 0 < self.flops_per_sample < math.inf:
+            raise RecipeError(f"the recipe's flops_per_sample = {self.flops_per_sample!r}: expected a number above 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise RecipeError(
                 f"the recipe's clip_norm = {self.clip_norm!r}: expected a number above 0", hint="inf means no limit"

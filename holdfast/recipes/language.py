@@ -91,6 +91,7 @@ def language(
         data_sha256=hashlib.sha256(text).hexdigest(),
         sample_size=context,
         unit="bytes",
+        flops_per_sample=6.0 * context * sum(each.numel() for each in model.parameters()),
     )
 
 
