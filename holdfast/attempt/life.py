@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.commits import Publish, publish_commit
+from holdfast.attempt.measuring import make_measuring
 from holdfast.attempt.observers import Observer, make_observers
 from holdfast.attempt.pipeline import Chunk
 from holdfast.attempt.reporting import Reporting
@@ -104,10 +105,9 @@ def live(
     """Train a run from the newest commit in its journal, until the run is complete or this process is told to end.
 
     Two things tell the process to end: a notice, or a signal whose handler raises an exception that is no `Exception`,
-    such as SystemExit. The attempt then saves and commits the trained steps, and ignores further signals for
-    ``resume.stop_within_s`` seconds. However it ends, it records its ending and leaves no rank behind. It sends each
-    commit to the run's metric sinks and observers (``log.sinks`` and ``log.observers``), and keeps the run's report up
-    to date.
+    such as SystemExit. The attempt then saves and commits the trained steps. However it ends, it records its ending and
+    leaves no rank behind. It sends each commit to the run's metric sinks and observers (``log.sinks`` and
+    ``log.observers``), gives its numbers to ``log.metrics``, and keeps the run's report up to date.
 
     Args:
         observers: are told of each step and commit; see `Observer`.
@@ -138,7 +138,7 @@ def _live(
 ) -> Outcome:
     ending, attempt = TOLD_BY_A_SIGNAL, None  # a late second signal may come before `find_ending` returns
     try:
-        own = [*make_observers(config.log.observers), Reporting(config), Sending(config)]
+        own = [*make_observers(config.log.observers), Reporting(config), Sending(config), *make_measuring(config)]
         attempt = Attempt(config, number, [*observers, *own], acts.publish)
         _train(attempt, acts, sources)
         ending = find_ending(attempt.notice)

@@ -29,6 +29,7 @@ from holdfast.config.limits import (
     Seconds,
     check_plain,
 )
+from holdfast.config.metrics import read_metrics_target
 from holdfast.store.contract import TEMP_MARK
 from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 
@@ -449,12 +450,25 @@ class Log(Section):
     """Metric sinks: tensorboard, wandb, trackio, mlflow, or sinks of your own as module:Class."""
     observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = ()
     """Observers of your own as module:Class, which are told of each commit."""
+    metrics: str | None = None
+    """Place for the numbers of a dashboard: prometheus:PORT serves them to Prometheus, otlp:URL sends them to an
+    OpenTelemetry collector.
+    """
+    peak_flops: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Peak of one rank's device in FLOP/s, for the model FLOPs utilization (MFU) of a recipe with flops_per_sample."""
     project: str = Field(default="holdfast", pattern=NAME)
     """Name of the project, or of MLflow's experiment, that the sinks show the run in."""
     report_every_s: Seconds = Field(default=60.0, ge=0)
     """Least seconds between two updates of report.html in the run's folder, each after a commit. The end of every
     attempt updates it too. 0 writes no report.
     """
+
+    @field_validator("metrics")
+    @classmethod
+    def _is_target(cls, metrics: str | None) -> str | None:
+        if metrics is not None:
+            read_metrics_target(metrics)
+        return metrics
 
     @field_validator("sinks")
     @classmethod

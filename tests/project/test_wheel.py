@@ -226,6 +226,8 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
         "holdfast.adapters.trainer_arguments": "transformers",
         **{f"holdfast.adapters.{name}{part}": name for name, parts in adapters.items() for part in parts},
         **{f"holdfast.rank.ray.{name}": "ray" for name in ("carrying", "placing", "relaying")},
+        "holdfast.looking.metrics.otlp": "opentelemetry",
+        "holdfast.looking.metrics.prometheus": "prometheus_client",
         **{f"holdfast.looking.sinks.{name}": name for name in ("tensorboard", "trackio", "wandb")},
     }
 

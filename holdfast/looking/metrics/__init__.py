@@ -1,0 +1,66 @@
+"""Metrics and spans for a dashboard: Prometheus scrapes them, or OpenTelemetry's protocol (OTLP) carries them.
+
+One table names all metrics, one set of readings holds their values, and two exporters carry them. The threads of an
+exporter belong to the attempt's process, not to a rank's: a step never waits for them. A library is imported when it is
+needed.
+"""
+
+import importlib.util
+from typing import Protocol
+
+from holdfast.config.metrics import MetricsTarget
+from holdfast.errors import ConfigError
+from holdfast.looking.metrics.readings import Readings
+from holdfast.looking.metrics.spans import SpanRecord
+from holdfast.looking.metrics.table import METRICS, Metric
+from holdfast.terminal.distribution import spell_install
+
+SETTING = "log.metrics"
+# A module that each kind of exporter needs.
+LIBRARIES = {"prometheus": "prometheus_client", "otlp": "opentelemetry.exporter.otlp.proto.http"}
+
+
+class Exporter(Protocol):
+    """Carries readings and spans out of the process. One thread calls its methods."""
+
+    def tend(self) -> None:
+        """Do what is due; called every half a second."""
+
+    def add(self, span: SpanRecord) -> None:
+        """Take a span of the attempt."""
+
+    def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
+        """Deliver the rest, and end. The attempt has ended at this time, with these attributes."""
+
+
+def check_library(target: MetricsTarget) -> None:
+    """Check that the library of a target is installed, without importing all of it.
+
+    Raises:
+        ConfigError: it isn't.
+    """
+    try:
+        found = importlib.util.find_spec(LIBRARIES[target.kind])
+    except ModuleNotFoundError:  # of a package around it
+        found = None
+    if found is None:
+        library = LIBRARIES[target.kind].replace(".", "-") if target.kind == "otlp" else LIBRARIES[target.kind]
+        raise ConfigError(f"{SETTING}: {library} is not installed", hint=spell_install(target.kind))
+
+
+def make_exporter(target: MetricsTarget, readings: Readings, attempt: int, began: float) -> Exporter:
+    """Import the library of a target, and return its exporter.
+
+    Args:
+        began: when the attempt began, in seconds since 1970.
+    """
+    if target.kind == "prometheus":
+        from holdfast.looking.metrics.prometheus import PrometheusExporter
+
+        return PrometheusExporter(target, readings)
+    from holdfast.looking.metrics.otlp import OtlpExporter
+
+    return OtlpExporter(target.url, readings, attempt, began)
+
+
+__all__ = ["METRICS", "Exporter", "Metric", "Readings", "SpanRecord", "check_library", "make_exporter"]

@@ -1,0 +1,88 @@
+"""The metrics that follow from a run's records: restarts by reason, failures by machine, goodput."""
+
+import queue
+import time
+
+from holdfast.journal import Commit, Journal
+from holdfast.journal.endings import REASONS, Ending
+from holdfast.ledger.goodput import account
+from holdfast.ledger.timeline import Records, make_lives, read_records
+from holdfast.looking.metrics.readings import Readings
+
+# Least seconds between two ledgers, and the largest share of the time that computing them may take.
+LEDGER_EVERY_S, LEDGER_SHARE = 10.0, 0.01
+# Endings after which nothing has to start again.
+DONE = {"completed", "imported"}
+
+
+class Books:
+    """The records of one run, for the attempt that owns it: read once, and then told of each new commit.
+
+    `add` may be called from any thread. All other methods belong to one thread.
+    """
+
+    def __init__(self, journal: Journal, readings: Readings) -> None:
+        self._journal, self._readings = journal, readings
+        self._records: Records | None = None
+        self._new: queue.SimpleQueue[Commit] = queue.SimpleQueue()
+        self._next_at = 0.0
+
+    def add(self, commit: Commit) -> None:
+        """Take a new commit."""
+        self._new.put(commit)
+
+    def update(self, *, is_last: bool = False) -> None:
+        """Bring the metrics up to date, if that is due; in any case at the end.
+
+        Raises:
+            HoldfastError: the records can't be read.
+        """
+        if time.monotonic() < self._next_at and not is_last:
+            return
+        began = time.monotonic()
+        if self._records is None:
+            self._records = read_records(self._journal)
+            self._count_endings(self._records)
+        records = self._records
+        while not self._new.empty():
+            commit = self._new.get()
+            records.commits[commit.number] = commit
+        records.quarantined = frozenset(self._journal.numbers("quarantine"))
+        if lives := make_lives(records):
+            ledger = account(self._journal.run, lives)
+            self._readings.put("holdfast.goodput", ledger.goodput)
+            for bucket, spent_s in ledger.buckets.items():
+                self._readings.put("holdfast.spent", spent_s, bucket)
+        took_s = time.monotonic() - began
+        self._next_at = time.monotonic() + max(LEDGER_EVERY_S, took_s / LEDGER_SHARE)
+
+    def _count_endings(self, records: Records) -> None:
+        for reason in REASONS.values():  # at 0, so that Prometheus sees the first one as a rise
+            if reason.retries:
+                self._readings.put("holdfast.restarts", 0, reason.name)
+        for record in records.attempts.values():
+            self._readings.add("holdfast.host.failures", 0, record.host)
+        for number, ended in records.endings.items():
+            attempt = records.attempts.get(number)
+            self._count(ended.ending, attempt.host if attempt else "")
+
+    def _count(self, ending: Ending, host: str) -> None:
+        if ending.reason not in DONE:
+            self._readings.add("holdfast.restarts", 1, ending.reason)
+        if host and (ending.row.is_loss or ending.reason == "gpu_unhealthy"):
+            self._readings.add("holdfast.host.failures", 1, host)
+
+    def end(self, number: int) -> Ending | None:
+        """Count the ending of an attempt, and return it; None if it is not on record.
+
+        Raises:
+            HoldfastError: the record can't be read.
+        """
+        record = self._journal.read_ending(number)
+        known = self._records
+        if record is not None and known is not None and number not in known.endings:
+            known.endings[number] = record
+            attempt = known.attempts.get(number)
+            self._count(record.ending, attempt.host if attempt else "")
+        self.update(is_last=True)
+        return record.ending if record else None

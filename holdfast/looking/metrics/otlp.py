@@ -1,0 +1,163 @@
+"""The exporter for OpenTelemetry: sends the readings as metrics, and an attempt's spans, by OTLP over HTTP.
+
+The threads of OpenTelemetry's SDK send them. Their queue and their time are bounded, and a receiver that doesn't answer
+loses what it doesn't take.
+"""
+
+import functools
+import logging
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import set_span_in_context
+
+from holdfast import __version__
+from holdfast.looking.metrics.readings import Readings
+from holdfast.looking.metrics.spans import SpanRecord
+from holdfast.looking.metrics.table import METRICS, Metric
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+# The longest time for one request with all its tries.
+WITHIN_S = 5.0
+MOST_SPANS = 2048
+# The longest wait at the end of an attempt, for metrics and spans together: of a complete run, and of a stopped one,
+# whose machine may go away.
+COMPLETE_WITHIN_S, STOPPED_WITHIN_S = 5.0, 2.0
+# The longest wait for a receiver whose last answer was none.
+FAILING_WITHIN_S = 0.5
+SCOPE = "holdfast"
+# The system's own words in a message of the SDK's HTTP client.
+CAUSE = re.compile(
+    r"\[Errno -?\d+\] (?P<errno>[^')\"]+)|(?P<late>timed out)|(?P<code>code: \d.*)|error (?P<other>.+) enc"
+)
+
+
+class OtlpExporter:
+    """Sends the readings every `EVERY_S` seconds, and the spans of one attempt as children of one."""
+
+    def __init__(self, url: str, readings: Readings, attempt: int, began: float) -> None:
+        """
+        Args:
+            url: the base of the receiver's URLs, to which ``/v1/metrics`` and ``/v1/traces`` are added.
+            began: when the attempt began, in seconds since 1970.
+        """
+        self._readings = readings
+        run = readings.common["run"]
+        resource = Resource.create(
+            {"service.name": SCOPE, "service.version": __version__, "service.instance.id": run,
+             "host.name": platform.node()}
+        )  # fmt: skip
+        self._told = told = _Told(url)
+        metrics = told.watch(OTLPMetricExporter(endpoint=f"{url}/v1/metrics", timeout=WITHIN_S))
+        spans = told.watch(OTLPSpanExporter(endpoint=f"{url}/v1/traces", timeout=WITHIN_S))
+        reader = PeriodicExportingMetricReader(metrics, 1000 * EVERY_S, 1000 * WITHIN_S)
+        self._meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._tracers.add_span_processor(BatchSpanProcessor(spans, MOST_SPANS, 1000 * EVERY_S))
+        self._tracer = self._tracers.get_tracer(SCOPE, __version__)
+        self._make_instruments()
+        attributes: dict[str, str | int] = {"holdfast.run": run, "holdfast.attempt": attempt}
+        self._root = self._tracer.start_span("attempt", start_time=_to_ns(began), attributes=attributes)
+        log.info("metrics and spans: %s", url)
+
+    def _make_instruments(self) -> None:
+        meter = self._meters.get_meter(SCOPE, __version__)
+        for metric in METRICS.values():
+            make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+            make(metric.name, [functools.partial(self._observe, metric)], metric.unit, metric.meaning)
+
+    def _observe(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
+        yield from (Observation(value, labels) for labels, value in self._readings.read(metric))
+
+    def tend(self) -> None:
+        """Do nothing: the SDK's threads do."""
+
+    def add(self, span: SpanRecord) -> None:
+        """Queue a span and its children; drop the oldest ones if the queue is full."""
+        self._add(span, self._root)
+
+    def _add(self, span: SpanRecord, parent: Any) -> None:
+        context = set_span_in_context(parent)
+        own = self._tracer.start_span(span.name, context, start_time=_to_ns(span.began), attributes=span.attributes)
+        for child in span.children:
+            self._add(child, own)
+        own.end(_to_ns(span.ended))
+
+    def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
+        """Send the last metrics and spans, and wait for that for some seconds at most."""
+        within_s = COMPLETE_WITHIN_S if is_complete else STOPPED_WITHIN_S
+        within_s = FAILING_WITHIN_S if self._told.is_failing else within_s
+        self._root.set_attributes(attributes)
+        self._root.end(_to_ns(ended))
+        # Each waits for a request under way, and its time may be spent by then, so both wait at once.
+        calls: list[Callable[[], object]] = [
+            functools.partial(self._meters.shutdown, 1000 * within_s),
+            self._tracers.shutdown,
+        ]
+        threads = [threading.Thread(target=call, name="metrics-end", daemon=True) for call in calls]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + within_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            self._told.tell(f"no answer within {within_s:g} s")
+
+
+class _Told(logging.Handler):
+    """Logs once that the receiver takes nothing, in place of the SDK's several lines for each request.
+
+    Attributes:
+        is_failing: whether the last request that has ended was in vain.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url, self._reason, self._has_warned = url, "", False
+        self.is_failing = False
+
+    def watch(self, exporter: Any) -> Any:
+        """Return an exporter whose failures are told."""
+        logger = logging.getLogger(type(exporter).__module__)
+        logger.handlers, logger.propagate = [self], False
+        export = exporter.export
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = export(*arguments, **options)
+            self.is_failing = result.name != "SUCCESS"
+            if self.is_failing:
+                self.tell(self._reason or "no reason is known")
+            return result
+
+        exporter.export = call
+        return exporter
+
+    def tell(self, reason: str) -> None:
+        """Log why the receiver takes nothing, the first time."""
+        if not self._has_warned:
+            log.warning("metrics and spans can't be sent to %s: %s; the run goes on without", self._url, reason)
+        self._has_warned = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the reason in the first line that the SDK logs."""
+        text = record.getMessage()
+        found = CAUSE.search(text)
+        self._reason = self._reason or (found[found.lastgroup or 0] if found else text)
+
+
+def _to_ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,104 @@
+"""The exporter for Prometheus: a small HTTP server in the attempt's process, which serves the readings at /metrics."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from socketserver import BaseServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from holdfast.config.metrics import MetricsTarget
+from holdfast.looking.metrics.readings import Readings
+from holdfast.looking.metrics.spans import SpanRecord
+from holdfast.looking.metrics.table import METRICS
+
+log = logging.getLogger(__name__)
+
+# How often the ports are tried again while all are taken: the process of the attempt before may still be ending.
+RETRY_S = 5.0
+# A complete run waits for one more scrape, so that Prometheus sees that it is complete: as long as the last two scrapes
+# were apart, and a half more. USUAL_S is taken after a single scrape; it is Prometheus's own example of an interval.
+USUAL_S, MOST_S, TIMES = 15.0, 60.0, 1.5
+
+
+class PrometheusExporter:
+    """Serves the readings on the first free port of the target."""
+
+    def __init__(self, target: MetricsTarget, readings: Readings) -> None:
+        self._target, self._readings = target, readings
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._collector = _ReadingsCollector(readings)
+        self._registry.register(self._collector)
+        self._server: BaseServer | None = None
+        self._next_try, self._has_warned = 0.0, False
+
+    def tend(self) -> None:
+        """Take a port, if that has not succeeded yet."""
+        if self._server is not None or time.monotonic() < self._next_try:
+            return
+        self._next_try = time.monotonic() + RETRY_S
+        reason = ""
+        for port in self._target.ports:
+            try:
+                self._server = start_http_server(port, self._target.host, self._registry)[0]
+            except OSError as error:
+                reason = error.strerror or str(error)
+                continue
+            host = f"[{self._target.host}]" if ":" in self._target.host else self._target.host
+            log.info("metrics: http://%s:%d/metrics", host, port)
+            return
+        if not self._has_warned:
+            log.warning("%s", self._explain(reason))
+        self._has_warned = True
+
+    def _explain(self, reason: str) -> str:
+        ports = self._target.ports
+        which = f"port {ports[0]}" if len(ports) == 1 else f"none of the ports {ports[0]}-{ports[-1]}"
+        can = "can't be served on" if len(ports) == 1 else "can be served on"
+        hint = f"log.metrics = prometheus:{ports[0]}-{ports[0] + 7} takes the first free one of eight"
+        hint = f" ({hint})" if len(ports) == 1 and ports[0] + 7 <= 65535 else ""
+        return f"metrics {can} {which} of {self._target.host}: {reason}; the run trains on, and tries again{hint}"
+
+    def add(self, span: SpanRecord) -> None:
+        """Ignore a span: Prometheus has none."""
+
+    def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
+        """Wait for a last scrape, if the run is complete and has been scraped; then free the port."""
+        if self._server is None:
+            return
+        if is_complete:
+            self._collector.await_scrape()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _ReadingsCollector:
+    """Gives the readings to a scrape, and notes when one came."""
+
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
+        self._scraped = threading.Condition()
+        self._last, self._interval_s = 0.0, 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics with their values."""
+        for metric in METRICS.values():
+            family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            found = family(metric.exposed, metric.meaning, labels=[*self._readings.common, *metric.labels])
+            for labels, value in self._readings.read(metric):
+                found.add_metric([*labels.values()], value)
+            if found.samples:
+                yield found
+        with self._scraped:
+            now = time.monotonic()
+            self._interval_s = now - self._last if self._last else 0.0
+            self._last = now
+            self._scraped.notify_all()
+
+    def await_scrape(self) -> None:
+        """Wait until the next scrape has been answered, if there was one before."""
+        with self._scraped:
+            if self._last:
+                self._scraped.wait(min(TIMES * self._interval_s or USUAL_S, MOST_S))

@@ -1,0 +1,65 @@
+"""The table of all metrics: name, unit, labels and meaning, one row each, whatever exports them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# Words for units in the names that Prometheus has, as OpenTelemetry's specification translates them.
+# Source: https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/
+WORDS = {"s": "seconds", "By": "bytes", "1": "ratio", "{unit}/s": "per_second"}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: its name in OpenTelemetry.
+        kind: a ``counter`` only rises while a process lives.
+        unit: in UCUM's spelling; ``1`` is a share, empty is a number without a unit.
+        meaning: one sentence for a person.
+        labels: the labels of its series, besides ``run``.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    unit: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """Return its name in Prometheus, also after a collector of OpenTelemetry has translated it."""
+        parts = [self.name.replace(".", "_"), WORDS.get(self.unit, ""), "total" if self.kind == "counter" else ""]
+        return "_".join(filter(None, parts))
+
+
+_ROWS = (
+    Metric("holdfast.attempt", "gauge", "", "Number of the attempt that trains the run."),
+    Metric("holdfast.attempt.age", "gauge", "s", "Seconds since the attempt began."),
+    Metric("holdfast.run.complete", "gauge", "", "1 if all steps of the run are committed, 0 before."),
+    Metric("holdfast.run.steps", "gauge", "{step}", "Steps of the whole run."),
+    Metric("holdfast.step", "gauge", "{step}", "Newest step that the ranks have reported."),
+    Metric("holdfast.step.duration", "gauge", "s", "Seconds a step since the last report, with all pauses."),
+    Metric("holdfast.throughput", "gauge", "{unit}/s", "Samples a second, or what the recipe counts.", ("unit",)),
+    Metric("holdfast.mfu", "gauge", "1", "Share of the devices' peak FLOP/s that the model's FLOPs need."),
+    Metric("holdfast.commits", "counter", "{commit}", "Commits, by the reason for each.", ("reason",)),
+    Metric("holdfast.commit.age", "gauge", "s", "Seconds since the newest commit."),
+    Metric("holdfast.commit.interval", "gauge", "s", "Seconds between the last two commits, or in the last chunk."),
+    Metric("holdfast.train", "counter", "s", "Seconds in the steps of commits."),
+    Metric("holdfast.stall", "counter", "s", "Seconds for which training stood still for saves."),
+    Metric("holdfast.save", "counter", "s", "Seconds from the copy of the state until it was durable."),
+    Metric("holdfast.durable", "counter", "s", "Seconds from the last step of a chunk until its commit counted."),
+    Metric("holdfast.checkpoint", "counter", "By", "Bytes of the committed checkpoints."),
+    Metric("holdfast.restore", "counter", "s", "Seconds in which checkpoints were read, verified and judged."),
+    Metric("holdfast.verdicts", "counter", "{verdict}", "Verdicts on checkpoints.", ("judge", "result")),
+    Metric("holdfast.goodput", "gauge", "1", "Share of the available time that was training which counts."),
+    Metric("holdfast.spent", "gauge", "s", "Seconds of the run's life by bucket of its ledger.", ("bucket",)),
+    Metric("holdfast.restarts", "counter", "{attempt}", "Attempts that ended early, by reason.", ("reason",)),
+    Metric("holdfast.host.failures", "counter", "{attempt}", "Attempts that died on a machine.", ("host",)),
+    Metric(
+        "holdfast.rank.restarts", "counter", "{failure}", "Failures of the attempt's ranks, by reason.", ("reason",)
+    ),
+    Metric("holdfast.rank.step", "gauge", "{step}", "Step that a rank of this machine is in.", ("rank",)),
+    Metric("holdfast.rank.lag", "counter", "s", "Seconds for which other ranks have waited for a rank.", ("rank",)),
+)
+METRICS = {row.name: row for row in _ROWS}
