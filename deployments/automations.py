@@ -1,10 +1,13 @@
-"""Automations of Prefect's server: they set flow runs without signs of life to Crashed.
+"""Automations of Prefect's server: they set flow runs without signs of life to Crashed, and raise alarms.
 
 `train` also watches its attempts itself (`tasks.liveness`), and finds a lost one without automations. Automations
 are faster, and end flow runs that nothing watches.
 
 ``python -m deployments.automations`` makes or updates the automations on the configured server. An automation sees no
 event from before it was made: make it before the first run.
+
+An alarm changes nothing by itself. Give it an action of your own in Prefect's UI, such as a notification; it stays when
+the automations are updated.
 """
 
 from datetime import timedelta
@@ -13,10 +16,11 @@ import tasks.untracked  # noqa: F401
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ChangeFlowRunState
+from prefect.events.actions import ChangeFlowRunState, DoNothing
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 
 from tasks.heartbeat import EVENT, LAST_EVENT
+from tasks.hooks import OVERDUE_EVENT, OVERDUE_INTERVALS
 from tasks.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
 
 # The server's shortest window for an expected event is 10 seconds.
@@ -57,6 +61,35 @@ def describe_automations() -> list[AutomationCore]:
             ),
             actions=[_crash("vanished", f"a worker took it, but did not start it within {NOT_BEGUN_AFTER_S:.0f} s")],
         ),
+        AutomationCore(
+            name="holdfast: no commit for a long time",
+            description=f"An alarm: an attempt lives, and has made no commit for {OVERDUE_INTERVALS:.0f} of its usual "
+            "intervals. Add an action of your own, such as a notification.",
+            trigger=EventTrigger(
+                match={"prefect.resource.id": "holdfast.run.*"},
+                expect={OVERDUE_EVENT},
+                for_each={"prefect.resource.id"},
+                posture=Posture.Reactive,
+                threshold=1,
+                within=timedelta(),
+            ),
+            actions=[DoNothing()],
+        ),
+        AutomationCore(
+            name="holdfast: a run is lost",
+            description="An alarm: train has failed or crashed, so nothing starts another attempt. Add an action of "
+            "your own, such as a notification.",
+            trigger=EventTrigger(
+                match={"prefect.resource.id": "prefect.flow-run.*"},
+                match_related={"prefect.resource.role": "flow", "prefect.resource.name": "train"},
+                expect={"prefect.flow-run.Crashed", "prefect.flow-run.Failed"},
+                for_each={"prefect.resource.id"},
+                posture=Posture.Reactive,
+                threshold=1,
+                within=timedelta(),
+            ),
+            actions=[DoNothing()],
+        ),
     ]
 
 
@@ -83,8 +116,10 @@ def make_automations() -> None:
     Leave equal automations alone: an update makes the server forget for which flow runs it was waiting.
     """
     with get_client(sync_client=True) as client:
-        for automation in describe_automations():
-            known = client.read_automations_by_name(automation.name)
+        for described in describe_automations():
+            automation, known = described, client.read_automations_by_name(described.name)
+            if known and automation.actions == [DoNothing()]:  # an alarm, to which people add actions
+                automation = automation.model_copy(update={"actions": known[0].actions})
             if not known:
                 client.create_automation(automation)
             elif not is_equal(known[0], automation):

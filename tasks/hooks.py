@@ -11,7 +11,10 @@ observers, at once          the commit's line, `tasks.reporting.ArtifactReport`,
 A task that fails is tried again if `should_open_again`, `should_train_again` or `is_about_the_store` says so.
 """
 
+import contextvars
 import logging
+import threading
+import time
 from typing import Any
 
 from prefect.client.schemas.objects import State
@@ -27,15 +30,64 @@ from holdfast.journal.endings import Ending
 logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 
 COMMIT_EVENT = "holdfast.commit"
+OVERDUE_EVENT = "holdfast.commit.overdue"
+# A commit is overdue after this many of the usual intervals, and never before this many seconds.
+OVERDUE_INTERVALS, OVERDUE_LEAST_S = 3.0, 60.0
 
 
 class CommitEvents(Observer):
-    """An observer that emits each commit as an event, to which your own automations can react."""
+    """An observer that emits events of a run: each commit, and once that a commit is overdue.
+
+    Your own automations can react to both. The interval is the time between the last two commits of the attempt, and
+    before those the length of the last chunk.
+    """
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+        self._committed_at: float | None = None
+
+    def opened(self, attempt: AttemptView) -> None:
+        if attempt.head is not None and not attempt.is_complete:
+            self._await_next(attempt, attempt.head, attempt.head.train_s + attempt.head.stall_s)
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
-        run = f"{attempt.journal.store_url}/{attempt.journal.run}"
         facts = commit.model_dump(include={"number", "step", "epoch", "path", "checkpoint_sha256", "metrics", "why"})
-        emit_event(COMMIT_EVENT, {"prefect.resource.id": f"holdfast.run.{run}", "holdfast.run": run}, payload=facts)
+        emit_event(COMMIT_EVENT, _name_run(attempt), payload=facts)
+        now = time.monotonic()
+        interval_s = now - self._committed_at if self._committed_at is not None else commit.train_s
+        self._committed_at = now
+        if attempt.is_complete:
+            self._stop_waiting()
+        else:
+            self._await_next(attempt, commit, interval_s)
+
+    def ended(self, attempt: AttemptView) -> None:
+        self._stop_waiting()
+
+    def _await_next(self, attempt: AttemptView, commit: Commit, interval_s: float) -> None:
+        """Emit an event if no further commit comes in time. Without a known interval do nothing."""
+        self._stop_waiting()
+        if interval_s <= 0:
+            return
+        within_s = max(OVERDUE_INTERVALS * interval_s, OVERDUE_LEAST_S)
+        facts = {"number": commit.number, "step": commit.step, "interval_s": interval_s, "within_s": within_s}
+        # In this thread's context, which has Prefect's settings.
+        run = contextvars.copy_context().run
+        self._timer = threading.Timer(
+            within_s, run, (emit_event, OVERDUE_EVENT, _name_run(attempt)), {"payload": facts}
+        )
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _name_run(attempt: AttemptView) -> dict[str, str]:
+    """Return the resource of a run's events."""
+    run = f"{attempt.journal.store_url}/{attempt.journal.run}"
+    return {"prefect.resource.id": f"holdfast.run.{run}", "holdfast.run": run}
 
 
 def final_state(ending: Ending) -> State[Any]:

@@ -4,10 +4,13 @@ import importlib
 import tomllib
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
+from prefect.events.actions import CallWebhook
+from prefect.events.schemas.events import Event
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.utilities.schema_tools.validation import validate
 
@@ -17,7 +20,9 @@ from flows.train import train
 from holdfast.config import load_config, parse_config
 from holdfast.recipe.function import default_settings
 from tasks.heartbeat import EVENT, LAST_EVENT
+from tasks.hooks import OVERDUE_EVENT
 from tests.conftest import ROOT
+from tests.support.waiting import await_equal
 
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
 
@@ -98,3 +103,30 @@ def test_automations_that_did_not_change_are_left_alone(
         make_automations()
         changed = {name for name, trigger in triggers().items() if trigger != first[name]}
     assert changed == {"holdfast: a lost heartbeat is a crash"}
+
+
+@pytest.mark.slow
+def test_an_overdue_commit_raises_an_alarm_whose_actions_stay(prefect_api: dict[str, str]) -> None:
+    """People give an alarm an action in Prefect's UI; an update of the automations keeps it."""
+    name = "holdfast: no commit for a long time"
+    known = {PREFECT_API_URL: prefect_api["PREFECT_API_URL"]}
+    known[PREFECT_API_AUTH_STRING] = prefect_api["PREFECT_API_AUTH_STRING"]
+    with temporary_settings(known), get_client(sync_client=True) as client:
+        make_automations()
+        [alarm] = client.read_automations_by_name(name)
+        own = CallWebhook(type="call-webhook", block_document_id=uuid4())
+        [described] = [each for each in describe_automations() if each.name == name]
+        client.update_automation(alarm.id, described.model_copy(update={"actions": [own]}))
+        make_automations()
+        [alarm] = client.read_automations_by_name(name)
+        assert alarm.actions == [own]
+        run = f"store/{uuid4()}"
+        event = Event(event=OVERDUE_EVENT, resource={"prefect.resource.id": f"holdfast.run.{run}"}, payload={})
+
+        def is_raised() -> bool:
+            client.request("POST", "/events", json=[event.model_copy(update={"id": uuid4()}).model_dump(mode="json")])
+            wanted = {"filter": {"event": {"name": ["prefect.automation.triggered"]}}}
+            found = client.request("POST", "/events/filter", json=wanted).json()["events"]
+            return any(each["resource"]["prefect.resource.id"].endswith(str(alarm.id)) for each in found)
+
+        await_equal(is_raised, True)
