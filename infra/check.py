@@ -304,6 +304,14 @@ def check_terraform(folder: Path) -> Iterator[str]:
         yield from begun or run(terraform, f"-chdir={copied}", "validate", "-no-color")
 
 
+def check_prometheus(path: Path) -> Iterator[str]:
+    """Check alerts, or a configuration with the alerts that it names, with Prometheus's own tool."""
+    tool = shutil.which("promtool")
+    if tool is None:
+        raise Skipped("there is no promtool, which Debian's package prometheus has")
+    yield from run(tool, "check", "config" if path.name == "prometheus.yaml" else "rules", path)
+
+
 def check_script(path: Path) -> Iterator[str]:
     yield from run_tool("shellcheck", "--color=never", path)
 
@@ -342,6 +350,8 @@ def find_yaml_checks(path: Path, room: str) -> Iterator[tuple[str, Check, Path]]
             yield "chart", check_chart, path
         elif path.name == "hadolint.yaml":
             yield "hadolint", check_hadolint, path
+        elif path.name in ("prometheus.yaml", "rules.yaml"):
+            yield "prometheus", check_prometheus, path
         elif is_manifest(path):
             yield "manifest", check_manifest, path
 

@@ -280,6 +280,11 @@ FITTING = {
     "hadolint": [("DL3025", "DL325"), ("failure-threshold", "failure-treshold")],
     "chart": [("name: DO_NOT_TRACK", "name: HOME")],
     "values": [(r"(?m)^( +)prefectTag", r"\1prefctTag"), (r"(?m)^( +)existingSecret", r"\1existingSecrets")],
+    "prometheus": [
+        ("alert:", "alarm:"),
+        (r"by \(run\)", "by (run"),
+        ("scrape_interval: 15s", "scrape_interval: often"),
+    ],
     "shell": [(r"\Z", "\nrm $1\n")],
     "terraform": [(r"\Z", '\nresource "aws_s3_bukket" "x" {}\n')],
     "workflow": [(r"runs-on", "run-on")],
@@ -405,7 +410,9 @@ def test_a_fault_in_a_file_of_the_repository_is_found(
     name: str, check: "checks.Check", path: Path, tmp_path: Path
 ) -> None:
     """`make check-infra` checks that the files have no fault before."""
-    if (tool := {"terraform": "terraform", "chart": "helm"}.get(name)) and not shutil.which(tool):
+    if (tool := {"terraform": "terraform", "chart": "helm", "prometheus": "promtool"}.get(name)) and not shutil.which(
+        tool
+    ):
         pytest.skip(f"there is no {tool}")
     copied = tmp_path / path.name
     if path.is_dir():
