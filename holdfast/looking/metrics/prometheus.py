@@ -81,9 +81,11 @@ class _ReadingsCollector:
         self._readings = readings
         self._scraped = threading.Condition()
         self._last, self._interval_s = 0.0, 0.0
+        self._is_awaited = self._is_answered = False
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics with their values."""
+        is_awaited = self._is_awaited  # a scrape that began before may have read older values
         for metric in METRICS.values():
             family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             found = family(metric.exposed, metric.meaning, labels=[*self._readings.common, *metric.labels])
@@ -95,10 +97,12 @@ class _ReadingsCollector:
             now = time.monotonic()
             self._interval_s = now - self._last if self._last else 0.0
             self._last = now
+            self._is_answered |= is_awaited
             self._scraped.notify_all()
 
     def await_scrape(self) -> None:
-        """Wait until the next scrape has been answered, if there was one before."""
+        """Wait until a scrape that begins from now on has been answered, if there was one before."""
         with self._scraped:
             if self._last:
-                self._scraped.wait(min(TIMES * self._interval_s or USUAL_S, MOST_S))
+                self._is_awaited = True
+                self._scraped.wait_for(lambda: self._is_answered, min(TIMES * self._interval_s or USUAL_S, MOST_S))
