@@ -192,9 +192,12 @@ def load(name: str, target: Any, saved: Any) -> None:
 
     Raises:
         StateError: the saved state doesn't fit the object.
+        RecipeError: the object refuses the state by itself.
     """
     try:
         target.load_state_dict(saved)
+    except RecipeError:
+        raise  # it says what to do
     except (KeyError, IndexError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise _unfit(name, f"{type(error).__name__}: {error}") from error
 

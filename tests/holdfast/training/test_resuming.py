@@ -13,7 +13,7 @@ import torch
 from holdfast import Recipe, checkpoint, state
 from holdfast.attempt import Line
 from holdfast.checkpoint import Payload
-from holdfast.errors import Check, CheckpointDamaged, ConfigDrift, GateTripped, HoldfastError, StateError
+from holdfast.errors import Check, CheckpointDamaged, ConfigDrift, GateTripped, HoldfastError, RecipeError, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
@@ -274,6 +274,21 @@ def test_a_component_that_does_not_fit_is_named(
         resume_from(
             make(tmp_path, "tests.support.varied:averaged", schedule="plateau"), (state.to_payload(saved), averaged[1])
         )
+
+
+def test_an_object_may_refuse_a_state_itself(tmp_path: Path) -> None:
+    """Its message and its hint reach the user as they are: the recipe's code has not changed."""
+
+    class Layout:
+        def state_dict(self) -> dict[str, Any]:
+            return {"ranks": 2}
+
+        def load_state_dict(self, saved: dict[str, Any]) -> None:
+            raise RecipeError(f"the run was trained with ranks = {saved['ranks']}", hint="compute.ranks = 2")
+
+    with pytest.raises(RecipeError, match=r"^the run was trained with ranks = 2$") as caught:
+        capturing.load("extra layout", Layout(), Layout().state_dict())
+    assert caught.value.hint == "compute.ranks = 2"
 
 
 def by_environment() -> Recipe:
