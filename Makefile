@@ -2,6 +2,7 @@
 # make test    what a user relies on, in ten minutes         make check   lint, types, layers and the quick tests
 # make test-full      every test: kills, servers, clouds, and the next two      make lint    format, lint, types, layers
 # make test-extras    other people's loops, metric sinks, data streams and Ray      make test-pools    work pools of every kind, several nodes
+# make test-titan     runs of torchtitan's own Trainer on a CPU, in an environment of its own
 # make test-gpus      tests of ranks on this machine's GPUs, with NCCL
 # make test-kernels   tests that train, with the kernels of another CPU      make test-kernels TRAINING=tests    the suite
 # make test-versions  the oldest and the newest torch, accelerate, Prefect, transformers and Lightning: docs/versions.md
@@ -34,9 +35,9 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
-test test-full test-extras test-gpus test-kernels test-versions check: export PYTHONUTF8 := 1
+test test-full test-extras test-titan test-gpus test-kernels test-versions check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-full test-extras test-pools test-gpus test-kernels test-versions lint check bench soak docs site site-archive map screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-full test-extras test-titan test-pools test-gpus test-kernels test-versions lint check bench soak docs site site-archive map screenshots image up-compose down-compose check-infra dist clean bench-preempt
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -87,6 +88,14 @@ down: .venv/ready
 	@{ $(PYTHON) -m venv --clear .venv/mlflow && .venv/mlflow/bin/python -m pip install --quiet mlflow 2> /dev/null; } \
 		&& touch $@ || { rm -rf .venv/mlflow; echo "MLflow can't be installed with pip: the test of its sink is skipped"; }
 
+# torchtitan, in an environment of its own, because its pins and those of constraints.txt exclude each other.
+.venv/titan/ready: .venv/ready tests/support/titan.txt
+	@echo "setting up .venv/titan (a minute, once)"
+	@{ $(PYTHON) -m venv --clear .venv/titan && .venv/titan/bin/python -m pip install --quiet \
+		--constraint tests/support/titan.txt pip hatchling editables 2> /dev/null && .venv/titan/bin/python -m pip install \
+		--quiet --constraint tests/support/titan.txt --no-build-isolation --editable '.[torchtitan]' 2> /dev/null; } \
+		&& touch $@ || { rm -rf .venv/titan; echo "torchtitan can't be installed with pip: its tests are skipped"; }
+
 test: .venv/ready .venv/azurite .venv/axe .venv/pyright
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "(not slow or promise) and not extras and (not pool or promise)" $(ARGS)
 
@@ -94,8 +103,12 @@ test-full: .venv/ready .venv/azurite .venv/axe .venv/pyright
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not pool and not extras" $(ARGS)
 	$(MAKE) test-extras test-pools
 
-test-extras: .venv/extras .venv/mlflow/ready
+test-extras: .venv/extras .venv/mlflow/ready .venv/titan/ready
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m extras $(ARGS)
+
+# Some of test-extras.
+test-titan: .venv/titan/ready
+	$(BIN)/python -m pytest tests/holdfast/adapters/test_torchtitan.py $(ARGS)
 
 # Tests of containers need the image of `infra/image rank-cpu`; without it, or without an engine, they are skipped and
 # say so.

@@ -29,6 +29,7 @@ EXTRA_MODULES = {
     "ray": ["rank/ray/carrying.py", "rank/ray/placing.py", "rank/ray/relaying.py"],
     "testing": ["testing/stores.py"],
     "tensorboard": ["looking/sinks/tensorboard.py"],
+    "torchtitan": ["adapters/torchtitan.py", "adapters/torchtitan_parts.py"],
     "trackio": ["looking/sinks/trackio.py"],
     "transformers": ["adapters/trainer_arguments.py", "adapters/transformers.py"],
     "vision": ["recipes/digits.py"],
@@ -43,6 +44,7 @@ LATER = {
     "prometheus": "prometheus_client",
     "ray": "ray",
     "tensorboard": "tensorboard",
+    "torchtitan": "torchtitan",  # only .venv/titan has it
     "trackio": "trackio",
     "transformers": "transformers",
     "vision": "sklearn",

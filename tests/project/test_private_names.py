@@ -198,6 +198,12 @@ def make_collection() -> Any:
     return MetricCollection(MeanMetric())
 
 
+def make_interleaved() -> Any:
+    from tests.support import titan
+
+    return titan.read("interleaved", 1).dataset
+
+
 def find_file_system() -> Any:
     from fsspec import AbstractFileSystem
 
@@ -299,6 +305,10 @@ OWNERS = [
     Owner("lightning", make_sync, "_should _op"),
     Owner("torchmetrics", make_metric, "_defaults _update_count _computed _forward_cache"),
     Owner("torchmetrics", make_collection, "_groups _groups_checked _state_is_copy"),
+    # ---- torchtitan, in .venv/titan: tests/holdfast/adapters/test_torchtitan.py looks them up there
+    Owner(
+        "torchtitan", make_interleaved, "_datasets _inputs_buffer _labels_buffer _positions_buffer _normalize_positions"
+    ),
 ]
 CASES = [
     pytest.param(owner.make, name, marks=[pytest.mark.extras(owner.library)] if owner.library else [], id=name)

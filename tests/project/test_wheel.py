@@ -215,7 +215,7 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
         "    except ImportError as error: print(module.name, error.name)"
     )
     missing = dict(line.split() for line in run(binaries / "python", "-c", program, cwd=recipe).splitlines())
-    adapters = {"lightning": ("", "_loop", "_state"), "transformers": ("",)}
+    adapters = {"lightning": ("", "_loop", "_state"), "torchtitan": ("", "_parts"), "transformers": ("",)}
     assert missing == {
         "holdfast.store.azure": "azure",
         "holdfast.store.gcs": "aiohttp",

@@ -16,6 +16,7 @@ TABLE = Path(__file__).parents[1] / "project" / "public.txt"
 PUBLIC: dict[str, tuple[str, ...]] = {
     "holdfast": ("*",),
     "holdfast.adapters.lightning": ("fit",),
+    "holdfast.adapters.torchtitan": ("train",),
     "holdfast.adapters.transformers": ("train",),
     "holdfast.attempt": ("AttemptView", "CheckpointVerdict", "Observer", "live"),
     "holdfast.errors": ("*",),
