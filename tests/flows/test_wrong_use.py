@@ -1,15 +1,13 @@
 """Tests of wrong use: one clear line, a hint, a documented exit code, and no loss."""
 
-import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from holdfast.data import Order
 from tests.conftest import Driver, Engine, Reference, assert_same_bytes
+from tests.support.disks import small_disk
 from tests.support.toy import SAMPLES
 
 pytestmark = pytest.mark.slow
@@ -105,15 +103,3 @@ def test_a_full_disk_is_one_clear_error(driver: Driver, engine: Engine, referenc
         filler.unlink()
         engine.finish()
         assert_same_bytes(driver, reference)
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size_kb: int) -> Iterator[Path]:
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can be mounted by root only")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
