@@ -24,7 +24,7 @@ from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.rehearsal import Rehearsals
 from holdfast.attempt.upkeep import Upkeep
-from holdfast.checkpoint import Saved
+from holdfast.checkpoint import Near, Saved
 from holdfast.config import RunConfig
 from holdfast.errors import (
     ConfigError,
@@ -222,6 +222,7 @@ class Attempt:
             signing_key=signing_key,
             trusted_keys=trusted_keys,
             commit_adopted=self._commit_adopted,
+            near=Near.of(config),
         )
         self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)
         return known
@@ -329,7 +330,8 @@ class Attempt:
         """Train a chunk; return its checkpoint, which is durable but not committed yet.
 
         If the ranks have died, start new ones from the last verified checkpoint. Return None if that is the chunk's own
-        checkpoint, which the dead ranks had saved and which is now adopted.
+        checkpoint, which the dead ranks had saved and which is now adopted; or if the chunk had begun from a near copy,
+        and the checkpoint on the store is damaged.
 
         Raises:
             RankDied, RecipeFailed, Unhealthy, OutOfMemory: the ranks ended; calling again may help.
@@ -350,6 +352,8 @@ class Attempt:
                 if self._is_fresh and self.notice is None:
                     self.rehearsals.compare_with_dead(self.line, chunk.stop)
                 saved = self._await_saved(chunk.stop)
+                if saved is None:
+                    return None
         except (RankDied, RecipeFailed, Unhealthy, OutOfMemory) as error:
             self.close()
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
@@ -359,6 +363,8 @@ class Attempt:
                 return None
             raise self._note_failure(error) from error.__cause__
         self.ranks.hangs = 0
+        if saved.near_problem:
+            log.warning("%s", saved.near_problem)
         if self._history:
             self._history.note_saved(saved, saved.step - self.step)
         self._pipeline.add(saved)
@@ -387,7 +393,7 @@ class Attempt:
             error.hint = error.hint or "mend it, then start the run again: it continues from its last commit"
         return self._failures.find_no_progress(error, self.step) or error
 
-    def _await_saved(self, stop: int) -> Saved:
+    def _await_saved(self, stop: int) -> Saved | None:
         ranks, began = self.ranks.own, time.monotonic()
         self._is_fresh = False
         self.ranks.note_training()
@@ -396,6 +402,8 @@ class Attempt:
         if not is_rehearsed:
             self._order_next(stop)  # the ranks train it while this chunk is committed
         self._do_owed_upkeep()
+        if self.ranks.running is None:  # the upkeep has fallen back
+            return None
         while True:
             self._pass_on_notice()
             event = ranks.next_event(self.notice.left_s() if self.notice else None)

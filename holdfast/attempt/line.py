@@ -6,12 +6,13 @@ This module needs no rank and no torch: the caller passes the function that rest
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Saved
+from holdfast.checkpoint import Near, Saved
 from holdfast.errors import (
+    CheckpointDamaged,
     FolderTaken,
     GateTripped,
     HoldfastError,
@@ -19,6 +20,7 @@ from holdfast.errors import (
     NameTaken,
     NoVerifiedCheckpoint,
     RecordDamaged,
+    StoreError,
 )
 from holdfast.journal import (
     Commit,
@@ -97,11 +99,12 @@ class Line:
         signing_key: SigningKey | None = None,
         trusted_keys: Sequence[TrustedKey] = (),
         commit_adopted: Callable[[Saved], object] | None = None,
+        near: Near | None = None,
     ) -> None:
         """
         Args:
-            commit_adopted: commits a checkpoint that dead ranks had saved, by calling `commit`; by default `commit`
-                itself.
+            commit_adopted: commits a checkpoint that dead ranks had saved, through `commit`, which it is by default.
+            near: the near copies on this node, which may be adopted; None for none.
         """
         self.journal = journal
         self.attempt = attempt
@@ -119,6 +122,7 @@ class Line:
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
         self._noted: tuple[int, _RehearsalVerdict] | None = None  # the commit's number, and the verdict since it
+        self._near = near
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
     def resume(self, restore: Restore) -> None:
@@ -364,9 +368,7 @@ class Line:
         """Commit a checkpoint that dead ranks have saved. Return whether there was such a checkpoint."""
         if self._trusted_keys:
             return False  # an orphan is not signed: anyone who can write to the store could have put it there
-        for saved in checkpoint.find_orphans(
-            self.journal.store, self.head, self.may_adopt, self.steps_per_epoch, self._find_refused
-        ):
+        for saved in self._find_orphans():
             saver = "the ranks before these" if self._has_resumed else "a dead attempt"
             log.info("adopting %s (step %d), which %s had saved", saved.path, saved.step, saver)
             try:
@@ -378,6 +380,36 @@ class Line:
                 log.info("the attempt that saved it was still alive, and has committed it")
             return True
         return False
+
+    def _find_orphans(self) -> Iterator[Saved]:
+        """Yield the checkpoints on the store that may be adopted, then those that only the near folder had."""
+        run = self.journal.store, self.head, self.may_adopt, self.steps_per_epoch
+        yield from checkpoint.find_orphans(*run, self._find_refused)
+        if self._near is None:
+            return
+        try:
+            for saved in checkpoint.find_orphans(*run, place=self._near.store):
+                if not self._is_refused(saved) and self._is_worth_copying(saved):
+                    log.info("copying step %d from the near folder to the store", saved.step)
+                    yield checkpoint.copy_checkpoint(self._near.store, saved, self.journal.store)
+        except (CheckpointDamaged, StoreError) as error:  # without it the run goes on from its newest commit
+            log.warning("%s; nothing is adopted from the near folder", error)
+
+    def _is_refused(self, saved: Saved) -> bool:
+        """Return whether a near checkpoint has a state that must not be used again, whatever its folder's name."""
+        numbers = [*self.journal.numbers("quarantine"), *self._tripped]
+        refused = filter(None, map(self.journal.find_commit, numbers))
+        return any(commit.checkpoint_sha256 == saved.metadata.checkpoint_sha256 for commit in refused)
+
+    def _is_worth_copying(self, saved: Saved) -> bool:
+        """Return whether training a near checkpoint's steps again takes longer than a save to the store."""
+        save_s = self.head.save_s if self.head else 0.0
+        if saved.train_s < save_s:
+            log.info(
+                "the steps up to %d are trained again in %.1f s: a save to the store takes %.1f s",
+                saved.step, saved.train_s, save_s,
+            )  # fmt: skip
+        return saved.train_s >= save_s
 
     def may_adopt(self, fingerprint: str) -> bool:
         """Return whether an orphan may have been trained with settings of this fingerprint.

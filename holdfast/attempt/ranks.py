@@ -179,10 +179,13 @@ class AttemptRanks:
         if isinstance(event, Problem):
             return event.error
         if not self.is_quiet:
-            log.info("restored: %s", event.summary)
+            log.info("restored%s: %s", " from near copies" if event.near else "", event.summary)
             for name in event.taken_over:
                 log.info("the changed %s is in force from step %d on", name, event.step)
-        self.verified = commit.number
+        if event.near_problem:
+            log.warning("%s; it was read from the store", event.near_problem)
+        # A near copy shows nothing about the store's bytes, so the upkeep reads those back.
+        self.verified = 0 if event.near else commit.number
         if event.note:
             asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"
             log.warning("%s; recorded, not refused: %s", event.note, asked)

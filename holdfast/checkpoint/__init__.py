@@ -1,5 +1,6 @@
 """Checkpoints on the store: their format and names, saving with hashes in one pass, and verified reading."""
 
+from holdfast.checkpoint.copying import copy_checkpoint
 from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.files import FileDamage, hash_file
 from holdfast.checkpoint.format import (
@@ -29,7 +30,8 @@ from holdfast.checkpoint.metadata import (
     read_metadata,
     step_of,
 )
-from holdfast.checkpoint.partial import Header, PartsReader, read_ended_epoch, read_headers
+from holdfast.checkpoint.near import Near, NearReader
+from holdfast.checkpoint.partial import Header, PartsReader, read_headers
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.peers import assign_owners, list_batches
 from holdfast.checkpoint.saving import Saver, count_cores, save
@@ -63,6 +65,8 @@ __all__ = [
     "METRICS",
     "MemoryWindows",
     "Metadata",
+    "Near",
+    "NearReader",
     "PAYLOAD",
     "Part",
     "PartsReader",
@@ -79,6 +83,7 @@ __all__ = [
     "assign_owners",
     "check_saved",
     "content_id",
+    "copy_checkpoint",
     "copy_pieces",
     "count_cores",
     "count_window_bytes",

@@ -121,14 +121,15 @@ class Saved(Record):
     """A complete, durable checkpoint that no commit names yet.
 
     Attributes:
-        train_s: the seconds that the steps since the previous save took.
-        slow_s: the seconds of `train_s` that were lost because the previous save slowed these steps.
-        stall_s: the seconds from the end of the last step until training could continue, including a wait for the
-            previous save.
-        save_s: the seconds from the start of the copy of the state until the checkpoint was durable.
-        restart_s: the seconds from the start of the ranks, or of their attempt, until the order to train.
-
-    Each duration is 0 if it is unknown.
+        train_s: seconds that its steps took since the previous save.
+        slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
+        stall_s: seconds from the end of its last step until training could continue, including a wait for the previous
+            save.
+        save_s: seconds from the start of the copy of its state until it was durable.
+        restart_s: seconds from the start of the ranks, or of their attempt, until the order to train.
+            Each duration is 0 if it is unknown.
+        near_problem: why the near folder has no copy of it, for a person; empty if it has one, if there is no near
+            folder, or if the reason is that of the save before.
     """
 
     path: str
@@ -139,6 +140,7 @@ class Saved(Record):
     stall_s: float = 0.0
     save_s: float = 0.0
     restart_s: float = 0.0
+    near_problem: str = ""
 
     @property
     def step(self) -> int:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from holdfast.checkpoint.files import FileDamage, damage_error
 from holdfast.checkpoint.format import HEADER_METADATA, MAX_HEADER_BYTES, METADATA_KEY, size_of
-from holdfast.checkpoint.progress import ENDED_EPOCH
+from holdfast.checkpoint.near import NearReader
 from holdfast.checkpoint.streaming import MemoryWindows
-from holdfast.checkpoint.verifying import check_others, find_parts
+from holdfast.checkpoint.verifying import check_others, verify_file
 from holdfast.errors import CheckpointDamaged, NameMissing
 from holdfast.journal import Commit, FileRecord
 from holdfast.store import Store
@@ -99,12 +99,20 @@ class PartsReader:
 
     Args:
         windows: memory for two windows or more; see `count_window_bytes`.
+        near: the copies from which a part is read if it has the right bytes there. They are hashed before a window of
+            them is passed on, because the caller can't take a window back.
     """
 
     def __init__(
-        self, folder: Store, commit: Commit, parts: Iterable[FileRecord], windows: memoryview, window_bytes: int
+        self,
+        folder: Store,
+        commit: Commit,
+        parts: Iterable[FileRecord],
+        windows: memoryview,
+        window_bytes: int,
+        near: NearReader | None = None,
     ) -> None:
-        self._folder, self._commit, self._window_bytes = folder, commit, window_bytes
+        self._folder, self._commit, self._window_bytes, self._near = folder, commit, window_bytes, near
         self._windows = MemoryWindows(windows, window_bytes)
         self._ahead = len(windows) // window_bytes - 1
         self._filled = queue.SimpleQueue[tuple[memoryview, int]]()
@@ -143,8 +151,8 @@ class PartsReader:
     def _read(self, parts: list[FileRecord]) -> None:
         ahead = collections.deque[_Window]()
         with ThreadPoolExecutor(self._ahead, "read") as readers:
-            for record in parts:
-                part = _Part(record)
+            for part in readers.map(self._place, parts):
+                record = part.record
                 for start in range(0, record.size_bytes, self._window_bytes):
                     if len(ahead) == self._ahead:
                         self._pass_on(ahead.popleft())
@@ -157,11 +165,20 @@ class PartsReader:
             for each in ahead:
                 self._pass_on(each)
 
+    def _place(self, record: FileRecord) -> "_Part":
+        """Return a part and where to read it from."""
+        near = self._near
+        if self._is_closed or near is None or near.store is None:
+            return _Part(record, self._folder, self._commit.path)
+        if path := near.take(record, verify_file):
+            return _Part(record, near.store, path)
+        return _Part(record, self._folder, self._commit.path)
+
     def _fill(self, part: "_Part", start: int, piece: memoryview) -> None:
         if part.problem is not None or self._is_closed:
             return
         try:
-            for _ in self._folder.fill(f"{self._commit.path}/{part.record.name}", piece, start):
+            for _ in part.folder.fill(f"{part.path}/{part.record.name}", piece, start):
                 pass
         except NameMissing:  # deleted since its size was read
             part.problem = damage_error(self._commit, [FileDamage.missing(self._commit.path, part.record)])
@@ -183,10 +200,10 @@ class PartsReader:
 
 
 class _Part:
-    """A part that is being read: the hash of the bytes so far, and the first error."""
+    """A part that is read: where it is, its hash so far, and the first error."""
 
-    def __init__(self, record: FileRecord) -> None:
-        self.record, self.digest = record, hashlib.sha256()
+    def __init__(self, record: FileRecord, folder: Store, path: str) -> None:
+        self.record, self.folder, self.path, self.digest = record, folder, path, hashlib.sha256()
         self.problem: Exception | None = None
 
 

@@ -6,6 +6,7 @@ whichever is slower, and nothing is read back to be hashed. If each rank holds a
 their shards, and exchange the copies while they hash and write; see `collecting`.
 """
 
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +14,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from holdfast.checkpoint.collecting import Collected
+from holdfast.checkpoint.files import hash_bytes
 from holdfast.checkpoint.format import Part, cut
 from holdfast.checkpoint.metadata import METRICS, SHOWN, Saved
+from holdfast.checkpoint.near import Near
 from holdfast.checkpoint.payload import Payload, copy_pieces
 from holdfast.checkpoint.peers import Alone, Peers, assign_owners
 from holdfast.checkpoint.streaming import WINDOWS
-from holdfast.checkpoint.writing import File, Images, Writing, Written, write_checkpoint
+from holdfast.checkpoint.writing import WRITERS, File, Images, Writing, Written, write_checkpoint
 from holdfast.config import PART_BYTES
+from holdfast.journal import FileRecord
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Bytes, Store
 
-# The number of parts that are written at once. Disks and object stores handle several writes faster than one by one.
-WRITERS = 4
-# The number of threads that copy. With more of them memory bandwidth is the limit.
+# Memory bandwidth is the limit: more threads copy no faster.
 COPIERS = 4
 # The number of the buffer for the windows; the parts' buffers are numbered from 0.
 WINDOWS_NUMBER = -1
@@ -44,14 +46,20 @@ class Saver:
         shared_by: the largest number of consecutive checkpoints that share one file. A disk holds such a file once, so
             damage to it damages all of them.
         pin: see `Buffers.take`.
+        near: the near folder, which gets a copy of each checkpoint before the store does; None for none.
     """
 
     def __init__(
-        self, part_bytes: int = PART_BYTES, shared_by: int = 1, pin: Callable[[memoryview], None] | None = None
+        self,
+        part_bytes: int = PART_BYTES,
+        shared_by: int = 1,
+        pin: Callable[[memoryview], None] | None = None,
+        near: Near | None = None,
     ) -> None:
         self.part_bytes = part_bytes
         self.shared_by = shared_by
         self.pin = pin
+        self.near = near
         self.buffers = Buffers()
         # The threads are kept between saves, because training would wait 0.2 ms for their start.
         self._copiers = ThreadPoolExecutor(min(count_cores(), COPIERS), "copy")
@@ -108,25 +116,37 @@ class Saver:
         self._priority = Priority()
         prepare = None if is_urgent else self._priority.lower
         lines = {METRICS: metrics.encode()} | ({SHOWN: shown} if shown else {})
+        described = metadata | {"part_bytes": self.part_bytes}
         last = self._last if self._last_folder == folder.url else {}
 
         def write() -> Saved:
             own = [name for name, owner in owners.items() if owner == writers.rank]
-            files = [File(name, Future(), last.get(name), self.shared_by) for name in own]
+            problem = ""
             with (
                 ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing,
                 ThreadPoolExecutor(WRITERS, "write", prepare) as writing,
             ):
-                content: Writing
-                if peers and held:
-                    windows = self.buffers.take(WINDOWS_NUMBER, WINDOWS * held.window_bytes)
-                    content = Collected(folder, files, lines, writing, peers, held, copies, windows)
-                else:
-                    content = Images(folder, files, copies, lines, hashing, writing)
-                described = metadata | {"part_bytes": self.part_bytes}
-                saved = write_checkpoint(folder, content, [*sizes], described, writers)
+                records: dict[str, Future[FileRecord]] = {
+                    name: Future() if held else hashing.submit(hash_bytes, name, copies[name]) for name in own
+                }
+                files = [File(name, records[name], last.get(name), self.shared_by) for name in own]
+
+                def write_to(place: Store, files: Sequence[File]) -> Saved:
+                    content: Writing
+                    if peers and held:
+                        windows = self.buffers.take(WINDOWS_NUMBER, WINDOWS * held.window_bytes)
+                        content = Collected(place, files, lines, writing, peers, held, copies, windows)
+                    else:
+                        content = Images(place, files, copies, lines, writing)
+                    return write_checkpoint(place, content, [*sizes], described, writers)
+
+                if self.near is not None and self.near.is_of(folder):
+                    unlinked = [File(name, records[name], None, 1) for name in own]
+                    write_near = functools.partial(write_to, files=unlinked)
+                    problem = self.near.keep(sum(sizes.values()), write_near, writers)
+                saved = write_to(folder, files)
             self._last_folder, self._last = folder.url, {file.name: file.written(saved.path) for file in files}
-            saved = saved.model_copy(update={"save_s": time.monotonic() - began})
+            saved = saved.model_copy(update={"save_s": time.monotonic() - began, "near_problem": problem})
             then(saved)
             return saved
 

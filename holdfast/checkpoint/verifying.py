@@ -20,6 +20,7 @@ from holdfast.checkpoint.metadata import (
     read_metadata,
     step_of,
 )
+from holdfast.checkpoint.near import NearReader
 from holdfast.checkpoint.payload import Payload
 from holdfast.checkpoint.progress import Sums, find_disagreement, read_sums
 from holdfast.checkpoint.trail import Trail, find_break, read_known_trail, read_trail
@@ -39,12 +40,15 @@ Watch = Callable[[int], None]
 log = logging.getLogger(__name__)
 
 
-def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) -> Payload:
+def read_payload(
+    folder: Store, commit: Commit, buffers: Buffers | None = None, near: NearReader | None = None
+) -> Payload:
     """Read a committed state, and verify while reading that its bytes have the hashes in the commit.
 
     Args:
         buffers: memory for the bytes; without it, new memory. The payload's tensors are views of this memory and keep
             it alive.
+        near: the copies from which each part is read first.
 
     Raises:
         CheckpointDamaged: a file is missing or differs; ``data["files"]`` describes each damage.
@@ -61,7 +65,13 @@ def read_payload(folder: Store, commit: Commit, buffers: Buffers | None = None) 
             f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has too little memory"
         ) from None
     with ThreadPoolExecutor(READERS, "read") as readers:
-        fill = functools.partial(fill_part, folder, commit.path, dict(zip(parts, images, strict=True)), readers)
+        own = dict(zip(parts, images, strict=True))
+
+        def fill(part: FileRecord) -> FileDamage | None:
+            if near is not None and near.take(part, functools.partial(fill_part, images=own, readers=readers)):
+                return None
+            return fill_part(folder, commit.path, part, own, readers)
+
         if damaged := _check_files(fill, parts, waits=True):  # the next read may use the same memory
             raise damage_error(commit, damaged)
     return deserialize(images)
@@ -74,14 +84,14 @@ def check_others(folder: Store, commit: Commit, parts: Sequence[FileRecord]) -> 
         CheckpointDamaged: a file is missing or differs.
     """
     others = [file for file in commit.files if not is_part(file.name)]
-    damaged = _check_files(functools.partial(_verify_file, folder, commit.path), others)
+    damaged = _check_files(functools.partial(verify_file, folder, commit.path), others)
     damaged = damaged or _check_files(functools.partial(_size_damage, folder, commit.path), parts)
     if damaged:
         raise damage_error(commit, damaged)
 
 
 def fill_part(
-    folder: Store, path: str, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor, part: FileRecord
+    folder: Store, path: str, part: FileRecord, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor
 ) -> FileDamage | None:
     """Read a part into its memory in ``images``. Return its damage, if any. One thread reads while another hashes."""
     image = images[part]
@@ -166,10 +176,10 @@ def verify(
         is_urgent: False gives the reading threads the lowest priority, so that training goes first.
     """
     priority = None if is_urgent else Priority()
-    return _check_files(functools.partial(_verify_file, folder, commit.path, watch=watch), commit.files, priority)
+    return _check_files(functools.partial(verify_file, folder, commit.path, watch=watch), commit.files, priority)
 
 
-def _verify_file(
+def verify_file(
     folder: Store, path: str, file: FileRecord, watch: Watch = lambda size_bytes: None
 ) -> FileDamage | None:
     """Read back one file and return how it differs from its record; None if it is equal."""
@@ -221,6 +231,8 @@ def find_orphans(
     is_expected: Callable[[str], bool],
     steps_per_epoch: int,
     find_excluded: Callable[[], set[str]] = set,
+    *,
+    place: Store | None = None,
 ) -> Iterator[Saved]:
     """Yield the complete, verified checkpoints without a commit that were trained from ``head``, the furthest first.
 
@@ -231,8 +243,10 @@ def find_orphans(
         head: the newest commit; None before the run's first commit.
         is_expected: returns whether a checkpoint may have been trained with the settings of a fingerprint.
         find_excluded: returns the folders that must not be used again; called only if there are candidates.
+        place: where to look for checkpoints: the run's folder in a near folder; None for ``folder`` itself.
     """
-    found = _find_children(folder, head, is_expected, steps_per_epoch)
+    place = place or folder
+    found = _find_children(place, head, is_expected, steps_per_epoch)
     excluded = find_excluded() if found else set()
     before: Trail | None = None
     for path, metadata in found:
@@ -240,14 +254,16 @@ def find_orphans(
             continue
         before = before or (read_known_trail(folder, head.path, head.step) if head else Trail(0))
         try:
-            trail = read_trail(folder, path)
+            trail = read_trail(place, path)
             problem = find_break(before, trail) or _find_wrong_end(trail, metadata)
-            problem = problem or _find_wrong_sums(folder, head, path, metadata, trail, steps_per_epoch)
+            if not problem:
+                sums = read_sums(folder, head.path, find_parts(head)) if head else Sums()
+                problem = find_disagreement(sums, trail.losses, read_sums(place, path, metadata.parts), steps_per_epoch)
             if problem:
                 raise RecordDamaged(problem)
-            described = hash_file(folder, path, METADATA)
+            described = hash_file(place, path, METADATA)
             shown = [metadata.shown] if metadata.shown else []
-            damaged = _check_files(functools.partial(_verify_file, folder, path), [*metadata.parts, *shown])
+            damaged = _check_files(functools.partial(verify_file, place, path), [*metadata.parts, *shown])
         except NameMissing:
             continue
         except RecordDamaged as error:
@@ -282,10 +298,3 @@ def _find_children(
 def _find_wrong_end(trail: Trail, metadata: Metadata) -> str:
     last = metadata.optimizer_steps_total
     return "" if trail.step == last else f"its trail ends with step {trail.step} and not with step {last}"
-
-
-def _find_wrong_sums(
-    folder: Store, head: Commit | None, path: str, metadata: Metadata, trail: Trail, steps_per_epoch: int
-) -> str:
-    before = read_sums(folder, head.path, find_parts(head)) if head else Sums()
-    return find_disagreement(before, trail.losses, read_sums(folder, path, metadata.parts), steps_per_epoch)

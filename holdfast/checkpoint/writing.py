@@ -3,12 +3,12 @@
 import functools
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.checkpoint.files import check_same_file, hash_bytes, write_file
+from holdfast.checkpoint.files import check_same_file, write_file
 from holdfast.checkpoint.format import is_part
 from holdfast.checkpoint.metadata import METADATA, SHOWN, Metadata, Saved, content_id, folder_name
 from holdfast.checkpoint.peers import Alone, Peers
@@ -17,7 +17,9 @@ from holdfast.journal import FileRecord, folder_record_name
 from holdfast.machine import faults
 from holdfast.store import Store
 
-# A part is written in pieces of this size, so that no system call takes long and other threads can run in between.
+# The number of parts written at the same time: a disk has a queue, and an object store takes several connections.
+WRITERS = 4
+# A part is written in pieces of this size, so that other threads get their turn and no system call takes long.
 WRITE_BYTES = 16 * 2**20
 
 
@@ -39,7 +41,11 @@ class Written:
 
 @dataclass
 class File:
-    """A part that is being written: its record, which is there when the part is hashed, and its last version."""
+    """A part that is being written: its record (a future, until it is hashed), and its previous version.
+
+    Attributes:
+        record: one future for all folders that get the part, so that it is hashed once.
+    """
 
     name: str
     record: "Future[FileRecord]"
@@ -90,20 +96,9 @@ def write_checkpoint(
         peers: the ranks that write the checkpoint together. When all of them have written their parts durably, the main
             rank completes the checkpoint.
     """
-    candidates = _candidate_names(folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"]))
-
-    def is_free(path: str) -> bool:
-        # If a folder was assigned to a commit, a prune that was suspended may go on at any time and delete the folder.
-        if folder.exists(folder_record_name(path)):
-            return False
-        # A dead attempt may have left other parts in the folder, of a state that was cut in another way.
-        return not {*filter(is_part, folder.list(path))} - {*names}
-
-    def choose() -> str:
-        return next(filter(is_free, candidates))
-
+    free = list_free(folder, folder_name(metadata["optimizer_steps_total"], metadata["steps_per_epoch"]), names)
     while True:
-        path = peers.decide(choose)
+        path = peers.decide(lambda: next(free))
         written: list[FileRecord] = []
 
         def write(path: str = path, written: list[FileRecord] = written) -> list[FileRecord]:
@@ -116,6 +111,24 @@ def write_checkpoint(
             return peers.decide(functools.partial(_complete, folder, path, records, written, metadata))
         except NameTaken:
             continue
+
+
+def list_free(folder: Store, natural: str, names: Collection[str]) -> Iterator[str]:
+    """Yield names of folders for a checkpoint, best first. Of those that exist, one may have some of its files already.
+
+    Args:
+        natural: see `folder_name`.
+        names: the names of all parts.
+    """
+
+    def is_free(path: str) -> bool:
+        # A folder that was assigned to a commit may be deleted at any moment by a prune that has slept since.
+        if folder.exists(folder_record_name(path)):
+            return False
+        # A dead attempt may have left parts of a state that was cut in another way in a folder.
+        return not {*filter(is_part, folder.list(path))} - {*names}
+
+    return filter(is_free, _candidate_names(natural))
 
 
 def _complete(
@@ -147,7 +160,7 @@ class Images:
         files: all parts.
         images: the bytes of each part, by name.
         lines: the files of JSON lines beside the state, by name.
-        hashing, writing: the threads that hash and write the parts.
+        writing: the threads that write the parts.
     """
 
     def __init__(
@@ -156,13 +169,10 @@ class Images:
         files: Sequence[File],
         images: Mapping[str, memoryview],
         lines: Mapping[str, bytes],
-        hashing: ThreadPoolExecutor,
         writing: ThreadPoolExecutor,
     ) -> None:
         self.files = files
         self._folder, self._images, self._lines, self._pool = folder, images, lines, writing
-        for file in files:
-            file.record = hashing.submit(hash_bytes, file.name, images[file.name])
 
     def write(self, path: str) -> list[FileRecord]:
         """Write the files, all parts at once; see `Writing.write`."""

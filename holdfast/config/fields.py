@@ -36,6 +36,7 @@ from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 DEFAULT_SEED = 1234
 DEFAULT_STORE = "runs"
 PART_BYTES = 256 * 2**20
+NEAR_BYTES = 100 * 10**9
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 FUNCTION = r"^([A-Za-z_][\w.]*|[^:]*[\w-]\.py):[A-Za-z_][\w.]*$"
 CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -156,6 +157,17 @@ class Checkpoint(Section):
     """Largest number of bytes of tensors in one file of a checkpoint."""
     read_back_every: Count = Field(default=10, ge=0)
     """Read back the first commit and every n-th after it, and verify it; 0 reads none."""
+
+
+class NearTier(Section):
+    """Copies of checkpoints in a folder of the node's own, from which a restart there reads; see storage.md."""
+
+    folder: str | None = Field(default=None, min_length=1)
+    """Folder on a disk or in memory of the node, which outlives ranks and attempts, such as /local/nvme/holdfast. Each
+    save is written there before the store. The folder is created, but not its parents. Unset: no copies.
+    """
+    most_bytes: Count = Field(default=NEAR_BYTES, ge=1)
+    """Largest number of bytes in the folder, of all its runs together. The oldest copies are deleted for new ones."""
 
 
 class KeepBest(Section):
@@ -499,6 +511,7 @@ class RunConfig(Section):
     compute: Compute = Compute()
     resume: Annotated[Resume, OPERATIONAL] = Resume()
     checkpoint: Annotated[Checkpoint, OPERATIONAL] = Checkpoint()
+    near: Annotated[NearTier, OPERATIONAL] = NearTier()
     proof: Annotated[ProofSettings, OPERATIONAL] = ProofSettings()
     supervision: Annotated[Supervision, OPERATIONAL] = Supervision()
     init_from: Annotated[InitFrom | None, IDENTITY] = None

@@ -30,6 +30,12 @@ REHEARSAL_POINTS = (
     "rehearsal-noted",  # the trails are equal, and the ranks that don't go on have ended
 )
 
+# The points of a run with a near folder.
+NEAR_POINTS = (
+    "near-durable",  # in a rank: the near folder has the whole checkpoint, and the store has nothing of it
+    "near-copied",  # in the attempt: the store has all of a near checkpoint but its metadata
+)
+
 _passes: collections.Counter[str] = collections.Counter()
 
 

@@ -18,7 +18,7 @@ from holdfast.attempt.lineage import Present, describe_present
 from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Saved
 from holdfast.checkpoint.found import Found, find_suspects
-from holdfast.config import Log, RunConfig
+from holdfast.config import Log, NearTier, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.machine.gpus import check_gpus, gather_nodes, settle_ranks
@@ -142,7 +142,7 @@ class _Run:
         # An epoch has at least one step, so that these are enough epochs for all steps.
         epochs = max(config.epochs, chunks[-1])
         self._own_epochs = config.epochs
-        changed = {"store": folder, "run": name, "log": log, "epochs": epochs, "signing_key": None}
+        changed = {"store": folder, "run": name, "log": log, "epochs": epochs, "signing_key": None, "near": NearTier()}
         self._config = config.model_copy(update=changed)
         self._log = Path(folder) / "logs" / f"{name}.log"
         self._chunks = chunks

@@ -10,8 +10,9 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, begin_from_ancestor, choose_gate, describe_present, find_ancestor
 from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Lines, Saved
-from holdfast.config import Log, RunConfig
-from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
+from holdfast.checkpoint.progress import ENDED_EPOCH
+from holdfast.config import Log, NearTier, RunConfig
+from holdfast.errors import CheckpointDamaged, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
 from holdfast.machine.gpus import check_gpus, gather_nodes
 from holdfast.rank.launching import Ranks
@@ -45,6 +46,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         "retention": config.retention.model_copy(update={"keep_best": None}),  # a replay keeps nothing
         "log": Log(every=config.log.every, folder=str(scratch)),
         "epochs": _count_epochs(journal, config, commit),
+        "near": NearTier(),  # an audit reads what the store has
     }
     with contextlib.suppress(RecordDamaged):
         if metadata := checkpoint.read_metadata(journal.store, commit.path):  # ``part_bytes`` may change within a run

@@ -179,8 +179,15 @@ class Ready(Message):
 
 
 class Restored(Message):
-    """The ranks hold the commit's state; see `holdfast.training.Resumed` for the fields."""
+    """The ranks hold the commit's state; see `holdfast.training.Resumed` for the other fields.
 
+    Attributes:
+        near: the number of parts that ranks have read from near copies, so that the store's weren't verified.
+        near_problem: how a near copy was damaged; empty for none.
+    """
+
+    near: int = 0
+    near_problem: str = ""
     step: int
     summary: str = ""
     taken_over: list[str] = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Metadata, Payload
+from holdfast.checkpoint import Metadata, NearReader, Payload
 from holdfast.errors import (
     CheckpointDamaged,
     GateTripped,
@@ -292,7 +292,8 @@ def report_examination(training: Training, events: Events) -> None:
 
 def restore_commit(training: Training, folder: Store, order: Restore, events: Events) -> None:
     """Load a commit's state, pass it through the gate and report `Restored`, `Damaged` or `Tripped`."""
-    loaded = _load_checkpoint(training, folder, order.commit, events)
+    near = NearReader(training.saver.near, order.commit) if training.saver.near else None
+    loaded = _load_checkpoint(training, folder, order.commit, events, near)
     if loaded is None:
         return
     resumed, problem = None, None
@@ -309,7 +310,18 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
     if any(problems):
         events.send(_name_rank(problems))
     elif resumed is not None:
-        events.send(Restored(**vars(resumed)))
+        events.send(Restored(**vars(resumed), **_describe_near(training, near)))
+
+
+def _describe_near(training: Training, near: NearReader | None) -> dict[str, Any]:
+    """Return the fields of `Restored` about near copies. All ranks call it together."""
+    if near is None:
+        return {}
+    found = training.ranks.gather((len(near.taken), near.problem))
+    return {
+        "near": sum(taken for taken, _ in found),
+        "near_problem": next(filter(None, (each for _, each in found)), ""),
+    }
 
 
 def _name_rank(problems: list[Tripped | None]) -> Tripped:
@@ -319,11 +331,14 @@ def _name_rank(problems: list[Tripped | None]) -> Tripped:
 
 
 def _load_checkpoint(
-    training: Training, folder: Store, commit: Commit, events: Events
+    training: Training, folder: Store, commit: Commit, events: Events, near: NearReader | None = None
 ) -> tuple[Payload, Metadata] | None:
     """Return a commit's verified checkpoint.
 
     If any rank finds damage, report it and return None on all ranks.
+
+    Args:
+        near: copies to read from first; None for none.
     """
     loaded, problem = None, None
     try:
@@ -335,9 +350,9 @@ def _load_checkpoint(
             )
         if shards:
             training.saver.wait()
-            payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers)
+            payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers, near)
         else:
-            payload = checkpoint.read_payload(folder, commit, training.saver.buffers)
+            payload = checkpoint.read_payload(folder, commit, training.saver.buffers, near)
         metadata = checkpoint.read_metadata(folder, commit.path)
         if metadata is None:  # deleted since the payload was read
             raise CheckpointDamaged(f"{commit.path} has no metadata any more")

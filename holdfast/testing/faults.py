@@ -2,21 +2,21 @@
 
 from pathlib import Path
 
-from holdfast.machine.faults import POINTS, REHEARSAL_POINTS
+from holdfast.machine.faults import NEAR_POINTS, POINTS, REHEARSAL_POINTS
 
 
 def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
     """Return the environment variable that makes a run die once, by SIGKILL, at a named point of the code.
 
     Args:
-        point: one of `holdfast.machine.faults.POINTS` or `REHEARSAL_POINTS`.
-        nth: the arrival at the point that kills, counted from 1 in each process.
+        point: one of `holdfast.machine.faults.POINTS`, `REHEARSAL_POINTS` or `NEAR_POINTS`.
+        nth: which time the point is reached, counted from 1 in each process.
         victim: the processes that are killed: ``self``, ``other`` or ``both``; see `holdfast.machine.faults`.
         struck: a file that the fault creates, so that it strikes only once.
 
     Raises:
         ValueError: there is no such point, count or victim.
     """
-    if point not in POINTS + REHEARSAL_POINTS or victim not in ("self", "other", "both") or nth < 1:
+    if point not in POINTS + REHEARSAL_POINTS + NEAR_POINTS or victim not in ("self", "other", "both") or nth < 1:
         raise ValueError(f"no such fault: {point}:{nth}:{victim}")
     return {"HOLDFAST_FAULT": f"{point}:{nth}:{victim}:{struck}"}

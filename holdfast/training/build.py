@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import send_to_device
 
 from holdfast import state
-from holdfast.checkpoint import Saver
+from holdfast.checkpoint import Near, Saver
 from holdfast.config import RunConfig
 from holdfast.data import (
     Batches,
@@ -116,6 +116,7 @@ class Training:
             config.checkpoint.part_bytes,
             shared_by=max(1, config.retention.keep_last - 1),
             pin=pinning(self.accelerator.device),
+            near=Near.of(config),
         )
         self.probe: Probe | None = None  # the probe of the last checkpoint
         self.touched: dict[str, str] = {}

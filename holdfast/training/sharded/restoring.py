@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from holdfast import checkpoint
-from holdfast.checkpoint import ABREAST, READ_DEPTH, READ_WINDOWS, Header, PartsReader, Payload, Tensor
+from holdfast.checkpoint import ABREAST, READ_DEPTH, READ_WINDOWS, Header, NearReader, PartsReader, Payload, Tensor
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit
 from holdfast.memory import Buffers
@@ -74,7 +74,12 @@ def _list_shards(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_shards(
-    exchange: Exchange, shards: Shards, folder: Store, commit: Commit, buffers: Buffers | None = None
+    exchange: Exchange,
+    shards: Shards,
+    folder: Store,
+    commit: Commit,
+    buffers: Buffers | None = None,
+    near: NearReader | None = None,
 ) -> Payload:
     """Read a committed state and verify it while reading; each rank keeps its own rows. All ranks call it together.
 
@@ -84,6 +89,7 @@ def read_shards(
     Args:
         shards: sharded tensors by name; the state's tensors get the same layout over the ranks.
         buffers: memory for the windows; without it, new memory.
+        near: the copies from which this rank reads each of its parts first.
 
     Raises:
         CheckpointDamaged: a file is missing or differs; all ranks raise it, even if only one has found it.
@@ -108,7 +114,7 @@ def read_shards(
         readers: dict[str, PartsReader] = {}
         for lane in range(ABREAST):
             windows = memory[lane * lane_bytes : (lane + 1) * lane_bytes]
-            reader = PartsReader(folder, commit, own[lane::ABREAST], windows, window_bytes)
+            reader = PartsReader(folder, commit, own[lane::ABREAST], windows, window_bytes, near)
             stack.callback(reader.close)
             readers |= {part.name: reader for part in own[lane::ABREAST]}
         for names in checkpoint.list_batches(owners, ABREAST):

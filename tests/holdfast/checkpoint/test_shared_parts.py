@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Saved, Saver, differences, writing
+from holdfast.checkpoint import Saved, Saver, differences, saving
 from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from tests.support.makers import METADATA_FIELDS, commit_of
@@ -67,13 +67,13 @@ def test_a_changed_part_is_written(folder: LocalStore) -> None:
 def test_a_changing_part_is_written_without_waiting_for_its_hash(
     folder: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashing, hash_part = threading.Event(), writing.hash_bytes
+    hashing, hash_part = threading.Event(), saving.hash_bytes
 
     def late(*arguments: Any) -> Any:
         assert hashing.wait(WITHIN_S)
         return hash_part(*arguments)
 
-    monkeypatch.setattr(writing, "hash_bytes", late)
+    monkeypatch.setattr(saving, "hash_bytes", late)
     saver = Saver(PART_BYTES, 99)
     for step in (10, 20, 30):
         state = {"model": {name: tensor + step for name, tensor in STATE["model"].items()}, "rng": STATE["rng"]}

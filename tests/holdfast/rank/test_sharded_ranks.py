@@ -125,6 +125,21 @@ def test_killed_in_any_phase_of_a_save_a_run_ends_on_the_same_bytes(nursery: Liv
         assert train(nursery, folder, 2) == expected, (point, victim)
 
 
+def test_near_copies_are_adopted_and_read_with_the_same_bytes(nursery: Lives, tmp_path: Path) -> None:
+    expected = train(nursery, tmp_path / "straight", 2)
+    lines = [*SETTINGS, f"near.folder = {json.dumps(str(tmp_path / 'near'))}"]
+    adopting, reading = tmp_path / "adopting", tmp_path / "reading"
+    assert train(nursery, adopting, 2, lines, HOLDFAST_FAULT=f"near-durable:1:both:{tmp_path}/first") == expected
+    assert Journal(open_store(str(adopting)), "r").read_commit(1).why == "adopted"
+    train(nursery, reading, 2, lines, HOLDFAST_FAULT=f"latest-replaced:2:self:{tmp_path}/second")
+    done = nursery.call("tests.support.forked:train", str(reading / "config.toml"), [])
+    assert done.returncode == 0, done.stderr
+    assert "restored from near copies" in done.stderr
+    newest = Journal(open_store(str(reading)), "r").newest()
+    assert newest is not None  # the orphans may have saved one more on the way
+    assert newest.checkpoint_sha256 == expected[0]
+
+
 @pytest.mark.parametrize(
     ("recipe", "parallel"),
     [("averaged", "fsdp")] + [("wrapped", "ddp"), ("looped", "ddp"), ("wrapped", "fsdp")] * IS_SOAK,

@@ -1,0 +1,201 @@
+"""Near copies of a run's checkpoints: whole checkpoints on a disk or in memory of the node, which outlive its ranks.
+
+A near folder is a cache: nothing in it counts for the run. A restore takes a part from it only if the part has the hash
+in the commit. A checkpoint that only the near folder has is adopted as one of dead ranks is, once the store has all of
+it. So a near folder that is full, read-only, damaged, of another time or gone costs a warning, and time.
+
+Several runs, attempts and ranks may share one folder. Each run has a folder of its own in it, named after the run and
+its ``run.json``, with checkpoints in the same form as on the store.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.checkpoint.files import FileDamage
+from holdfast.checkpoint.metadata import is_folder_name, read_metadata
+from holdfast.checkpoint.peers import Alone, Peers
+from holdfast.config import NearTier, RunConfig
+from holdfast.errors import HoldfastError, RecordDamaged, StoreFull
+from holdfast.journal import Commit, FileRecord
+from holdfast.machine import faults
+from holdfast.store import Store, open_store
+from holdfast.store.contract import translate_errors
+from holdfast.store.local import LocalStore
+
+RUN_FOLDER = re.compile(r".+-[0-9a-f]{16}")
+# Whoever can write into the folder can offer a state for adoption, as whoever can write to the store can.
+MODE = 0o700
+
+
+class Copy(NamedTuple):
+    """A checkpoint in a near folder, of any run, perhaps an unfinished one: its age is that of its newest file."""
+
+    modified: float
+    path: Path
+    size_bytes: int
+
+
+class Near:
+    """The near copies of one run, in a folder of this node.
+
+    Args:
+        settings: the folder, and the largest number of bytes in it.
+        folder: the run's folder on the store.
+        name: the run's name.
+    """
+
+    def __init__(self, settings: NearTier, folder: Store, name: str) -> None:
+        assert settings.folder is not None
+        self.root = Path(settings.folder).expanduser().absolute()
+        self._most_bytes, self._folder, self._name = settings.most_bytes, folder, name
+        self._place = ""  # the name of the run's own folder
+        self._problem: type[Exception] | None = None  # of the last save
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Near | None":
+        """Return the near copies of a configured run; None if it has no near folder."""
+        if config.near.folder is None:
+            return None
+        return cls(config.near, open_store(config.store).inside(config.run), config.run)
+
+    def is_of(self, folder: Store) -> bool:
+        """Return whether a folder on a store is this run's."""
+        return folder.url == self._folder.url
+
+    @property
+    def place(self) -> Path:
+        """Return the run's folder in the near folder."""
+        if not self._place:
+            # A run that was deleted and begun again has another run.json.
+            self._place = f"{self._name}-{hashlib.sha256(self._folder.read('run.json')).hexdigest()[:16]}"
+        return self.root / self._place
+
+    @property
+    def store(self) -> Store:
+        """Return the same folder as a store, whose writes fail if the folder is missing."""
+        return LocalStore(str(self.place)).existing()
+
+    # ---- writing
+
+    def keep(self, size_bytes: int, write: Callable[[Store], object], peers: Peers | Alone) -> str:
+        """Write a checkpoint into the near folder, and delete the oldest ones for it. Raise no error.
+
+        Args:
+            size_bytes: the size of the checkpoint's parts together.
+            write: writes the checkpoint to a store, together with the other ranks.
+            peers: the ranks that write it together, each into the near folder of its own node.
+
+        Returns:
+            why that failed, for a person; empty if it succeeded, or if the save before failed for the same reason.
+        """
+        before, self._problem = self._problem, None
+        try:
+            peers.each(lambda: self._prepare(size_bytes))
+            write(self.store)
+            faults.reach("near-durable")
+        except (HoldfastError, OSError) as error:
+            self._problem = type(error)
+            if self._problem is not before:
+                return f"{error}; the near folder gets no copy"
+        return ""
+
+    def _prepare(self, size_bytes: int) -> None:
+        place = self.place
+        with translate_errors(f"write to the near folder {self.root}"):
+            # Not the folder's parents: if a disk isn't mounted, its copies don't go to the disk below.
+            for folder in (self.root, place):
+                folder.mkdir(MODE, exist_ok=True)  # another rank may make it at the same moment
+            self._make_room(size_bytes)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Delete the oldest checkpoints until one of ``size_bytes`` fits, into `most_bytes` and onto the disk."""
+        copies = sorted(self._list_copies())
+        room = self._most_bytes - sum(each.size_bytes for each in copies)
+        room = min(room, shutil.disk_usage(self.root).free)
+        for oldest in copies:
+            if room >= size_bytes or size_bytes > self._most_bytes:
+                break
+            shutil.rmtree(oldest.path, ignore_errors=True)
+            room += 0 if oldest.path.exists() else oldest.size_bytes
+        if room < size_bytes:
+            raise StoreFull(f"{self.root} has room for {max(room, 0):,} bytes, and a checkpoint has {size_bytes:,}")
+
+    def _list_copies(self) -> Iterator[Copy]:
+        """Yield the checkpoints of all runs. Names that a near folder doesn't have are somebody else's, and stay."""
+        for run in _list_folders(self.root):
+            for folder in _list_folders(run.path) if RUN_FOLDER.fullmatch(run.name) else ():
+                with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                    if is_folder_name(folder.name):
+                        yield _measure(Path(folder.path))
+
+    # ---- reading
+
+    def find(self, commit: Commit) -> list[str]:
+        """Return the folders of `store` that may have copies of a commit's parts, going by names and metadata.
+
+        On a node whose ranks write only some of the parts, a copy has no metadata.
+        """
+        found = []
+        with contextlib.suppress(HoldfastError):
+            for path in self.store.list():
+                if is_folder_name(path) and path.partition(".")[0] == commit.path.partition(".")[0]:
+                    with contextlib.suppress(RecordDamaged):
+                        metadata = read_metadata(self.store, path)
+                        if metadata is None or metadata.checkpoint_sha256 == commit.checkpoint_sha256:
+                            found.append(path)
+        return found
+
+
+class NearReader:
+    """The near copies of one commit, for one restore; several threads may read different parts.
+
+    Attributes:
+        store: the run's folder in the near folder.
+        taken: the names of the parts that were read from a copy.
+        problem: how the last copy that couldn't be used was damaged; empty for none.
+    """
+
+    def __init__(self, near: Near, commit: Commit) -> None:
+        self._copies = near.find(commit)
+        self.store = near.store if self._copies else None
+        self.taken: list[str] = []
+        self.problem = ""
+
+    def take(self, part: FileRecord, read: Callable[[Store, str, FileRecord], FileDamage | None]) -> str:
+        """Read a part from a copy with the right bytes; return the copy's folder, empty if there is none.
+
+        A damaged copy is deleted, so that no later restore reads it in vain.
+
+        Args:
+            read: reads all of the part in a folder of a store, and returns its damage.
+        """
+        for path in self._copies if self.store else ():
+            assert self.store is not None
+            try:
+                damage = read(self.store, path, part)
+                if damage is None:
+                    self.taken.append(part.name)
+                    return path
+                if damage.found != FileDamage.missing(path, part).found:
+                    self.problem = f"near copy: {damage}"
+                    self.store.delete(f"{path}/{part.name}")
+            except HoldfastError as error:
+                self.problem = f"near copy: {error}"
+        return ""
+
+
+def _measure(folder: Path) -> Copy:
+    found = [each.stat(follow_symlinks=False) for each in os.scandir(folder)]
+    newest = max((each.st_mtime for each in found), default=folder.stat().st_mtime)
+    return Copy(newest, folder, sum(each.st_size for each in found))
+
+
+def _list_folders(folder: str | Path) -> "list[os.DirEntry[str]]":
+    with os.scandir(folder) as entries:
+        return [each for each in entries if each.is_dir(follow_symlinks=False)]
