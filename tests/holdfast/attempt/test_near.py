@@ -16,7 +16,7 @@ from holdfast.machine.faults import NEAR_POINTS
 from holdfast.store.local import LocalStore
 from holdfast.testing.faults import fault
 from tests.conftest import IS_SOAK, Engine, Reference, assert_same_bytes
-from tests.support.faulty import behind_faults, use
+from tests.support.faulty import SLOW, behind_faults, use
 from tests.support.makers import make_key, make_line, resume, save, train
 
 COPYING = "copying step"
@@ -245,25 +245,32 @@ def test_two_runs_share_a_near_folder(engine: Engine, reference: Reference, fold
 
 
 @pytest.mark.slow
-def test_a_restart_reads_no_part_from_a_bucket(
+def test_a_slow_bucket_gets_what_is_adopted_and_is_asked_for_no_part(
     engine: Engine, reference: Reference, folder: Path, s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
     def note(method: str, path: str, headers: Any) -> str:
-        if method == "GET" and "safetensors" in path:
-            asked.append(path)
-        return ""
+        if "safetensors" not in path:
+            return ""
+        if method == "GET" and not headers.get("Range", "").startswith(("bytes=0-7", "bytes=8-")):
+            asked.append(path)  # more than the header, from which adoption reads the sums of losses
+        return SLOW
 
     with behind_faults(s3_server, "AWS_ENDPOINT_URL", note) as proxy:
         bucket = use(proxy, monkeypatch)
         text = engine.config.read_text().replace(f'"{engine.store}"', f'"{bucket}"')
         engine.config.write_text(f"{text}[checkpoint]\nread_back_every = 0\n[retention]\nkeep_last = 99\n")
         engine.store, engine.environment = bucket, proxy.environment
-        engine.run(**fault("latest-replaced", 2, "both", engine.folder / "struck"))
+        engine.run(**fault("near-durable", 1, "both", engine.folder / "first"))
+        assert engine.journal().newest() is None
+        second = engine.run(**fault("latest-replaced", 2, "both", engine.folder / "second"))
+        second_path = f"{engine.journal().read_commit(2).path}/"
         asked.clear()
-        done = engine.run()
-        assert done.returncode == 0, done.stderr
-        assert FROM_COPIES in done.stderr
-        assert [path for path in asked if "metadata" not in path] == []
+        third = engine.run()
+        assert third.returncode == 0, third.stderr
+        assert [path for path in asked if second_path in path] == []
+        assert COPYING in second.stderr
+        assert FROM_COPIES in second.stderr
+        assert FROM_COPIES in third.stderr
         assert_same_bytes(engine, reference)
