@@ -76,7 +76,7 @@ def _take_turns(chunk: int, threads: int, train_bare: Callable[[], float]) -> di
             while _count_steps(folder) < chunk * 3 // 2:
                 _check_runs(process, folder)
                 time.sleep(0.1)
-            found = _tree(process)
+            found = list_tree(process)
             others = [each for each in found if "holdfast.rank" not in each.cmdline()]
             while (before := _count_steps(folder)) < chunk * CHUNKS - chunk // 2:
                 began, used_s = time.monotonic(), _cpu_s(others)
@@ -177,7 +177,7 @@ def command(module: str, config: Path) -> "Iterator[subprocess.Popen[bytes]]":
         kill_all(process)
 
 
-def _tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+def list_tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     """Return a process after all that it has started."""
     root = psutil.Process(process.pid)
     return [*root.children(recursive=True), root]
@@ -186,7 +186,7 @@ def _tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
 def kill_all(process: "subprocess.Popen[bytes]") -> None:
     """The process is gone, with all that it has started: its ranks, its server."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        found = _tree(process)
+        found = list_tree(process)
         for each in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
