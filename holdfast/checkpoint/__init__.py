@@ -31,7 +31,7 @@ from holdfast.checkpoint.metadata import (
     step_of,
 )
 from holdfast.checkpoint.near import Near, NearReader
-from holdfast.checkpoint.partial import Header, PartsReader, read_headers
+from holdfast.checkpoint.partial import Header, PartsReader, read_ended_epoch, read_headers
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.peers import assign_owners, list_batches
 from holdfast.checkpoint.saving import Saver, count_cores, save

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from holdfast.checkpoint.files import FileDamage, damage_error
 from holdfast.checkpoint.format import HEADER_METADATA, MAX_HEADER_BYTES, METADATA_KEY, size_of
 from holdfast.checkpoint.near import NearReader
+from holdfast.checkpoint.progress import ENDED_EPOCH
 from holdfast.checkpoint.streaming import MemoryWindows
-from holdfast.checkpoint.verifying import check_others, verify_file
+from holdfast.checkpoint.verifying import check_others, find_parts, verify_file
 from holdfast.errors import CheckpointDamaged, NameMissing
 from holdfast.journal import Commit, FileRecord
 from holdfast.store import Store

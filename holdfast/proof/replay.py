@@ -10,9 +10,8 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, begin_from_ancestor, choose_gate, describe_present, find_ancestor
 from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Lines, Saved
-from holdfast.checkpoint.progress import ENDED_EPOCH
 from holdfast.config import Log, NearTier, RunConfig
-from holdfast.errors import CheckpointDamaged, HoldfastError, NameMissing, RecordDamaged, RunStopped, WrongUse
+from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
 from holdfast.machine.gpus import check_gpus, gather_nodes
 from holdfast.rank.launching import Ranks
