@@ -12,6 +12,7 @@ from holdfast.errors import ConfigError
 TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")
 # The first of several hosts: node1 of node[1-3,7], and of node1,node2. Source: scontrol(1), show hostnames.
 FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)")
+OF_A_BATCH_FILE = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
 FIRST_PORT, PORTS = 15000, 15000  # below the ports that Linux gives to clients
 # Factors without a common one with `PORTS`: jobs whose numbers are close have ports that differ, and so have a job's
 # steps, and its life after Slurm has queued it again, when another program may have the port of the life before.
@@ -44,17 +45,17 @@ def find_job(environ: Mapping[str, str] = os.environ) -> SlurmJob | None:
     if not environ.get("SLURM_JOB_ID", "").isdecimal():
         return None
     is_step = "SLURM_STEP_NUM_NODES" in environ
-    scope = "STEP" if is_step else "JOB"
+    hosts, nodes = ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES") if is_step else OF_A_BATCH_FILE
     number, step = int(environ["SLURM_JOB_ID"]), _read_number(environ, "SLURM_STEP_ID", 0)
     restarts = _read_number(environ, "SLURM_RESTART_COUNT", 0)
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    host = FIRST_HOST.match(environ.get(f"SLURM_{scope}_NODELIST", ""))
+    host = FIRST_HOST.match(environ.get(hosts, ""))
     first = environ.get("MASTER_ADDR") or ("".join(part or "" for part in host.groups()) if host else "127.0.0.1")
     port = environ.get("MASTER_PORT") or FIRST_PORT + (PER_JOB * number + step + PER_RESTART * restarts) % PORTS
     return SlurmJob(
         name=f"{array}_{task}" if array and task else str(number),
         restarts=restarts,
-        nodes=_read_number(environ, f"SLURM_{scope}_NUM_NODES", 1),
+        nodes=_read_number(environ, nodes, 1),
         is_step=is_step,
         tasks=tuple(int(found) for found in TASKS.findall(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))),
         address=f"{first}:{port}",

@@ -4,14 +4,18 @@ The ranks exchange these through the key-value store that torchrun on node 0 ser
 """
 
 import os
+import signal
 import socket
 import sys
+import time
 from datetime import timedelta
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from holdfast.config import Compute
 from holdfast.errors import HoldfastError, RankDied
+from holdfast.machine import heartbeats
+from holdfast.machine.processes import is_running
 from holdfast.rank.alive import NodeWatch
 from holdfast.rank.events import Events
 from holdfast.rank.messages import Failed, decode_event, encode_message
@@ -19,6 +23,7 @@ from holdfast.rank.rendezvous import find_node, split_address
 
 FIRST, CAUSE = "holdfast/first", "holdfast/cause"
 STORE_WITHIN_S = 60.0
+LOOK_EVERY_S = 0.02
 # A rank writes its error to the store before its connections end. So the cause is there when other ranks lose their
 # connections.
 CAUSE_WITHIN_S = 1.0
@@ -88,3 +93,15 @@ class Nodes:
         """Tell the other nodes that this rank ends, so that they don't report its node as lost."""
         if self._watch is not None:
             self._watch.leave()
+
+
+def end_torchrun() -> None:
+    """End the torchrun of this node, whose command has died, once its other ranks have ended.
+
+    It would wait 300 s for those of other nodes, and keep the port of the rendezvous, which the next attempt needs. The
+    main rank calls this after its save, when the checkpoint of all ranks is durable.
+    """
+    others = [beat.pid for beat in heartbeats.read_beats().values() if beat.pid != os.getpid()]
+    while any(map(is_running, others)):
+        time.sleep(LOOK_EVERY_S)
+    os.kill(os.getppid(), signal.SIGTERM)

@@ -4,8 +4,6 @@ import contextlib
 import faulthandler
 import functools
 import gc
-import os
-import signal
 import sys
 import time
 import traceback
@@ -26,7 +24,6 @@ from holdfast.journal import Commit
 from holdfast.machine import heartbeats
 from holdfast.machine.environment import describe_environment
 from holdfast.machine.heartbeats import Phase, RankStanding
-from holdfast.machine.processes import is_running
 from holdfast.provenance import opened_files as opened
 from holdfast.provenance.canonical import spell_floats
 from holdfast.provenance.fingerprint import to_plain
@@ -58,11 +55,11 @@ from holdfast.rank.messages import (
     Train,
     Tripped,
 )
-from holdfast.rank.nodes import Nodes
+from holdfast.rank.nodes import Nodes, end_torchrun
 from holdfast.rank.orders import Orders
 from holdfast.rank.process import read_environment
 from holdfast.rank.record import CodeRecord, read_recorded
-from holdfast.rank.surviving import LOOK_EVERY_S, RankChunk, Survivor
+from holdfast.rank.surviving import RankChunk, Survivor
 from holdfast.recipe.function import default_settings
 from holdfast.store import Store, open_store
 from holdfast.training import (
@@ -122,18 +119,6 @@ def serve(
     if training.config.compute.has_rendezvous and not orders.is_ended:
         # Without this error torchrun would let all nodes meet again, and wait for a node that was told to end.
         events.send(Failed.of(RankDied("the ranks have stopped: a node has joined, or was told to end")))
-
-
-def end_torchrun() -> None:
-    """End the torchrun of this node, whose command has died, once its other ranks have ended.
-
-    It would wait 300 s for those of other nodes, and keep the port of the rendezvous, which the next attempt needs. The
-    main rank calls this after its save, when the checkpoint of all ranks is durable.
-    """
-    others = [beat.pid for beat in heartbeats.read_beats().values() if beat.pid != os.getpid()]
-    while any(map(is_running, others)):
-        time.sleep(LOOK_EVERY_S)
-    os.kill(os.getppid(), signal.SIGTERM)
 
 
 def obey(

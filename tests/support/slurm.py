@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from tasks.server import free_port
+from tests.support.processes import variables_of
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "srun")
 UP_WITHIN_S, DOWN_WITHIN_S, JOB_WITHIN_S = 60.0, 30.0, 400.0
@@ -136,13 +137,7 @@ class Cluster:
 
 def find_processes(**variables: str) -> list[psutil.Process]:
     """Return the processes that have these environment variables."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            environment = process.environ()
-            if all(environment.get(name) == value for name, value in variables.items()):
-                found.append(process)
-    return found
+    return [process for process in psutil.process_iter() if variables.items() <= variables_of(process).items()]
 
 
 @contextlib.contextmanager
