@@ -98,16 +98,20 @@ def find_refusal(
 
 def _requeue(job: SlurmJob) -> None:
     """Ask Slurm for the job's state, and queue the job again if that state allows it."""
+    before = signal.getsignal(signal.SIGTERM)
+    # Slurm signals every process of the job that it queues again, also scontrol, which inherits that it ignores this.
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     found = _ask("squeue", "-h", "-j", job.name, "-O", "State:|,Reason:|")
-    if found is None:
-        return
-    state, reason = [*found.split("|"), "", ""][:2]
-    if not any(state == each and because in (None, reason) for each, because in RETURNING):
+    state, reason = [*(found or "").split("|"), "", ""][:2]
+    if found is not None and not any(state == each and because in (None, reason) for each, because in RETURNING):
         seen = f"its state is {state} ({reason})" if state else "squeue doesn't know it"
         log.info("job %s is not queued again by this command: %s", job.name, seen)
-    elif _ask("scontrol", "requeue", job.name) is not None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm ends what is left of this life of the job
+    elif found is not None and _ask("scontrol", "requeue", job.name) is not None:
         log.info("job %s is queued again, and then continues the run", job.name)
+        return
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ask(*command: str) -> str | None:

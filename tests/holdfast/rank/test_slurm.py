@@ -40,15 +40,18 @@ class Batch:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
 
-    def submit(self, *directives: str, options: str = "", tasks: int = 1, before: str = "true") -> str:
+    def submit(
+        self, *directives: str, options: str = "", tasks: int = 1, before: str = "true", command: str = ""
+    ) -> str:
         """Submit the job; return its number.
 
         Args:
             options: further options of ``holdfast train``.
             before: a command to run before it.
+            command: a command to run in its place.
             tasks: of srun, on each node.
         """
-        command = f"{HOLDFAST} train {Nodes(self.folder, LONG).write(0)} --set compute.nodes=slurm {options}"
+        command = command or f"{HOLDFAST} train {Nodes(self.folder, LONG).write(0)} --set compute.nodes=slurm {options}"
         lines = [
             f"--job-name=r --requeue --open-mode=append --output={self.folder}/%a.log",
             *([f"--ntasks-per-node={tasks}"] if tasks > 1 else []),
@@ -112,6 +115,22 @@ def test_a_job_is_queued_again_after_the_signal_that_people_are_taught(
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), batch.said()
     assert batch.reasons() == ["preempted", "completed"]
     assert "told to end by SIGUSR1" in batch.said()
+    assert batch.final() in undisturbed
+
+
+def test_a_job_whose_ranks_srun_has_started_continues_by_itself(
+    batch: Batch, cluster: Cluster, undisturbed: str
+) -> None:
+    script = batch.folder / "attached.py"
+    config = Nodes(batch.folder, LONG).write(0)
+    script.write_text(f'import holdfast\nif __name__ == "__main__":\n    holdfast.attach("{config}")\n')
+    job = batch.submit("--nodes=1", tasks=2, command=f"{sys.executable} {script}")
+    batch.await_step(8)
+    cluster.run("scancel", "--signal=TERM", job)
+    ended = cluster.await_ended(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), batch.said()
+    assert batch.reasons() == ["preempted", "completed"]
+    assert f"job {job} is queued again" in batch.said()
     assert batch.final() in undisturbed
 
 
