@@ -34,7 +34,7 @@ CHUNK = 80
 CHUNKS = 1000
 # Seconds after a chunk's last step until a kill, and from a notice to the kill: too short for the store.
 AFTER_S = {"100 MB": 3.0, "1 GB": 6.0}
-ROUNDS, FULL_ROUNDS = 2, 5
+ROUNDS, FULL_ROUNDS = 1, 5
 TRACE = "pccheck_gcp-a100-g16"
 FIGURES = {
     "restart, to the first new step": "s",
