@@ -19,7 +19,7 @@ log = logging.getLogger("holdfast.audit")
 
 @served_flow(name="audit", flow_run_name="audit {store}", retries=0, persist_result=False)
 def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict[str, list[Audit]]:
-    """Train chunks of each run again, and compare the bytes. Change nothing on the store.
+    """Train chunks of each run again, and compare the bytes. Write nothing but a record of each audit.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.

@@ -4,7 +4,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from holdfast.journal import Journal
-from holdfast.proof.audit import Audit, audit_commit
+from holdfast.proof.audit import Audit, audit_commit, keep_audit
 from holdfast.store import open_store
 from tasks import hooks
 
@@ -26,4 +26,6 @@ def audit_one(store: str, run: str, commit: int) -> Audit:
         commit: The commit's number.
     """
     journal = Journal(open_store(store), run)
-    return audit_commit(journal, journal.read_commit(commit))
+    audit = audit_commit(journal, journal.read_commit(commit))
+    keep_audit(journal, audit)
+    return audit

@@ -15,7 +15,7 @@ from holdfast.checkpoint.shown import SUFFIXES, list_shown, read_newest
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
-from holdfast.journal import Journal, find_runs, seconds_of
+from holdfast.journal import Journal, find_certified, find_runs, seconds_of
 from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.signature import load_trusted_key
 from holdfast.keeping.verification import CheckedCheckpoint, verify_run
@@ -99,11 +99,13 @@ def show_command(
             {"name": shown.name, "type": shown.media_type, "step": shown.step, "epoch": shown.epoch}
             for shown in read_newest(journal)
         ]
-        print_json(standing.model_dump() | {"best": _read_best(journal), "shown": newest})
+        kept = {"best": _read_best(journal), "certified": _read_certified(journal)}
+        print_json(standing.model_dump() | kept | {"shown": newest})
         return 0
     fields = (
         _fields(standing)
         | _describe_best(journal)
+        | _describe_certified(journal)
         | {
             "shown": _name_shown(journal),
             "saved": save and f"{counted(files, 'file')} in {save}",
@@ -135,6 +137,22 @@ def _describe_best(journal: Journal) -> dict[str, str]:
     """Return the row of the best commit; nothing if none is known, since a metric may have the row's name."""
     best = _read_best(journal)
     return {"best": f"commit {best['commit']}, {best['metric']} {best['value']:.6g}, {best['path']}"} if best else {}
+
+
+def _read_certified(journal: Journal) -> dict[str, Any] | None:
+    """Return the newest certified commit, and the host that has trained it again; None without one."""
+    found = find_certified(journal, journal.candidates())
+    if found is None:
+        return None
+    commit, audit = found
+    return {"commit": commit.number, "step": commit.step, "path": commit.path, "host": audit.host}
+
+
+def _describe_certified(journal: Journal) -> dict[str, str]:
+    """Return the row of the newest certified commit; nothing without one."""
+    found = _read_certified(journal)
+    said = "commit {commit} (step {step}): {host} has trained it again to the same bytes"
+    return {"certified": said.format(**found)} if found else {}
 
 
 def _name_shown(journal: Journal) -> str:

@@ -12,7 +12,7 @@ from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit, open_journal
-from holdfast.proof.audit import audit_commit, choose_commits
+from holdfast.proof.audit import audit_commit, choose_commits, keep_audit
 from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.prove import prove
 from holdfast.recipe.permission import Trust
@@ -109,6 +109,7 @@ def audit_command(
     audits = []
     for each in _chosen(journal, commit, random, seed):
         audits.append(audit_commit(journal, each, start, ranks, Trust(recipe, trust_records)))
+        keep_audit(journal, audits[-1])
         if not json:
             print(audits[-1])
     if json:

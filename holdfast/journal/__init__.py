@@ -1,5 +1,6 @@
 """The journal of a run: the records that decide who may write the run and which checkpoints count."""
 
+from holdfast.journal.audits import find_certified, list_audits, record_audit
 from holdfast.journal.configs import find_conflict, read_given
 from holdfast.journal.journal import Journal, find_runs, list_runs
 from holdfast.journal.links import broken_links
@@ -8,6 +9,7 @@ from holdfast.journal.records import (
     MAX_RECORD_BYTES,
     REPORT,
     AttemptRecord,
+    AuditRecord,
     Commit,
     ConfigRecord,
     EndingRecord,
@@ -25,6 +27,7 @@ from holdfast.journal.records import (
     Record,
     RehearsalRecord,
     RunRecord,
+    audit_name,
     config_name,
     folder_record_name,
     format_time,
@@ -42,6 +45,7 @@ __all__ = [
     "MAX_RECORD_BYTES",
     "REPORT",
     "AttemptRecord",
+    "AuditRecord",
     "Commit",
     "ConfigRecord",
     "EndingRecord",
@@ -60,19 +64,23 @@ __all__ = [
     "Record",
     "RehearsalRecord",
     "RunRecord",
+    "audit_name",
     "broken_links",
     "config_name",
+    "find_certified",
     "find_conflict",
     "find_runs",
     "folder_record_name",
     "format_time",
+    "list_audits",
     "list_runs",
     "metrics_name",
     "now",
-    "seconds_of",
     "read_given",
     "read_record",
+    "record_audit",
     "record_name",
+    "seconds_of",
     "shown_name",
     "signature_name",
 ]

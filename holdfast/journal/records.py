@@ -374,6 +374,21 @@ class Pin(Record):
     created_at: Time
 
 
+class AuditRecord(Record):
+    """``audits/00000007-00000002.json``: an audit of a commit, which trained its steps again, here the second one."""
+
+    commit: int = Field(ge=1)
+    number: int = Field(ge=1, description="the number of this audit among those of the commit")
+    from_commit: int = Field(ge=0, description="the commit that the replay began with; 0 for the beginning of the run")
+    checkpoint_sha256: str = Field(
+        pattern=rf"{SHA256}|^$", description="the content id that the replay ended with; empty if the gate refused it"
+    )
+    notes: list[str] = Field(description="why equal bits were not promised; empty if they were")
+    host: str
+    environment: dict[str, Any] = Field(description="the machine, as in an attempt's record, without the code")
+    created_at: Time
+
+
 class PruneEntry(BaseModel):
     """One checkpoint in the report of a prune.
 
@@ -434,6 +449,11 @@ def metrics_name(number: int) -> str:
 def shown_name(number: int) -> str:
     """Return the name of the file with a commit's shown texts and pictures: ``shown/00000007.jsonl``."""
     return f"shown/{number:08d}.jsonl"
+
+
+def audit_name(commit: int, number: int) -> str:
+    """Return the name of an audit of a commit: ``audits/00000007-00000002.json``."""
+    return f"audits/{commit:08d}-{number:08d}.json"
 
 
 def signature_name(number: int, attempt: int) -> str:

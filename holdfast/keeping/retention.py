@@ -21,7 +21,17 @@ from holdfast.errors import (
     StoreError,
     Superseded,
 )
-from holdfast.journal import Commit, Journal, Pruned, PruneEntry, PruneReport, now, read_record, record_name
+from holdfast.journal import (
+    Commit,
+    Journal,
+    Pruned,
+    PruneEntry,
+    PruneReport,
+    find_certified,
+    now,
+    read_record,
+    record_name,
+)
 from holdfast.journal.finding import rank_by_metric
 from holdfast.terminal import counted
 
@@ -137,8 +147,8 @@ def prune_by_policy(
 ) -> PruneReport | None:
     """Delete the checkpoints that a policy doesn't keep; return a report, or None for a run without a commit.
 
-    Whatever the policy says, these checkpoints stay: pinned ones, the newest that verifies (its bytes are read), and
-    all that are newer than it. Quarantined checkpoints stay as evidence. All metrics stay.
+    Whatever the policy says, these checkpoints stay: pinned ones, the newest certified one, the newest that verifies
+    (its bytes are read), and all that are newer than it. Quarantined checkpoints stay as evidence. All metrics stay.
 
     A pruned record is written before any file is deleted. So a kill in between leaves debris, and never a commit that
     counts without its files. A failed deletion is logged, and the next prune finishes it.
@@ -233,6 +243,8 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
     if len(kept) == len(live):
         return {}
     protected = dict.fromkeys(journal.numbers("pins"), "pinned")
+    if certified := find_certified(journal, live):
+        protected.setdefault(certified[0].number, "the newest that is certified")
     for commit in live:
         is_verified = commit.number == verified
         damaged = [] if is_verified else checkpoint.verify(journal.store, commit, is_urgent=False)

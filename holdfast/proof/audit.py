@@ -1,17 +1,19 @@
 """`holdfast audit`: train committed steps of a run again, and compare with the checkpoint to the bit."""
 
+import logging
+import platform
 import random
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
-from holdfast.errors import GateTripped, WrongUse
-from holdfast.journal import Commit, Journal
+from holdfast.errors import GateTripped, StoreError, WrongUse
+from holdfast.journal import AuditRecord, Commit, Journal, now, record_audit
 from holdfast.proof.differing import Differing, find_difference
 from holdfast.proof.replay import (
     make_pruned_error,
@@ -21,6 +23,10 @@ from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.store import Store
 from holdfast.terminal import counted
 
+log = logging.getLogger(__name__)
+
+# The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
+OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}
 EARLIER = (
     "what an earlier resume has lost, which a replay from after it loses, too; --from begins with an earlier commit"
 )
@@ -40,6 +46,7 @@ class Audit(Differing, BaseModel):
         ranks: the number of ranks of the replay, if the caller chose one; None for the run's own number.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
         verdict: the findings of the run's rehearsals up to the commit.
+        environment: the machine of the replay; empty if the gate refused the start.
     """
 
     run: str
@@ -56,6 +63,7 @@ class Audit(Differing, BaseModel):
     ranks: int | None = None
     notes: list[str] = []
     verdict: str = ""
+    environment: dict[str, Any] = Field(default={}, exclude=True)
 
     @property
     def is_identical(self) -> bool:
@@ -116,12 +124,36 @@ def audit_commit(
         with replayed(journal, begin, commit, trust, ranks) as (saved, folder, present):
             notes = list(dict.fromkeys(note for each in span.commits for note in list_notes(journal, each, present)))
             found = saved.metadata.checkpoint_sha256
+            known |= {"found": found, "notes": notes, "environment": _describe_machine(present)}
             if found == commit.checkpoint_sha256:
-                return Audit(**known, found=found, notes=notes)
-            return Audit(**known, found=found, notes=notes, **_difference(journal, span, saved, folder))
+                return Audit(**known)
+            return Audit(**known, **_difference(journal, span, saved, folder))
     except GateTripped as error:
         # The run differs even before the first step: the gate refuses the restored start.
         return Audit(**known, gate=str(error), different=error.data.get("different", []))
+
+
+def keep_audit(journal: Journal, audit: Audit) -> None:
+    """Write an audit's record to the run, or log why it can't be written: the store may be read-only here."""
+    record = AuditRecord(
+        commit=audit.commit,
+        number=1,
+        from_commit=audit.from_commit,
+        checkpoint_sha256=audit.found,
+        notes=audit.notes,
+        host=platform.node(),
+        environment=audit.environment,
+        created_at=now(),
+    )
+    try:
+        record_audit(journal, record)
+    except StoreError as error:
+        log.warning("the audit is not on record: %s", error)
+
+
+def _describe_machine(present: Present) -> dict[str, Any]:
+    """Return the environment of a replay without its code, which the commit's settings already name."""
+    return {name: value for name, value in present.environment.items() if name not in OF_THE_CODE}
 
 
 @dataclass(frozen=True)

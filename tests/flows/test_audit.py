@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import platform
 import shutil
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from holdfast.attempt.line import describe_latest
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.errors import WrongUse
-from holdfast.journal import Commit, FileRecord, Journal, record_name
+from holdfast.journal import Commit, FileRecord, Journal, list_audits, record_name
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.proof.audit import audit_commit, choose_commits
 from holdfast.store import open_store
@@ -53,7 +54,7 @@ def await_orphans(engine: Engine) -> None:
 @pytest.fixture
 def copied(run: Path, tmp_path: Path) -> Path:
     """Return a copy of the run, for tests that change it."""
-    return shutil.copytree(run, tmp_path / "runs" / "toy")
+    return shutil.copytree(run, tmp_path / "runs" / "toy", ignore=shutil.ignore_patterns("audits"))
 
 
 def journal_of(run: Path) -> Journal:
@@ -154,6 +155,28 @@ def test_the_newest_commit_of_an_extended_run_is_audited(
     assert (found["commit"], found["start"], found["stop"], found["is_identical"]) == (4, 20, 30, True)
     assert found["expected"] == found["found"] == reference.standing.checkpoint_sha256
     assert (found["first_step"], found["different"], found["notes"]) == (None, [], [])
+
+
+def test_another_machine_certifies_a_commit(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `holdfast show` says before it, after an audit on the machine of the run, and after one elsewhere."""
+    for host, certified in ((platform.node(), False), ("elsewhere", True)):
+        monkeypatch.setattr(platform, "node", lambda host=host: host)
+        assert run_app(app, ["audit", str(copied), "--commit", "4"]) == 0
+        capsys.readouterr()
+        assert run_app(app, ["show", str(copied)]) == 0
+        row = "commit 4 (step 30): elsewhere has trained it again to the same bytes"
+        assert (row in capsys.readouterr().out) is certified
+    assert list_audits(journal_of(copied)) == {4: [1, 2]}
+
+
+def test_an_audit_that_cannot_be_recorded_is_good(copied: Path, engine: Engine) -> None:
+    (copied / "audits").write_text("a file in the place of the folder")
+    done = engine.command("audit", str(copied), "--commit", "4")
+    assert done.returncode == 0, done.stderr
+    assert "replayed to the same bytes" in done.stdout
+    assert "the audit is not on record" in done.stderr
 
 
 def test_commits_to_audit_are_chosen_at_random(run: Path, copied: Path) -> None:

@@ -9,6 +9,7 @@ from holdfast import checkpoint
 from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, Unreadable
 from holdfast.journal import (
     AttemptRecord,
+    AuditRecord,
     Commit,
     ConfigRecord,
     EndingRecord,
@@ -23,10 +24,12 @@ from holdfast.journal import (
     Quarantine,
     Record,
     RehearsalRecord,
+    audit_name,
     broken_links,
     config_name,
     find_conflict,
     folder_record_name,
+    list_audits,
     read_record,
     record_name,
     signature_name,
@@ -129,6 +132,8 @@ def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any
         yield "config.snapshot.json", ConfigRecord, "", None
     for name in journal.store.list("configs"):
         yield f"configs/{name}", ConfigRecord, "", None
+    for commit, numbers in list_audits(journal).items():
+        yield from ((audit_name(commit, number), AuditRecord, "number", number) for number in numbers)
     for name in journal.store.list("folders"):
         yield f"folders/{name}", FolderRecord, "", None
     for folder, (cls, field) in NUMBERED.items():

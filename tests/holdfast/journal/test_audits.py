@@ -1,0 +1,82 @@
+"""Audits on record, the commits that they certify, and what retention keeps for them."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.attempt import Line
+from holdfast.config import Retention
+from holdfast.journal import AuditRecord, Commit, audit_name, find_certified, list_audits, now, record_audit
+from holdfast.keeping.retention import prune_by_policy
+from holdfast.keeping.verification import verify_run
+from holdfast.store.local import LocalStore
+from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    return make_line(LocalStore(str(tmp_path)))
+
+
+def audit(line: Line, commit: Commit, host: str = "another", found: str | None = None) -> AuditRecord:
+    record = AuditRecord(
+        commit=commit.number, number=1, from_commit=commit.parent, notes=[], host=host, environment={},
+        checkpoint_sha256=commit.checkpoint_sha256 if found is None else found, created_at=now(),
+    )  # fmt: skip
+    return record_audit(line.journal, record)
+
+
+def certified(line: Line) -> int:
+    found = find_certified(line.journal, line.journal.candidates())
+    return found[0].number if found else 0
+
+
+def test_another_host_certifies_a_commit_with_the_same_bytes(line: Line) -> None:
+    commits = [train(line) for _ in range(3)]
+    assert certified(line) == 0
+    audit(line, commits[1], host="host")  # the host that trained it
+    audit(line, commits[1], found="0" * 64)  # other bytes
+    audit(line, commits[1], found="")  # the gate refused the start
+    assert certified(line) == 0
+    assert audit(line, commits[1]).number == 4
+    assert certified(line) == 2
+    audit(line, commits[0])
+    assert certified(line) == 2, "the newest counts, not the last audit"
+    assert list_audits(line.journal) == {1: [1], 2: [1, 2, 3, 4]}
+    assert verify_run(line.journal).problems == []
+
+
+def test_the_host_whose_ranks_left_an_adopted_checkpoint_does_not_certify_it(tmp_path: Path) -> None:
+    first = make_line(LocalStore(str(tmp_path)))
+    train(first)
+    save_next(first)
+    first.journal.claim_attempt(2, "continued", "adopting", 1, {})
+    line = Line(first.journal, 2, SETTINGS, STEPS_PER_EPOCH)
+    resume(line)
+    adopted = line.head
+    assert adopted
+    assert adopted.why == "adopted"
+    for host, number in (("host", 0), ("adopting", 0), ("third", adopted.number)):
+        audit(line, adopted, host)
+        assert certified(line) == number, host
+
+
+def test_retention_keeps_the_newest_certified_checkpoint(line: Line) -> None:
+    policy = Retention(keep_last=1)
+    commits = [train(line) for _ in range(4)]
+    audit(line, commits[1])
+    report = prune_by_policy(line.journal, policy, STEPS_PER_EPOCH)
+    assert report
+    assert {entry.commit: entry.why for entry in report.protected} == {2: "the newest that is certified"}
+    audit(line, commits[3])
+    report = prune_by_policy(line.journal, policy, STEPS_PER_EPOCH)
+    assert report
+    assert [entry.commit for entry in report.pruned] == [2]
+
+
+def test_a_damaged_audit_is_named_and_certifies_nothing(line: Line) -> None:
+    commit = train(line)
+    name = audit_name(commit.number, audit(line, commit).number)
+    (Path(line.journal.store.url) / name).write_text("{}")
+    assert certified(line) == 0
+    assert [problem for problem in verify_run(line.journal).problems if problem.startswith(name)]
