@@ -254,10 +254,14 @@ class Attempt:
         return is_open and await_completed(self.journal, known.attempts)
 
     def _judge(self, known: Known) -> tuple[bool, dict[str, Any]]:
-        """Judge the changes since the newest commit. If that commit is the run's verified end, make it the head.
+        """Judge what changed in settings, code and environment since the newest commit.
+
+        If that commit is at the run's last step and its checkpoint verifies, the run has reached its end: make the
+        commit the head, from which the attempt continues.
 
         Returns:
-            whether the commit is the run's verified end, and the lineage to record for the attempt.
+            whether the run has reached its end, and the lineage to record for the attempt: the changes, and the commits
+            that it descends from.
         """
         newest, present = known.newest, self.ranks.present
         is_end, lineage = False, dict[str, Any]()

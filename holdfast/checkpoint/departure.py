@@ -24,7 +24,8 @@ CAUSES = (
 LOGGED = ("logged", "grad_norm")
 # Readable names for facts that only ranks and shares have.
 FACTS = {"partial_sum": "sum of gradients", "sum": "sum of all gradients"}
-# The first parts of the components' names, in the order in which a difference spreads within a step.
+# The first parts of the components' names, causes before effects: within a step a component that differs between two
+# trainings makes later ones differ.
 COMPONENTS = ("buffers", "optimizer", "model", "schedulers", "scaler", "extras")
 
 
@@ -90,8 +91,8 @@ def _is_close(one: Any, other: Any, tolerance: float) -> bool:
     return bool(one == other) or (is_number and math.isclose(one, other, rel_tol=tolerance))
 
 
-def spreads(component: str) -> tuple[int, str]:
-    """Return a sort key for components, in the order in which a difference spreads from one to the next."""
+def causes_first(component: str) -> tuple[int, str]:
+    """Return a sort key that puts a component before those that it affects within a step, in the order `COMPONENTS`."""
     first = component.partition(".")[0]
     return COMPONENTS.index(first) if first in COMPONENTS else len(COMPONENTS), component
 
@@ -105,7 +106,7 @@ def _compare_lines(one: Line, other: Line) -> Iterator[str]:
         if name == "samples":
             yield from _compare_samples(str(one[name]), str(other[name]))
         elif name == "state":
-            shared = sorted(one[name].keys() & other[name].keys() - {"tensors"}, key=spreads)
+            shared = sorted(one[name].keys() & other[name].keys() - {"tensors"}, key=causes_first)
             yield from (each for each in shared if one[name][each] != other[name][each])
         elif one[name] != other[name]:
             yield name
@@ -126,7 +127,7 @@ def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[st
     """Yield the fields in which only some ranks or shares differ, with the ranks; if all differ, yield facts alone."""
     known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), other) for one, other in parts]
     known = [each for each in known if each[0] and each[1]]
-    for field in sorted({field for one, other, _ in known for field in one.keys() & other.keys()}, key=spreads):
+    for field in sorted({field for one, other, _ in known for field in one.keys() & other.keys()}, key=causes_first):
         found = [part for one, other, part in known if one.get(field) != other.get(field)]
         if found and len(found) == len(known) and name in ("generators", "buffers", "gradient", *FACTS):
             yield FACTS.get(field, field)
@@ -164,4 +165,4 @@ def _compare_samples(one: str, other: str) -> Iterator[str]:
 def _compare_tensors(one: Line, other: Line) -> list[str]:
     ones, others = (line.get("state", {}).get("tensors", {}) for line in (one, other))
     different = [name for name in ones.keys() & others.keys() if ones[name] != others[name]]
-    return sorted(different, key=spreads)
+    return sorted(different, key=causes_first)

@@ -253,8 +253,9 @@ def _not_trained(journal: Journal, commit: Commit) -> WrongUse:
 
 def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     """Return the changes since a commit, and the reasons why equal bits aren't promised here."""
-    # `promise_for` reports changed packages. A newer Holdfast is left out, because it has to give the same bits.
     past = Past.read(journal, commit)
+    # Leave changed packages to the reasons of `promise_for`. These don't name another version of Holdfast, because
+    # every version has to give the same bits.
     changes = [str(change) for change in changes_since(past, present) if change.kind != "package"]
     return [*changes, *promise_for(past, present).reasons]
 

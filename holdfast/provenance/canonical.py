@@ -56,7 +56,7 @@ def _write_fast(value: Any) -> bytes | None:
             return None
         if others:
             text, found = _OTHER_FLOAT.subn(_rewrite, text)
-            if found != others:  # a string contains such a number, too
+            if found != others:  # the pattern has also matched inside a string, which must not change
                 return None
         return text.encode()
     except (TypeError, ValueError, RecursionError):

@@ -182,8 +182,8 @@ class Restored(Message):
     """The ranks hold the commit's state; see `holdfast.training.Resumed` for the other fields.
 
     Attributes:
-        near: the number of parts that ranks have read from near copies, so that the store's weren't verified.
-        near_problem: how a near copy was damaged; empty for none.
+        near: the number of parts that ranks have read from node-local copies, so that the store's weren't verified.
+        near_problem: how a node-local copy was damaged; empty if none was.
     """
 
     near: int = 0

@@ -299,7 +299,7 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
 
 
 def _describe_near(training: Training, near: NearReader | None) -> dict[str, Any]:
-    """Return the fields of `Restored` about near copies. All ranks call it together."""
+    """Return the fields of `Restored` about parts that were read from node-local copies. All ranks call it together."""
     if near is None:
         return {}
     found = training.ranks.gather((len(near.taken), near.problem))
@@ -323,7 +323,7 @@ def _load_checkpoint(
     If any rank finds damage, report it and return None on all ranks.
 
     Args:
-        near: copies to read from first; None for none.
+        near: reads this node's local copies, which are tried before the store; None if the run has no near folder.
     """
     loaded, problem = None, None
     try:

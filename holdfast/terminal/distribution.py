@@ -15,9 +15,9 @@ def spell_install(extra: str) -> str:
 
 
 def find_other(folder: Path) -> str:
-    """Return the metadata's folder of the distribution ``holdfast`` in a folder of packages; empty without one.
+    """Return the name of holdfast's ``.dist-info`` folder in a folder of packages, or an empty string if there is none.
 
-    Only names are read, in one listing: reading the metadata of all packages would take most of the import's time.
+    List the folder and read only names: reading the metadata of all packages would take most of the import's time.
     """
     try:
         names = os.listdir(folder)

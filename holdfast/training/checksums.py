@@ -9,7 +9,7 @@ import torch
 
 from holdfast import state
 from holdfast.checkpoint import Payload
-from holdfast.checkpoint.departure import spreads
+from holdfast.checkpoint.departure import causes_first
 from holdfast.provenance.fingerprint import canonical_json
 from holdfast.state.checksum import checksum, checksum_together, checksum_value
 from holdfast.state.sharded import ShardedBytes
@@ -22,7 +22,7 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
     """Return a checksum, 16 hex characters, for each component of the state that a step changes.
 
     Components are ``buffers``, ``optimizer`` (its hyperparameters), ``optimizer.<kind>`` for each kind of moment,
-    ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``, in the order in which a difference spreads. If the
+    ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``, causes before effects. If the
     state is sharded, all ranks call this together and get the checksums of the whole state.
 
     Args:
@@ -34,7 +34,7 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
     for name, tensor in _tensors_of(payload).items():
         members.setdefault(_component_of(name, buffers), {})[name] = tensor
     values = _values_of(payload.tree)
-    names = sorted(members.keys() | values.keys(), key=spreads)
+    names = sorted(members.keys() | values.keys(), key=causes_first)
     found: dict[str, Any] = {}
     for name in names:
         tensors = checksum_together(list(members.get(name, {}).values()))

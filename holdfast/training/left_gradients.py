@@ -1,4 +1,4 @@
-"""The gradients that a user's own steps leave for the next step, as state."""
+"""The gradients that a user's own training steps leave for the next one, as state."""
 
 import functools
 from typing import Any
@@ -11,25 +11,26 @@ from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, lay_as, local_of
 from holdfast.training.optimizers import list_stepped, parts_of, read_rates
 
-# How a loop treats gradients after an optimizer's step. NEW: unknown, the optimizer hasn't stepped yet. ONCE: unknown,
-# it has stepped once. SET_TO_NONE: the loop sets gradients to None. LEFT: it keeps them, or zeroes them in place.
+# How a loop treats gradients after an optimizer's step(). NEW: unknown, before the first call. ONCE: unknown, after one
+# call. SET_TO_NONE: the loop sets gradients to None. LEFT: it keeps them, or zeroes them in place.
 NEW, ONCE, SET_TO_NONE, LEFT = "new", "once", "set to none", "left"
 
-# Stands for the version of a restored gradient that was changed between its optimizer's step and the checkpoint. No
+# Stands for the version of a restored gradient that was changed between its optimizer's step() and the checkpoint. No
 # real gradient has this version.
 CHANGED = -1
 
 
 class Gradients:
-    """The gradients that a step leaves for the next step.
+    """The gradients that a training step leaves for the next one.
 
-    An optimizer takes a gradient when it steps the parameter. Most loops then set the gradient to None before the next
-    backward pass: such a gradient is no state, and no checkpoint has it. Other loops set gradients to zero in place, or
-    never clear them: their next step depends on the gradients. An optimizer's second step shows which kind of loop it
-    is. Before that step, and for loops of the second kind, checkpoints have all gradients that the optimizer uses.
+    An optimizer takes a gradient when its ``step()`` updates the parameter. Most loops then set the gradient to None
+    before the next backward pass: such a gradient is no state, and no checkpoint has it. Other loops set gradients to
+    zero in place, or never clear them: their next training step depends on the gradients. An optimizer's second call of
+    ``step()`` shows which kind of loop it is. Before that call, and for loops of the second kind, checkpoints have all
+    gradients that the optimizer uses.
 
     Attributes:
-        lrs: the learning rates of all groups at the first optimizer step of this step; None before that.
+        lrs: the learning rates of all groups when the training step first calls an optimizer's ``step()``; None before.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
@@ -37,19 +38,19 @@ class Gradients:
         self.lrs: list[float] | None = None
         self._parts = parts_of(optimizer)
         self._ways = [NEW] * len(self._parts)
-        self._stepping: set[int] = set()  # the optimizers that have stepped in this step
-        # By parameter: the gradient with which its optimizer stepped last, and the gradient's version at that time.
+        self._stepping: set[int] = set()  # the optimizers whose step() was called in this training step
+        # By parameter: the gradient in the last step() of its optimizer, and the gradient's version at that time.
         self._taken: dict[int, tuple[TensorWeakRef, int]] = {}
         for number, part in enumerate(self._parts):
             part.register_step_pre_hook(functools.partial(self._note, number))
             part.register_step_post_hook(functools.partial(self._take, number))
 
     def _note(self, number: int, *_: object) -> None:
-        """Find out, before an optimizer steps, whether the loop has set the last step's gradients to None."""
+        """Find out, before an optimizer's ``step()``, whether the loop has set the last call's gradients to None."""
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
         stepped = list_stepped(self._parts[number])
-        # When the kind of loop is known, check one gradient only: this runs in every step.
+        # When the kind of loop is known, check one gradient only: this runs in every training step.
         looked_at = stepped if self._ways[number] == ONCE else stepped[:1]
         if self._ways[number] not in (NEW, LEFT) and any(map(self._is_same, looked_at)):
             self._ways[number] = LEFT
@@ -71,16 +72,16 @@ class Gradients:
             self._taken[id(parameter)] = TensorWeakRef(gradient), _version_of(gradient) if is_unchanged else CHANGED
 
     def _is_same(self, parameter: Tensor) -> bool:
-        """Return whether a parameter's gradient is the tensor of its optimizer's last step, perhaps changed."""
+        """Return whether a parameter's gradient is the tensor of its optimizer's last ``step()``, perhaps changed."""
         taken = self._taken.get(id(parameter))
         return taken is not None and parameter.grad is not None and taken[0]() is parameter.grad
 
     def _is_taken(self, parameter: Tensor) -> bool:
-        """Return whether a parameter's gradient is the one of its optimizer's last step, unchanged since then."""
+        """Return whether a parameter's gradient is that of its optimizer's last ``step()``, unchanged since then."""
         return self._is_same(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
 
     def end_step(self) -> list[float] | None:
-        """Find out whether the loop has kept gradients in this step. Return `lrs`, and reset it."""
+        """Find out whether the loop has kept gradients in this training step. Return `lrs`, and reset it."""
         for number, part in enumerate(self._parts):
             if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
                 stepped = list_stepped(part)
@@ -94,7 +95,7 @@ class Gradients:
         """Set all gradients to None.
 
         Raises:
-            RecipeError: no optimizer has stepped with a gradient.
+            RecipeError: no optimizer has taken a gradient in a ``step()``.
         """
         if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(
@@ -110,7 +111,7 @@ class Gradients:
         The key "" has the kind of loop, and is missing if the loop sets all gradients to None.
         """
         found: dict[str, Any] = {}
-        taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer's step
+        taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer's step()
         settled = {
             id(each)
             for way, part in zip(self._ways, self._parts, strict=True)

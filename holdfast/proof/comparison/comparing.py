@@ -3,7 +3,7 @@
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.checkpoint.departure import Difference, find_first, spreads
+from holdfast.checkpoint.departure import Difference, causes_first, find_first
 from holdfast.errors import HoldfastError, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.proof.comparison.ancestry import Ancestry, find_common_steps
@@ -107,7 +107,7 @@ def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]
     except HoldfastError as error:
         notes.append(f"the tensors at step {pair[0].step} weren't compared: {error}")
         return []
-    return sorted(checkpoint.differences(*states), key=spreads)
+    return sorted(checkpoint.differences(*states), key=causes_first)
 
 
 def _find_values(first: Difference | None, *trails: checkpoint.Lines) -> tuple[Any, Any]:

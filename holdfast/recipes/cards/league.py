@@ -53,7 +53,7 @@ def choose_buckets(numbers: Sequence[int], settings: LeagueSettings) -> dict[str
     """Return which snapshots stay in which bucket, each newest first.
 
     Args:
-        numbers: the snapshots that there are.
+        numbers: the numbers of the snapshots that the league has.
     """
     ordered = sorted(numbers, reverse=True)
     recent, rest = ordered[: settings.recent], ordered[settings.recent :]
@@ -118,11 +118,11 @@ class League:
         return chosen.where(is_against, torch.tensor(SELF))
 
     def count(self, opponent: Tensor, won: Tensor) -> None:
-        """Count finished games of this rank against the champion; half a win for a draw.
+        """Count finished games of this rank against the champion; a draw counts as half a win.
 
         Args:
-            opponent: each game's opponent.
-            won: what the policy won.
+            opponent: the slot of each game's opponent, or `SELF`; (games,).
+            won: the policy's return in each game: above 0 for a win, 0 for a draw, below 0 for a loss; (games,).
         """
         is_counted = opponent == self._find(self.champion).slot if self.champion else torch.zeros_like(opponent).bool()
         self._games += float(is_counted.sum())

@@ -42,7 +42,12 @@ T = TypeVar("T")
 
 
 class Link(NamedTuple):
-    """The process group that copies bytes between ranks (None for training's), and the device whose memory it sends."""
+    """A process group that copies bytes between ranks.
+
+    Attributes:
+        group: the group; None is torch's default group, which training uses.
+        device: the device whose memory the group sends.
+    """
 
     group: Any
     device: torch.device

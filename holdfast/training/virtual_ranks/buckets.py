@@ -52,7 +52,11 @@ class Bucket:
         return torch.cat([*(each.reshape(-1) for each in grads), has, has.new_zeros(missing)])
 
     def put_back(self, mean: Tensor) -> None:
-        """Set the parameters' gradients from a flat tensor of `flatten`; None if no share has a gradient."""
+        """Set each parameter's gradient to its piece of the mean, or to None if no share has a gradient for it.
+
+        Args:
+            mean: a flat tensor in the layout of `flatten`.
+        """
         sizes = [each.numel() for each in self.parameters]
         *pieces, has = torch.split(mean, [*sizes, len(mean) - sum(sizes)])
         for parameter, piece, share in zip(self.parameters, pieces, has.tolist(), strict=False):

@@ -99,7 +99,7 @@ def test_a_change_alters_the_checksum_of_its_own_component_only(tmp_path: Path, 
     training = trainings.make(tmp_path, f"{__name__}:normed")
     train_to(training, 2)
     before = describe_components(training, in_detail=True)
-    assert list(before) == [*CHANGES, "tensors"]  # in the order in which a difference spreads
+    assert list(before) == [*CHANGES, "tensors"]  # causes before effects
     CHANGES[component](training.recipe)
     after = describe_components(training, in_detail=True)
     different = [name for name in CHANGES if before[name] != after[name]]
