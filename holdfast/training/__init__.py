@@ -1,4 +1,6 @@
-"""Training in one process: build a recipe, train it, save its state and resume it."""
+"""Training in one process: build a recipe, train it, save its state and resume it.
+Loss, backward pass, clipping and optimizer step are in `train_step` of `loop.py`; `cooperation.py` has the clipping.
+"""
 
 from holdfast.recipe.probe import Gate
 from holdfast.training.build import Training
