@@ -188,8 +188,10 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
         check_current(ledger)
         plan = plan_workers(gpus, ledger)
         if ledger.is_alive("server") and ledger.known["server"]["postgres"] != postgres:
-            has = "Postgres" if not postgres else "a file"
-            raise ConfigError(f"the server that is up keeps its data in {has}", hint="make down, then try again")
+            has, asked = ("a file", "Postgres") if postgres else ("Postgres", "a file")
+            raise ConfigError(
+                f"a server is already up with its data in {has}, not in {asked}", hint="make down, then try again"
+            )
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
             set_up("process")

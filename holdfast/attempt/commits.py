@@ -56,4 +56,8 @@ def check_fingerprint(line: Line, proposal: Proposal) -> None:
     is_adopted = proposal.reason == "adopted" and line.may_adopt(trained_with)
     if trained_with != line.config_fingerprint and not is_adopted:
         path, current = proposal.saved.path, line.config_fingerprint
-        raise ConfigDrift(f"{path} was trained with settings {trained_with[:16]}, not {current[:16]}")
+        raise ConfigDrift(
+            f"checkpoint {path} was trained with settings of the fingerprint {trained_with[:16]}, and the run has "
+            f"settings of the fingerprint {current[:16]}",
+            hint="continue with the settings of the checkpoint; holdfast diff shows which ones changed",
+        )

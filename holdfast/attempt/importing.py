@@ -85,7 +85,9 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
 def _refuse_existing(config: RunConfig, journal: Journal, known: Known) -> None:
     """Raise WrongUse unless the run is new, or an unfinished import has begun it and has committed nothing."""
     if config.init_from is not None:
-        raise ConfigError("init_from: an import has weights of its own to begin with", hint="leave init_from out")
+        raise ConfigError(
+            "init_from can't be combined with an import: both set the first weights", hint="leave init_from out"
+        )
     is_new = not known.attempts and known.newest is None
     if not is_new and not known.has_unfinished_import(journal):
         raise WrongUse(

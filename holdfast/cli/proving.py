@@ -128,7 +128,7 @@ def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None)
     if not commits:
         raise WrongUse(
             f"run {journal.run!r} has no commit that can be replayed",
-            hint="a replay needs its parent's checkpoint",
+            hint="raise retention.keep_last, then train a chunk: a replay begins at the checkpoint before it",
         )
     return commits
 

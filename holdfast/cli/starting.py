@@ -95,7 +95,9 @@ def new(
     if len(chosen) > 1:
         raise WrongUse(f"expected one of --{', --'.join(TEMPLATES)}; found --{' and --'.join(chosen)}")
     if not NAME.fullmatch(name):
-        raise WrongUse(f"{name!r} can't name a run and a file", hint="letters, digits, - and _, as in my_run")
+        raise WrongUse(
+            f"{name!r} can't name a run and a file", hint="give a name of letters, digits, - and _, such as my_run"
+        )
     if name in sys.stdlib_module_names or PathFinder.find_spec(name, _packages()):
         hint = f"give another name: import {name} would find {name}.py in place of the package"
         raise WrongUse(f"{name} is the name of a Python package", hint=hint)

@@ -259,7 +259,7 @@ class Compute(Section):
     wait_s: Annotated[Seconds, OPERATIONAL] = Field(default=600.0, ge=1)
     """Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later."""
     lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(default=60.0, ge=5)
-    """Seconds without a sign of life after which another node is lost."""
+    """Seconds without a heartbeat after which another node counts as lost."""
     parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = "ddp"
     """Parallelism of a recipe's model, or of one that a loop passes to run.wrap. ddp: each rank holds the whole model
     and optimizer. fsdp: each rank holds a shard, cut by torch's fully_shard; checkpoints are written and read in

@@ -19,10 +19,10 @@ from holdfast.errors import RecipeError
 from holdfast.provenance.imports import find_spec, list_prefixes
 from holdfast.provenance.ownership import RECIPES as OWN_RECIPES
 from holdfast.provenance.ownership import is_own_file
-from holdfast.store.permission import describe_allowed, list_allowed, split_store
+from holdfast.store.permission import list_allowed, spell_allowed, split_store
 
 RECIPES = "HOLDFAST_ALLOWED_RECIPES"
-TAKE_OWN = "--recipe takes yours, as in a configuration"
+TAKE_OWN = "give your own recipe: --recipe module:function"
 
 
 def check_recipe(name: str) -> None:
@@ -33,7 +33,10 @@ def check_recipe(name: str) -> None:
     files = _find_files(name)
     if any(_allows(entry, name, files) for entry in allowed):
         return
-    raise RecipeError(f"recipe {name!r} is not allowed on this machine", hint=describe_allowed(RECIPES, allowed))
+    raise RecipeError(
+        f"recipe {name!r} is not allowed on this machine",
+        hint=f"{RECIPES} allows {spell_allowed(allowed)}; the machine's operator can add the recipe to that variable",
+    )
 
 
 def _allows(entry: str, recipe: str, files: Sequence[Path]) -> bool:
@@ -86,7 +89,10 @@ class Trust:
         if list_allowed(RECIPES) is not None:
             check_recipe(recorded)
         elif not all(_is_readers(file, recorded) for file in files):
-            raise RecipeError(f"{said}, which is not code of this folder", hint=f"{TAKE_OWN}; or --trust-records")
+            raise RecipeError(
+                f"{said}, whose code is neither in the current folder nor in Holdfast",
+                hint=f"{TAKE_OWN}; or accept the recorded one: --trust-records",
+            )
         return recorded
 
 

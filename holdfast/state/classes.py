@@ -59,9 +59,9 @@ def as_plain(value: Any, name: str) -> Any:
         is_same = False
     if not is_same or getattr(value, "__dict__", None):
         raise StateError(
-            f"{name or 'the state'} is a {kind.__module__}.{kind.__qualname__}, which can't be made again of a plain "
-            f"{base.__name__}",
-            hint=f"save a plain {base.__name__}",
+            f"{name or 'the state'} is a {kind.__module__}.{kind.__qualname__}, which a resume can't rebuild from a "
+            f"plain {base.__name__}",
+            hint=f"save a plain {base.__name__} in its place",
         )
     return plain
 
@@ -123,5 +123,8 @@ def find_class(module: str, name: str, is_right: Callable[[type], bool]) -> Any:
     """
     found = _look_up(module, name)
     if not isinstance(found, type) or not is_right(found):
-        raise StateError(f"the saved state has a {name} of the module {module}, which the recipe doesn't have now")
+        raise StateError(
+            f"the saved state needs the class {name} of the module {module}, which the recipe doesn't import now",
+            hint="import the module in the recipe, and let the class keep its name",
+        )
     return found

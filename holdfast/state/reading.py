@@ -145,7 +145,7 @@ class ContainerReader:
         if is_container(value) and number is None and not can_make(value) and not is_made:
             own = " with a function of its own" if kind is defaultdict else ""
             raise StateError(
-                f"{name} is a {kind.__module__}.{kind.__qualname__}{own}, which can't be made again",
+                f"{name} is a {kind.__module__}.{kind.__qualname__}{own}, which a resume can't rebuild",
                 hint="keep a plain dict or list in its place, or put it there before the loop and don't replace it",
             )
 

@@ -38,7 +38,10 @@ def check_store(url: str) -> None:
     if parts and any(prefix and parts[: len(prefix)] == prefix for prefix in prefixes):
         return
     if not _is_scratch(parts):
-        raise ConfigError(f"store = {url!r} is not allowed on this machine", hint=describe_allowed(STORES, allowed))
+        raise ConfigError(
+            f"store = {url!r} is not allowed on this machine",
+            hint=f"{STORES} allows {spell_allowed(allowed)}; the machine's operator can add the store to that variable",
+        )
 
 
 def names_code(url: str) -> bool:
@@ -78,6 +81,6 @@ def list_allowed(variable: str) -> list[str] | None:
     return None if text is None else [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
-def describe_allowed(variable: str, allowed: Sequence[str]) -> str:
-    """Return the hint for a recipe or a store that the operator doesn't allow."""
-    return f"{variable} allows {', '.join(allowed) or 'nothing'}"
+def spell_allowed(allowed: Sequence[str]) -> str:
+    """Return the recipes or stores that the operator allows, for a message."""
+    return ", ".join(allowed) or "nothing"

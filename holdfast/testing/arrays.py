@@ -221,7 +221,7 @@ class _Rank:
                     break
                 case _:
                     raise ConfigError(
-                        f"the array model doesn't obey the order {type(order).__name__}",
+                        f"the array model of array_ranks doesn't support {type(order).__name__}",
                         hint="prove, audit and init_from need the recipe's own ranks: call them outside of array_ranks",
                     )
             if isinstance(order, Stop):

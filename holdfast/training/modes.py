@@ -59,7 +59,8 @@ class Modes:
         for name, changed in values.items():
             if name not in objects:
                 raise StateError(
-                    f"{name}, which has another {', '.join(changed)} than it was built with, is not there now"
+                    f"the checkpoint has a changed {', '.join(changed)} of {name}, which the recipe doesn't build now",
+                    hint="build the modules and optimizers that the run had when it saved the checkpoint",
                 )
             for key, value in changed.items():
                 setattr(objects[name], key, value)

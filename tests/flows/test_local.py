@@ -99,7 +99,7 @@ def test_up_and_down_can_be_repeated(local: Local) -> None:
         assert secret not in path.read_bytes(), path  # the secret is neither in the job templates nor in a log
     other = local.run("up", "--postgres")
     assert other.returncode == 1
-    assert "keeps its data in a file" in other.stderr
+    assert "a server is already up with its data in a file, not in Postgres" in other.stderr
     before = local.started()
     kill_tree(pids["server"])
     kill_tree(pids["worker-gpu"])

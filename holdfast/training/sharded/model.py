@@ -129,10 +129,11 @@ def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> di
     found: dict[int, nn.Parameter] = {}
     for whole, (name, shard) in zip(before.values(), after, strict=True):
         if found.setdefault(id(whole), shard) is not shard:
-            names = " and ".join(known for known, each in before.items() if each is whole)
+            tied = [known for known, each in before.items() if each is whole]
+            first, names = tied[0], " and ".join(tied)
             raise ConfigError(
-                f"parallelize has untied {names}: each would be trained for itself",
-                hint=f"after parallelize_module, set the parameter of {name} to the other one again",
+                f"parallelize has untied {names}: each would be trained as a parameter of its own",
+                hint=f"after parallelize_module, tie them again: assign the parameter {first} to {name}",
             )
     return {key: each for key, each in found.items() if id(each) != key}
 

@@ -27,5 +27,5 @@ def test_a_machine_that_vanishes_is_named_and_the_other_trains_on_alone(tmp_path
         nodes.await_word(1, "training; the ranks write to")
         machines.cut()
         assert nodes.wait(0) == 0, nodes.said(0)
-        assert "no sign of life from node 1 (" in nodes.said(0)
+        assert "no heartbeat from node 1 (" in nodes.said(0)
         assert max(nodes.list_commits()) == 16 * EPOCHS

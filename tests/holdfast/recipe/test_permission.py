@@ -111,6 +111,7 @@ def test_recipes_are_allowed_by_prefix_and_others_are_not_imported(
         with pytest.raises(RecipeError, match="is not allowed on this machine") as refused:
             find_program(recipe)
         assert refused.value.hint.startswith(f"{RECIPES} allows")
+        assert refused.value.hint.endswith("operator can add the recipe to that variable")
     assert (tmp_path / "mark").exists() is is_allowed
 
 
@@ -176,6 +177,7 @@ def test_stores_are_allowed_by_prefix(
         with pytest.raises(ConfigError, match="is not allowed on this machine") as refused:
             open_store(store.format(here=tmp_path))
         assert refused.value.hint.startswith(f"{STORES} allows")
+        assert refused.value.hint.endswith("operator can add the store to that variable")
 
 
 def test_a_bucket_has_one_spelling(monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:

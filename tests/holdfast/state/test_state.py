@@ -78,7 +78,7 @@ def test_a_class_that_cannot_be_found_again_is_refused() -> None:
     payload = to_payload({"extras": [Point(1, 2)]})
     for path in (["os", "system"], [__name__, "Phase"], ["not.imported", "Point"]):
         payload.tree["extras"][0]["$named"][:2] = path
-        with pytest.raises(StateError, match="which the recipe doesn't have now"):
+        with pytest.raises(StateError, match="which the recipe doesn't import now"):
             from_payload(payload)
 
 
