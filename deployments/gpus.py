@@ -86,7 +86,10 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
     number = len(entries) if asked == "all" else int(asked)
     if entries and number > len(entries):
         shown = ",".join(entries)
-        raise ConfigError(f"GPUS={asked}: CUDA_VISIBLE_DEVICES={shown} has {len(entries)}", hint="GPUS=all")
+        raise ConfigError(
+            f"GPUS={asked}: CUDA_VISIBLE_DEVICES={shown} names only {len(entries)}",
+            hint="make up GPUS=all takes all of them",
+        )
     chosen = entries or [str(index) for index in range(number)]
     note = "the health of the GPUs is not known: nvidia-smi doesn't describe them"
     return WorkerPlan({f"{WORKER}-{index}": entry for index, entry in enumerate(chosen[:number])}, (note,))

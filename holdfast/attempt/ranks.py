@@ -119,7 +119,9 @@ class AttemptRanks:
         self.restart_s = 0.0
         compute = self.config.compute
         if node := find_node(compute):
-            raise ConfigError(f"this is node {node}, which only carries ranks", hint="start it with holdfast train")
+            raise ConfigError(
+                f"node {node} can't run an attempt: only node 0 does", hint=f"start node {node} with holdfast train"
+            )
         if compute.has_rendezvous or compute.has_ray:
             log.info("%s", describe_node_wait(compute))
         self.running = self.ahead.take(self.config, self._number, newest)

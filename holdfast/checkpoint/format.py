@@ -264,5 +264,5 @@ def _tensor(name: str, entry: dict[str, Any], body: memoryview) -> Tensor:
 
 def _join(name: str, tensor: Tensor, more: Tensor) -> Tensor:
     if (tensor.dtype, tensor.shape[1:]) != (more.dtype, more.shape[1:]):
-        raise ValueError(f"the rows of {name} don't fit together")
+        raise ValueError(f"the parts have rows of {name} with different dtypes or shapes")
     return Tensor(tensor.dtype, (tensor.shape[0] + more.shape[0], *tensor.shape[1:]), (*tensor.pieces, *more.pieces))

@@ -129,9 +129,12 @@ def find_parts(commit: Commit) -> list[FileRecord]:
     needed = [part_name(number, len(parts)) for number in range(1, len(parts) + 1)] or [PAYLOAD]
     missing = [name for name in (*needed, METADATA, METRICS) if name not in by_name]
     if missing:
-        raise CheckpointDamaged(f"commit {commit.number} names no {missing[0]}")
+        raise CheckpointDamaged(f"the record of commit {commit.number} lists no file {missing[0]}")
     if content_id(parts) != commit.checkpoint_sha256:
-        raise CheckpointDamaged(f"commit {commit.number} names no {PAYLOAD} that is {commit.checkpoint_sha256}")
+        raise CheckpointDamaged(
+            f"the record of commit {commit.number} contradicts itself: its files don't have the content id "
+            f"{commit.checkpoint_sha256}"
+        )
     return parts
 
 

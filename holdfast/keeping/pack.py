@@ -262,7 +262,7 @@ def _file_bytes(tar: BinaryIO, name: str, size_bytes: int) -> Iterator[bytes]:
     while left:
         piece = tar.read(min(left, PIECE_BYTES))
         if not piece:
-            raise Damage(f"the file ends within {name}")
+            raise Damage(f"the packed file is cut short: it ends in {name}", hint="copy the file again")
         left -= len(piece)
         yield piece
     tar.read(_padding(size_bytes))

@@ -59,12 +59,13 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
     causes = [each for each in differ if each.kind != "built"] or differ
     if causes:
         shown = [
-            f"{each.name} is {format_value(each.saved)} there, {format_value(each.current)} here" for each in causes
+            f"{each.name} is {format_value(each.saved)} on the first, {format_value(each.current)} on the second"
+            for each in causes
         ]
         more = len(shown) - SHOWN_CHANGES
         shown[SHOWN_CHANGES:] = [f"and {more} more"] if more > 0 else []
         raise ConfigDrift(
-            f"{second.name} would train something else than {first.name}: {'; '.join(shown)}",
+            f"{first.name} and {second.name} would not train the same: {'; '.join(shown)}",
             hint="put the same settings, code and packages on all nodes",
             fields={change.name: [change.saved, change.current] for change in causes},
         )

@@ -94,7 +94,10 @@ class Views:
         kept = dict(self._ties.list_kept())
         base = self._owned.get(key) if kind == MODULE else kept.get(key) if kind == KEPT else self._originals.get(key)
         if not _is_plain(base):
-            raise StateError(f"a kept container has a view of {key}, which is not there when the run resumes")
+            raise StateError(
+                f"a kept container had a view of {key}, which doesn't exist when the run resumes",
+                hint="make it before run.keep, or keep a copy in place of the view",
+            )
         assert base is not None
         base = torch.from_numpy(base) if isinstance(base, np.ndarray) else base.detach()
         dtype, shape = DTYPES[view["dtype"]], tuple(view["shape"])

@@ -103,7 +103,10 @@ class ContainerWriter:
         if saved.keys() in ({SAME}, {DETACHED}):
             ((key, name),) = saved.items()
             if name not in self._owned:
-                raise StateError(f"a kept container has the tensor {name}, which no kept module has now")
+                raise StateError(
+                    f"a kept container had the tensor {name} of a kept module, and no kept module has it now",
+                    hint="build the modules that the run had when it saved the checkpoint",
+                )
             return self._owned[name] if key == SAME else self._owned[name].detach()
         if NEW in how and is_generator(template) and not isinstance(saved["value"], list):
             own = clone_generator(template)
@@ -115,7 +118,8 @@ class ContainerWriter:
             return own
         if not isinstance(saved.get("value"), dict | list):
             raise StateError(
-                "an object of a kept container is not there when the run resumes, so its state can't be restored"
+                "a kept container had an object that doesn't exist when the run resumes: nothing can load its state",
+                hint="put the object into the container before run.keep",
             )
         if own is None and make is not None and is_container(made := make()):
             own = made

@@ -85,7 +85,10 @@ def check_groups(found: Sequence[tuple[int, int]]) -> None:
     counts = sorted({count for _, count in found})
     if len(counts) > 1 or len(sizes) != counts[0] or len(set(sizes.values())) > 1:
         shown = ", ".join(f"{number} of {count}" for number, count in found)
-        raise RecipeError(f"run.data_parallel(...): the data ranks of ranks 0, 1, ... don't fit together: {shown}")
+        raise RecipeError(
+            "run.data_parallel(...): each data rank needs equally many ranks; "
+            f"ranks 0, 1, ... are the data ranks {shown}"
+        )
 
 
 def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
@@ -98,8 +101,8 @@ def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
     for name, together, apart in _list_groups(model):
         if not is_told and len({data.numbers[each] for each in together}) > 1:
             raise RecipeError(
-                f"ranks {_join(together)} compute with one tensor {name!r} together, and each would train samples and "
-                "random numbers of its own",
+                f"ranks {_join(together)} share the computation with the tensor {name!r} and need the same samples, "
+                "but each would train samples and random numbers of its own",
                 hint=HINT,
             )
         if len(apart) > 1 and data.count > 1 and len({data.numbers[each] for each in apart}) == 1:

@@ -62,8 +62,8 @@ def begin_from_folder(training: Training, folder: Path, init: InitFrom) -> None:
         raise ConfigError(f"init_from: {folder} has no weights any more")
     if any(map(is_sharded, model.parameters())):
         raise ConfigError(
-            f'init_from: compute.parallel = "fsdp" has cut the model, and {folder} has whole weights',
-            hint='import them into a run with compute.parallel = "ddp", and begin with that run',
+            f'init_from: compute.parallel = "fsdp" shards the model, and the weights in {folder} are not sharded',
+            hint='import them into a run with compute.parallel = "ddp", and set init_from.run to that run',
         )
     own, saved = model.state_dict(), load_weights(file)
     model.load_state_dict(

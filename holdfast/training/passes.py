@@ -107,7 +107,9 @@ class Taking:
     def refuse_whole_batch(self) -> None:
         """Raise RecipeError if this rank trains shares. Call it before a batch is taken outside of `take`."""
         if self._training.virtual is not None:
-            raise RecipeError(f"{self._setting}: a batch was taken as a whole", hint=BY_SHARES)
+            raise RecipeError(
+                f"{self._setting}: a batch was taken whole, and virtual ranks train it in shares", hint=BY_SHARES
+            )
 
     def end_step(self) -> None:
         """Raise RecipeError unless the step has trained all shares, if there are any."""

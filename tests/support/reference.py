@@ -359,8 +359,9 @@ def list_assigned(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.expr]]:
 def find_messages(tree: ast.Module, constants: Mapping[str, ast.expr]) -> Iterator[tuple[str, str, str]]:
     """Yield the class, the message and the hint of each error that source code makes; an empty hint for none."""
     names = {each.__name__ for each in list_errors()}
+    own = find_constants([tree])  # such as a module's HINT, when other modules give other texts this name
     for scope in list_scopes(tree):
-        texts = {**constants, **dict(list_assigned(walk_scope(scope)))}
+        texts = {**constants, **own, **dict(list_assigned(walk_scope(scope)))}
         for call in (node for node in walk_scope(scope) if isinstance(node, ast.Call)):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if name not in names or not call.args:

@@ -114,7 +114,7 @@ def _reserve(bundle: Bundle, count: int, until: float, is_wanted: Callable[[], b
     group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
     while not group.wait(LOOK_EVERY_S):
         if not is_wanted():
-            raise RunStopped("the attempt has ended before its ranks had a place")
+            raise RunStopped("the attempt has ended before the Ray cluster had room for its ranks")
         if time.monotonic() > until:
             remove_placement_group(group)
             return None

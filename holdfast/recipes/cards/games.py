@@ -43,9 +43,15 @@ def load_game(name: str) -> Any:
             hint=f'game = "turn_based_simultaneous_game(game={name if "(" in name else f"{name}()"})"',
         )
     if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
-        raise RecipeError(f"settings.game = {name!r}: its chance has no probabilities, so that no game can be restored")
+        raise RecipeError(
+            f"settings.game = {name!r}: its chance events have no explicit probabilities, so a game can't be restored",
+            hint="choose a game whose chance mode is deterministic or explicit stochastic",
+        )
     if not (kind.provides_information_state_tensor or kind.provides_observation_tensor):
-        raise RecipeError(f"settings.game = {name!r}: it has no tensor of what a player sees")
+        raise RecipeError(
+            f"settings.game = {name!r}: it provides neither an information state tensor nor an observation tensor",
+            hint="choose a game that provides one of them",
+        )
     return game
 
 

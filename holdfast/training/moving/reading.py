@@ -62,5 +62,6 @@ def _read(form: SourceForm, path: Path, rank: int) -> ForeignCheckpoint:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{path} isn't laid out as {form.name}: {type(error).__name__}: {error}", hint="is a part of it missing?"
+            f"{path} doesn't have the structure of {form.name}: {type(error).__name__}: {error}",
+            hint="compare it with what the other program saved: a part of it may be missing",
         ) from None

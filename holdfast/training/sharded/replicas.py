@@ -45,7 +45,8 @@ def check_replicas(exchange: Exchange, payload: Payload) -> None:
     assert found is not None
     (name, _), first, second = found
     raise StateError(
-        f"ranks {first} and {second} hold the same rows of {name} with different values: a checkpoint has one of them",
+        f"ranks {first} and {second} hold the same rows of {name} with different values, and a checkpoint "
+        "can keep only one",
         hint="give the replicas of a tensor the same first values and the same gradients; pipeline stages can't be "
         "resumed: docs/layouts.md",
     )

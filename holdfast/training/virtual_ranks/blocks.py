@@ -20,7 +20,7 @@ from holdfast.training.virtual_ranks.buckets import Turn, join_checksums, refuse
 from holdfast.training.virtual_ranks.tree import Node, TreeSum
 
 # The hint if a model calls its blocks in a way that these sums don't support.
-HINT = 'call the same blocks in every forward pass, or compute.parallel = "ddp"'
+HINT = 'call the same blocks in every forward pass, or set compute.parallel = "ddp"'
 
 
 class BlockSum:

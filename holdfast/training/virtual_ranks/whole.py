@@ -26,7 +26,7 @@ from holdfast.training.virtual_ranks.buckets import (
 from holdfast.training.virtual_ranks.tree import split_leaves
 
 # The hint if a gradient can't be exchanged while the backward pass continues.
-HINT = "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+HINT = "pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
 
 
 class WholeSums:

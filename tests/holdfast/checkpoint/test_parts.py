@@ -78,7 +78,7 @@ def test_a_commit_that_lacks_a_part_is_refused(folder: LocalStore) -> None:
     commit = commit_of(save(folder))
     for name in PARTS:
         files = [file for file in commit.files if file.name != name]
-        with pytest.raises(CheckpointDamaged, match="names no checkpoint"):
+        with pytest.raises(CheckpointDamaged, match="lists no file checkpoint"):
             checkpoint.read_payload(folder, commit.model_copy(update={"files": files}))
 
 

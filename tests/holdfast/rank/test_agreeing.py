@@ -24,20 +24,20 @@ def test_nodes_of_another_processor_may_train_together() -> None:
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"torch": "2.14.0"}, "torch is '2.13.0' there, '2.14.0' here"),
-        ({"holdfast": "2"}, "holdfast is '1' there, '2' here"),
-        ({"packages": {"scipy": "1.3"}}, "packages.scipy is '1.2' there, '1.3' here"),
-        ({"sources": {"mine": "b" * 64}}, f"sources.mine is {'a' * 16} there, {'b' * 16} here"),
-        ({"built": {"optimizer.lr": 0.2}}, "built.optimizer.lr is 0.1 there, 0.2 here"),
-        ({"settings": {"seed": 2}}, "seed is 1 there, 2 here"),
+        ({"torch": "2.14.0"}, "torch is '2.13.0' on the first, '2.14.0' on the second"),
+        ({"holdfast": "2"}, "holdfast is '1' on the first, '2' on the second"),
+        ({"packages": {"scipy": "1.3"}}, "packages.scipy is '1.2' on the first, '1.3' on the second"),
+        ({"sources": {"mine": "b" * 64}}, f"sources.mine is {'a' * 16} on the first, {'b' * 16} on the second"),
+        ({"built": {"optimizer.lr": 0.2}}, "built.optimizer.lr is 0.1 on the first, 0.2 on the second"),
+        ({"settings": {"seed": 2}}, "seed is 1 on the first, 2 on the second"),
     ],
 )
 def test_what_differs_between_two_nodes_is_named(other: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigDrift) as refused:
         compare_nodes(make_node(0), make_node(1, **other))
-    assert refused.value.message == f"node 1 (host1) would train something else than node 0 (host0): {named}"
+    assert refused.value.message == f"node 0 (host0) and node 1 (host1) would not train the same: {named}"
 
 
 def test_built_values_that_follow_from_other_code_are_left_out() -> None:
-    with pytest.raises(ConfigDrift, match=f"sources.mine is {'a' * 16} there, {'b' * 16} here$"):
+    with pytest.raises(ConfigDrift, match=f"sources.mine is {'a' * 16} on the first, {'b' * 16} on the second$"):
         compare_nodes(make_node(0), make_node(1, sources={"mine": "b" * 64}, built={"optimizer.lr": 0.2}))

@@ -45,7 +45,10 @@ def test_tensor_parallel_ranks_see_the_same_samples_and_masks(nursery: Lives, tm
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (['settings.told = ""'], "compute with one tensor 'blocks.0.up.weight' together, and each would train samples"),
+        (
+            ['settings.told = ""'],
+            "share the computation with the tensor 'blocks.0.up.weight' and need the same samples, but each would",
+        ),
         (
             ['settings.told = "tensor"'],
             "average the gradient of 'blocks.0.up.weight', and would all train the same samples",

@@ -20,7 +20,7 @@ from tests.support.trainings import make, save_state
     ids=["sizes", "missing", "counts"],
 )
 def test_groups_of_different_sizes_are_refused(found: list[tuple[int, int]]) -> None:
-    with pytest.raises(RecipeError, match=r"the data ranks of ranks 0, 1, ... don't fit together: 0 of"):
+    with pytest.raises(RecipeError, match=r"needs equally many ranks; ranks 0, 1, ... are the data ranks 0 of"):
         check_groups(found)
 
 

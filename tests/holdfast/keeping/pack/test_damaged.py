@@ -91,7 +91,11 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(good: bytes, store: LocalSt
 
 @pytest.mark.parametrize(
     ("size_bytes", "said"),
-    [(0, "not a packed checkpoint"), (511, "not a packed checkpoint"), (600, "the file ends within")],
+    [
+        (0, "not a packed checkpoint"),
+        (511, "not a packed checkpoint"),
+        (600, "the packed file is cut short: it ends in"),
+    ],
 )
 def test_a_truncated_file_is_refused(good: bytes, store: LocalStore, size_bytes: int, said: str) -> None:
     with pytest.raises(Damage, match=said):

@@ -244,10 +244,13 @@ def test_a_commit_has_the_checkpoint_of_its_parent(line: Line, fields: dict[str,
     [
         ({"step": 75}, "epoch-0007: step was saved as 70 but committed as 75"),
         ({"epoch": 8}, "epoch-0007: epoch was saved as 7 but committed as 8"),
-        ({"checkpoint_sha256": "f" * 64}, f"commit 7 names no {PAYLOAD} that is ffff"),
+        (
+            {"checkpoint_sha256": "f" * 64},
+            "commit 7 contradicts itself: its files don't have the content id ffff",
+        ),
         ({"config_fingerprint": "f" * 64}, "config_fingerprint was saved as"),
         ({"parent": 99, "previous_checkpoint_sha256": "f" * 64}, "previous_checkpoint_sha256 was saved as"),
-        ({"files": []}, f"commit 7 names no {PAYLOAD}"),
+        ({"files": []}, f"the record of commit 7 lists no file {PAYLOAD}"),
     ],
 )
 def test_a_deep_check_finds_a_commit_that_contradicts_its_checkpoint(

@@ -157,7 +157,7 @@ def test_what_is_laid_out_as_no_form_is_refused(tmp_path: Path) -> None:
     for name, message in (
         ("at.safetensors", "is no checkpoint that can be imported"),
         ("none.ckpt", "has a NoneType where a module's weights are expected"),
-        ("three.ckpt", "isn't laid out as a Lightning checkpoint"),
+        ("three.ckpt", "doesn't have the structure of a Lightning checkpoint"),
         ("bin", "has a list where a module's weights are expected"),
     ):
         with pytest.raises(ConfigError, match=message):
