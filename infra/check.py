@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import charts
+import jobsets
 import jsonschema
 import yaml
 
 BIN = Path(sys.executable).parent
 HADOLINT, YAMLLINT = Path(__file__).parent / "hadolint.yaml", Path(__file__).parent / "yamllint.yaml"
+JOBSETS = Path(__file__).parent / "jobsets.py"
 # Folders that hold no files of ours.
 FOREIGN = {".git", ".venv", "node_modules", "dist", "build", "runs", "logs", "__pycache__", ".terraform"}
 # The settings of a job that each kind of worker takes; tests/infra/test_checks.py compares them with Prefect's classes.
@@ -178,7 +180,17 @@ def check_manifest(path: Path) -> Iterator[str]:
     there = {(each.get("kind"), each.get("metadata", {}).get("name")) for each in resources}
     for each in resources:
         yield from (f"{path}: {fault}" for fault in find_wrong_rights(each, there))
-    yield from validate(path)
+    yield from check_jobsets(path, resources) if any(map(jobsets.is_known, resources)) else validate(path)
+
+
+def check_jobsets(path: Path, resources: list[dict[str, Any]]) -> Iterator[str]:
+    """Check a file with JobSets or TrainJobs, whose schemas kubernetes-validate doesn't have, and the Jobs inside."""
+    if found := [*run_tool("python", JOBSETS, path)]:
+        yield from found
+        return
+    for each in resources:
+        for resource in jobsets.list_jobs(each) if jobsets.is_known(each) else [each]:
+            yield from check_resource(f"{path}: {resource['kind']} {resource['metadata']['name']}", resource)
 
 
 def validate(path: Path) -> Iterator[str]:

@@ -1,0 +1,272 @@
+"""Check a JobSet, or a TrainJob with its runtime: their official schemas, and the numbers that must fit each other.
+
+::
+
+    .venv/tools/bin/python infra/jobsets.py FILE...
+
+The schemas are those of the package ``kubeflow-trainer-api``, which Kubeflow makes from the API's source. They give a
+value's type, but not the texts that it may have; `TEXTS` has these.
+"""
+
+import importlib
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+Object = dict[str, Any]
+
+# The class that the package has for each kind.
+MODELS = {
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): "JobsetV1alpha2JobSet",
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "TrainerV1alpha1TrainJob",
+    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): "TrainerV1alpha1TrainingRuntime",
+    ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"): "TrainerV1alpha1ClusterTrainingRuntime",
+}
+# The package describes a quantity, and a number or a text, as an empty object; kubernetes-validate knows them.
+UNKNOWN = ("IoK8sApimachineryPkgApiResourceQuantity", "IoK8sApimachineryPkgUtilIntstrIntOrString")
+# The texts that the descriptions in the schemas list, by the end of a path.
+TEXTS = {
+    "failurePolicy.rules.action": {
+        "FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJob",
+        "RestartJobAndIgnoreMaxRestarts",
+    },
+    "podFailurePolicy.rules.action": {"FailJob", "FailIndex", "Ignore", "Count"},
+    "onExitCodes.operator": {"In", "NotIn"},
+    "onPodConditions.type": {"DisruptionTarget"},
+}  # fmt: skip
+ANCESTOR = ("trainer.kubeflow.org/trainjob-ancestor-step", "trainer")
+QUEUE = "kueue.x-k8s.io/queue-name"
+# What `holdfast train` has of resume.stop_within_s if its arguments don't set it, and what it may need after the save
+# for its records, report and sinks.
+STOP_WITHIN_S, LEAVES_WITHIN_S = 25.0, 15.0
+# The exit codes after which another attempt may continue the run: it stopped early, SIGKILL, SIGTERM.
+CONTINUED, FAILED = (3, 137, 143), (1, 2)
+
+
+def is_known(resource: Object) -> bool:
+    """Return whether this module checks a resource."""
+    return (resource.get("apiVersion"), resource.get("kind")) in MODELS
+
+
+def find_faults(resources: Sequence[Object]) -> Iterator[str]:
+    """Yield the faults of a file's JobSets, TrainJobs and runtimes. The Jobs of `list_jobs` have to be checked, too."""
+    known = [*filter(is_known, resources)]
+    runtimes = {_name(each): each for each in known if each["kind"].endswith("TrainingRuntime")}
+    for each in known:
+        name = f"{each['kind']} {_name(each)}"
+        wrong = [*_find_unfitting(each), *_find_wrong_texts(each)]
+        yield from (f"{name}: {fault}" for fault in wrong)
+        if wrong or each["kind"].endswith("TrainingRuntime"):
+            continue
+        made = each if each["kind"] == "JobSet" else make_jobset(each, runtimes)
+        if made is None:
+            yield f"{name}: the file has no runtime {each['spec']['runtimeRef']['name']}"
+        else:
+            yield from (f"{name}: {fault}" for fault in _find_contradictions(made))
+
+
+def _name(resource: Object) -> str:
+    return str(resource.get("metadata", {}).get("name", "without a name"))
+
+
+def list_jobs(resource: Object) -> Iterator[Object]:
+    """Yield the Jobs inside a JobSet or a runtime. A TrainJob has none of its own."""
+    outer = resource["spec"] if resource["kind"] == "JobSet" else resource["spec"].get("template", {}).get("spec", {})
+    for each in outer.get("replicatedJobs", ()):
+        metadata = each["template"].get("metadata", {}) | {"name": each["name"]}
+        yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": each["template"]["spec"]}
+
+
+# ---- the schemas
+
+
+def _read_schema(model: str) -> Object:
+    """Return the schema of a class, which refuses unknown keys."""
+    schema: Object = getattr(importlib.import_module("kubeflow_trainer_api.models"), model).model_json_schema()
+    known = schema["$defs"]
+    for each in (schema, *known.values()):
+        if "properties" in each:
+            each["additionalProperties"] = False
+    known |= {name: {"type": ["string", "number"]} for name in UNKNOWN}
+    return schema
+
+
+def _find_unfitting(resource: Object) -> Iterator[str]:
+    validator = jsonschema.Draft202012Validator(_read_schema(MODELS[resource["apiVersion"], resource["kind"]]))
+    for error in validator.iter_errors(resource):
+        yield from _spell(error)
+
+
+def _spell(error: jsonschema.ValidationError) -> Iterator[str]:
+    """Yield an error with its path. An optional value may also be null; that it isn't is no help to a reader."""
+    if error.validator == "anyOf":
+        for each in error.context or ():
+            if each.schema != {"type": "null"}:
+                yield from _spell(each)
+    else:
+        yield f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
+
+
+def _find_wrong_texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _find_wrong_texts(each, (*path, key))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _find_wrong_texts(each, path)
+    else:
+        known = next((texts for end, texts in TEXTS.items() if ".".join(path).endswith(end)), None)
+        if known and value not in known:
+            yield f"{'.'.join(path)}: {value!r} is none of {', '.join(sorted(known))}"
+
+
+# ---- what must fit each other
+
+
+def make_jobset(trainjob: Object, runtimes: dict[str, Object]) -> Object | None:
+    """Return the JobSet that Kubeflow Trainer makes of a TrainJob; None if the file doesn't have its runtime."""
+    spec = trainjob["spec"]
+    runtime = runtimes.get(spec["runtimeRef"]["name"])
+    if runtime is None:
+        return None
+    trainer = spec.get("trainer", {})
+    nodes = trainer.get("numNodes", runtime["spec"].get("mlPolicy", {}).get("numNodes", 1))
+    made: Object = runtime["spec"]["template"]["spec"] | {"suspend": spec.get("suspend", False)}
+    made["replicatedJobs"] = [_give(each, trainer, nodes) for each in made["replicatedJobs"]]
+    return {"metadata": trainjob["metadata"], "spec": made}
+
+
+def _give(replicated: Object, trainer: Object, nodes: int) -> Object:
+    """Return a runtime's Job with what a TrainJob sets, if it is the Job that trains."""
+    template = replicated["template"]
+    key, value = ANCESTOR
+    if template.get("metadata", {}).get("labels", {}).get(key) != value:
+        return replicated
+    spec = template["spec"] | {"completions": nodes, "parallelism": nodes}
+    pod = spec["template"]["spec"]
+    containers = [
+        each | {key: trainer[key] for key in ("command", "args") if key in trainer}
+        if each["name"] == replicated["name"]
+        else each
+        for each in pod["containers"]
+    ]
+    spec["template"] = spec["template"] | {"spec": pod | {"containers": containers}}
+    return replicated | {"template": template | {"spec": spec}}
+
+
+def _find_contradictions(jobset: Object) -> Iterator[str]:
+    spec, metadata = jobset["spec"], jobset["metadata"]
+    if QUEUE in metadata.get("labels", {}) and not spec.get("suspend"):
+        yield f"suspend must be true: the pods would start before the queue {metadata['labels'][QUEUE]} has room"
+    policy = spec.get("failurePolicy", {})
+    if not policy.get("maxRestarts"):
+        yield "failurePolicy.maxRestarts must be set: the JobSet would end with its first failed Job"
+    if _decide_for_job(policy, "PodFailurePolicy") != "FailJobSet":
+        yield "failurePolicy has no rule FailJobSet for the reason PodFailurePolicy: exit code 1 would restart the pods"
+    if _decide_for_job(policy, "BackoffLimitExceeded") == "FailJobSet":
+        yield "failurePolicy fails the JobSet for the reason BackoffLimitExceeded"
+    trained = [(each, container, found) for each in spec["replicatedJobs"] for container, found in find_trained(each)]
+    if not trained:
+        yield "no container has the arguments holdfast train"
+    for replicated, container, settings in trained:
+        where = f"replicatedJobs {replicated['name']}"
+        host = f"{metadata['name']}-{replicated['name']}-0-0"
+        subdomain = spec.get("network", {}).get("subdomain", metadata["name"])
+        faults = [
+            *_find_wrong_nodes(replicated, settings, f"{host}.{subdomain}"),
+            *_find_wrong_ends(replicated["template"]["spec"], container, settings),
+        ]
+        yield from (f"{where}: {fault}" for fault in faults)
+    if not spec.get("network", {}).get("enableDNSHostnames", True):
+        yield "network.enableDNSHostnames must be true: the nodes don't find node 0"
+
+
+def find_trained(replicated: Object) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the name of each container that trains a run, with what its arguments set."""
+    for container in replicated["template"]["spec"]["template"]["spec"]["containers"]:
+        words = [*container.get("command", ()), *container.get("args", ())]
+        pairs = [*itertools.pairwise(words)]
+        if ("holdfast", "train") in pairs:
+            given = [after for word, after in pairs if word == "--set"]
+            yield container["name"], dict(each.split("=", 1) for each in given)
+
+
+def _find_wrong_nodes(replicated: Object, settings: dict[str, str], host: str) -> Iterator[str]:
+    job = replicated["template"]["spec"]
+    if replicated.get("replicas", 1) != 1:
+        yield "replicas must be 1: two Jobs would both have a node 0"
+    if job.get("completionMode") != "Indexed":
+        yield "completionMode must be Indexed: it numbers the nodes"
+    nodes = settings.get("compute.nodes", "1")
+    most = nodes.rpartition(":")[2]
+    for key in ("completions", "parallelism"):
+        if str(job.get(key, 1)) != most:
+            yield f"compute.nodes = {nodes}, and {key} is {job.get(key, 1)}"
+    found = settings.get("compute.rendezvous", "").rpartition(":")[0]
+    if most != "1" and found != host:
+        yield f"compute.rendezvous names {found or 'no host'}; node 0 is {host}"
+
+
+def _find_wrong_ends(job: Object, container: str, settings: dict[str, str]) -> Iterator[str]:
+    pod = job["template"]["spec"]
+    if pod.get("restartPolicy") != "Never":
+        yield "restartPolicy must be Never: a podFailurePolicy needs it"
+    if job.get("podReplacementPolicy") != "Failed":
+        yield "podReplacementPolicy must be Failed: a pod would be replaced while it saves"
+    needed_s = float(settings.get("resume.stop_within_s", STOP_WITHIN_S)) + LEAVES_WITHIN_S
+    if (grace_s := pod.get("terminationGracePeriodSeconds", 30)) < needed_s:
+        yield f"terminationGracePeriodSeconds is {grace_s}; a save and the end may take {needed_s:g} s"
+    rules = job.get("podFailurePolicy", {}).get("rules", [])
+    if _decide_for_pod(rules, container, 143, is_disrupted=True) != "Ignore":
+        yield "podFailurePolicy doesn't ignore DisruptionTarget: a preemption would cost a retry"
+    for code in FAILED:
+        if _decide_for_pod(rules, container, code) != "FailJob":
+            yield f"podFailurePolicy doesn't fail the Job for exit code {code}: another attempt would end the same way"
+    for code in CONTINUED:
+        if (action := _decide_for_pod(rules, container, code)) != "Count":
+            yield f"podFailurePolicy has {action} for exit code {code}: expected a counted restart"
+    if not job.get("backoffLimit", 6):
+        yield "backoffLimit must be above 0: no pod would start again"
+
+
+def _decide_for_pod(rules: Sequence[Object], container: str, code: int, *, is_disrupted: bool = False) -> str:
+    """Return the action of the first rule that fits the end of a pod, as the Job controller chooses it."""
+    for rule in rules:
+        exits = rule.get("onExitCodes")
+        if exits and exits.get("containerName", container) == container:
+            if (code in exits["values"]) == (exits["operator"] == "In"):
+                return str(rule["action"])
+        elif is_disrupted and any(_is_disruption(each) for each in rule.get("onPodConditions") or ()):
+            return str(rule["action"])
+    return "Count"
+
+
+def _is_disruption(condition: Object) -> bool:
+    return condition["type"] == "DisruptionTarget" and condition.get("status", "True") == "True"
+
+
+def _decide_for_job(policy: Object, reason: str) -> str:
+    """Return the action of the first rule that fits the reason of a failed Job, as the JobSet controller chooses it."""
+    for rule in policy.get("rules", ()):
+        if reason in (rule.get("onJobFailureReasons") or [reason]) and not rule.get("onJobFailureMessagePatterns"):
+            return str(rule["action"])
+    return "RestartJobSet"
+
+
+def main(paths: Sequence[Path]) -> int:
+    """Print the faults of files; return 1 if there are any."""
+    found = []
+    for path in paths:
+        resources = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each]
+        found += [f"{path}: {fault}" for fault in find_faults(resources)]
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main([*map(Path, sys.argv[1:])]))
