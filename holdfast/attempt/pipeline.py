@@ -38,6 +38,11 @@ class Pipeline:
         """Return the last step of the chunk that follows a step: the ordered stop, if the ranks have an order."""
         return next((stop for stop in self._ordered if stop > step), 0) or self._choose_stop(step)
 
+    def next_commit_step(self, step: int) -> int:
+        """Return the step of the first checkpoint after a step that is ordered or saved; 0 if there is none."""
+        steps = [*(saved.step for saved in self.uncommitted), *self._ordered]
+        return min((each for each in steps if each > step), default=0)
+
     def is_new(self, stop: int) -> bool:
         """Note a stop as ordered. Return whether it was not ordered before."""
         is_new = stop not in self._ordered

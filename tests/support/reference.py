@@ -158,11 +158,14 @@ OF_OTHERS = {
     "GROUP_RANK": "the place of a rank among others, from torchrun; so are `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
     "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Ranks don't see those of an outer launcher",
     "JOB_COMPLETION_INDEX": "the number of this node, in an indexed Job of Kubernetes",
+    "KUBERNETES_SERVICE_HOST": "the cluster's API in a pod, with `KUBERNETES_SERVICE_PORT`: "
+    "[kubernetes.md](kubernetes.md)",
     "MASTER_ADDR": "the address at which the ranks of another launcher meet, with `MASTER_PORT`: "
     "[launchers.md](launchers.md)",
     "MLFLOW_TRACKING_URI": "MLflow's server; `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and "
     "`MLFLOW_TRACKING_PASSWORD`, are its secret: [metrics.md](metrics.md)",
     "NO_PROXY": "hosts that are asked without a proxy, as `no_proxy` is; `make up` adds this machine",
+    "POD_NAME": "the name of the attempt's own pod, from the pod's manifest: [kubernetes.md](kubernetes.md)",
     "PREFECT_API_URL": "Prefect's server; `PREFECT_API_AUTH_STRING` is its secret: [operating.md](operating.md)",
     "PYTHONPATH": "folders of modules, which ranks on a Ray cluster get, too",
     "RAY_ADDRESS": "the Ray cluster: [nodes.md](nodes.md)",

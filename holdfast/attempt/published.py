@@ -1,0 +1,232 @@
+"""Observers that publish the cost of killing the run where a scheduler looks: in a file, or as the pod's annotations.
+
+::
+
+    [log]
+    observers = ["holdfast.attempt.published:KillCostFile", "holdfast.attempt.published:KillCostAnnotations"]
+
+The numbers are those of `holdfast.ledger.kill_cost.KillCost`.
+"""
+
+import contextlib
+import contextvars
+import json
+import logging
+import os
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from holdfast.attempt.observers import AttemptView, Observer
+from holdfast.journal import Commit
+from holdfast.ledger.history import read_costs
+from holdfast.ledger.interval import RECENT_COMMITS, Cost, cost_of
+from holdfast.ledger.kill_cost import KillCost
+from holdfast.rank.messages import Progress
+
+log = logging.getLogger(__name__)
+
+FILE = "kill-cost.json"
+# The least time between two versions of the file, and of the annotations, unless a commit has changed the numbers.
+FILE_EVERY_S, ANNOTATE_EVERY_S = 1.0, 10.0
+ANSWER_WITHIN_S = 5.0
+PREFIX = "kill-cost.holdfast/"
+# A pod's name, from its own manifest; where Kubernetes puts the pod's rights, and the variables with the API's address.
+POD_VARIABLE = "POD_NAME"
+RIGHTS = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+
+
+class KillCostObserver(Observer):
+    """Base of the observers that publish the cost of a kill: at each commit, and now and then between two commits."""
+
+    every_s = FILE_EVERY_S
+
+    def __init__(self) -> None:
+        self._costs: list[Cost] = []
+        self._committed_step = self._step = 0
+        self._published_at = -float("inf")
+
+    def publish(self, attempt: AttemptView, cost: KillCost) -> None:
+        """Publish the numbers. Nothing may wait in it."""
+        raise NotImplementedError
+
+    def opened(self, attempt: AttemptView) -> None:
+        self._costs = read_costs(attempt.journal)
+        self._committed_step = self._step = attempt.step
+        self._publish(attempt)
+
+    def progressed(self, attempt: AttemptView, progress: Progress) -> None:
+        self._step = progress.step
+        if time.monotonic() - self._published_at >= self.every_s:
+            self._publish(attempt, progress.steps_per_s)
+
+    def committed(self, attempt: AttemptView, commit: Commit) -> None:
+        if commit.why != "adopted" and (cost := cost_of(commit, commit.step - self._committed_step)):
+            self._costs = [*self._costs, cost][-RECENT_COMMITS:]
+        self._committed_step = commit.step
+        self._step = max(self._step, commit.step)  # the ranks train on while a checkpoint is committed
+        self._publish(attempt)
+
+    def _publish(self, attempt: AttemptView, speed: float = 0.0) -> None:
+        self._published_at = time.monotonic()
+        cost = KillCost.of(
+            attempt.config.run, attempt.number, attempt.head, self._step, costs=self._costs, gpus=count_gpus(attempt),
+            next_commit_step=attempt.next_commit_step, now=time.time(), speed=speed,
+        )  # fmt: skip
+        self.publish(attempt, cost)
+
+
+def count_gpus(attempt: AttemptView) -> int:
+    """Return the number of GPUs that an attempt uses: one for each rank, or 0 on CPUs.
+
+    If the number of nodes is a range, its largest number counts.
+    """
+    if attempt.built is None or not attempt.built.device.startswith("cuda"):
+        return 0
+    compute = attempt.config.compute
+    return compute.rank_count * compute.node_range[1]
+
+
+class KillCostFile(KillCostObserver):
+    """Keeps ``kill-cost.json`` in the run's folder in ``log.folder`` up to date, and removes it when the attempt ends.
+
+    A reader sees one whole version, because each replaces the one before.
+    """
+
+    def publish(self, attempt: AttemptView, cost: KillCost) -> None:
+        path = self._find(attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = path.with_name(f".{path.name}.{os.getpid()}")
+        made.write_text(cost.model_dump_json(indent=1) + "\n", "utf-8")
+        made.replace(path)
+
+    def ended(self, attempt: AttemptView) -> None:
+        self._find(attempt).unlink(missing_ok=True)
+
+    def _find(self, attempt: AttemptView) -> Path:
+        return Path(attempt.config.log.folder) / attempt.config.run / FILE
+
+
+@dataclass(frozen=True)
+class PodApi:
+    """The API of a Kubernetes cluster, seen from inside a pod.
+
+    Attributes:
+        url: the pod's own URL.
+        rights: the folder with the pod's token and the cluster's certificate.
+    """
+
+    url: str
+    rights: Path
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ, rights: Path = RIGHTS, scheme: str = "https") -> Self | str:
+        """Return the API that a pod's environment names, or a text that says what is missing."""
+        missing = [name for name in (HOST_VARIABLE, PORT_VARIABLE, POD_VARIABLE) if not environ.get(name)]
+        if missing:
+            return f"{missing[0]} is not set"
+        try:
+            namespace = (rights / "namespace").read_text("utf-8").strip()
+        except OSError as error:
+            return f"{rights / 'namespace'}: {error.strerror}"
+        host = environ[HOST_VARIABLE]
+        at = f"[{host}]" if ":" in host else host
+        names = [urllib.parse.quote(each, safe="") for each in (namespace, environ[POD_VARIABLE])]
+        url = f"{scheme}://{at}:{environ[PORT_VARIABLE]}/api/v1/namespaces/{names[0]}/pods/{names[1]}"
+        return cls(url, rights)
+
+    def annotate(self, values: Mapping[str, str | None]) -> None:
+        """Set the pod's annotations; remove those whose value is None.
+
+        Raises:
+            OSError: the API can't be reached, or refuses.
+        """
+        token = (self.rights / "token").read_text("utf-8").strip()  # the kubelet replaces it every hour
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if self.url.startswith("https:"):
+            context = ssl.create_default_context(cafile=str(self.rights / "ca.crt"))
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        request = urllib.request.Request(
+            self.url,
+            json.dumps({"metadata": {"annotations": values}}).encode(),
+            {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"},
+            method="PATCH",
+        )
+        with urllib.request.build_opener(*handlers).open(request, timeout=ANSWER_WITHIN_S) as answer:
+            answer.read()
+
+
+class KillCostAnnotations(KillCostObserver):
+    """Keeps annotations of the attempt's own pod, ``kill-cost.holdfast/...``, up to date through the API of Kubernetes.
+
+    A thread sends the newest numbers. If the API refuses or doesn't answer, it warns once. Nothing waits for it.
+    """
+
+    every_s = ANNOTATE_EVERY_S
+
+    def __init__(self, api: PodApi | str | None = None) -> None:
+        """
+        Args:
+            api: the API, or a text that says why there is none; by default what this pod's environment names.
+        """
+        super().__init__()
+        self._api = PodApi.find() if api is None else api
+        self._newest: dict[str, str | None] = {}
+        self._news, self._ends = threading.Event(), threading.Event()
+        self._has_warned = False
+        # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name="annotations", daemon=True)
+
+    def publish(self, attempt: AttemptView, cost: KillCost) -> None:
+        self._newest = spell_annotations(cost)
+        self._news.set()
+        if self._thread.ident is None:  # not in __init__: if the attempt is never made, nothing ends the thread
+            self._thread.start()
+
+    def ended(self, attempt: AttemptView) -> None:
+        self._ends.set()
+        self._news.set()
+
+    def _run(self) -> None:
+        """Send the newest annotations until the attempt has ended. This is the thread's body."""
+        if isinstance(self._api, str):
+            self._warn(f"{self._api}; this is no pod whose manifest names it")
+            return
+        while not self._ends.is_set():
+            self._news.wait()
+            self._news.clear()
+            if self._ends.is_set() or not self._send(self._api):
+                return
+            self._ends.wait(self.every_s)
+
+    def _send(self, api: PodApi) -> bool:
+        """Send the newest annotations. Return whether the next ones may succeed."""
+        try:
+            api.annotate(self._newest)
+        except urllib.error.HTTPError as error:
+            with contextlib.closing(error):
+                self._warn(f"{error.code} {error.reason}")
+            return error.code >= 500 or error.code == 429
+        except OSError as error:
+            self._warn(str(error))
+        return True
+
+    def _warn(self, problem: str) -> None:
+        if not self._has_warned and not self._ends.is_set():
+            log.warning("the pod's annotations can't be written: %s; the run continues", problem)
+        self._has_warned = True
+
+
+def spell_annotations(cost: KillCost) -> dict[str, str | None]:
+    """Return the annotations of a pod: a text for each number, and None for what is unknown."""
+    known = cost.model_dump()
+    return {PREFIX + name.replace("_", "-"): None if value is None else str(value) for name, value in known.items()}
