@@ -492,7 +492,11 @@ class Attempt:
         total, built = (self.total_steps, self.ranks.built) if self._line else (0, None)
         known = self.config, self.journal, self.number, self.head, self.step, total, built
         next_commit_step = self._pipeline.next_commit_step(self.head.step if self.head else 0)
-        self._observers.tell(what, AttemptView(*known, self.signal_ranks, next_commit_step), *news)
+        view = AttemptView(*known, self.signal_ranks, self.ranks.read_beats, next_commit_step)
+        self._observers.tell(what, view, *news)
+
+    def _tell_verdict(self, verdict: CheckpointVerdict) -> None:
+        self._tell("judged", verdict)
 
     def fall_back(self) -> None:
         """Make the newest commit that isn't quarantined the head, and end the ranks: the next chunk starts new ones."""

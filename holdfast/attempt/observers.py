@@ -45,6 +45,7 @@ class AttemptView:
         total_steps: the number of steps of the whole run; 0 if the ranks haven't built the recipe.
         built: the ranks' description of the training that they have built; None if they haven't built the recipe.
         signal_ranks: sends all ranks a signal, for a drill.
+        read_beats: returns the heartbeat of each rank of this machine, by rank; may be called from any thread.
         next_commit_step: the step of the next commit; 0 if the ranks have no order to save.
     """
 
@@ -56,6 +57,7 @@ class AttemptView:
     total_steps: int
     built: Ready | None
     signal_ranks: Callable[[int], None]
+    read_beats: Callable[[], Mapping[int, Beat]] = dict
     next_commit_step: int = 0
 
     @property
