@@ -218,7 +218,7 @@ def test_a_pruned_commit_can_not_be_replayed(copied: Path, capsys: pytest.Captur
         (
             ["--random", "1"],
             "run 'toy' has no commit that can be replayed",
-            "raise retention.keep_last, then train a chunk",
+            "raise retention.keep_last, then train a chunk: a replay begins at the checkpoint before it",
         ),
     ):
         assert run_app(app, ["audit", str(copied), *options]) == 1
