@@ -21,7 +21,6 @@ from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.keeping.retention import prune_run
 from holdfast.ledger.standing import Outcome, TrainResult, read_standing, stopped_early
-from holdfast.rank.launchers import refuse_launcher
 from holdfast.store import open_store
 from holdfast.terminal import interrupt
 from holdfast.terminal.command import EXIT_CODES, run_app
@@ -110,12 +109,9 @@ def main(
     log_plain_lines()
     # While a flow runs, Prefect's own handler is in place. It calls this handler after the flow has ended.
     signal.signal(signal.SIGTERM, interrupt.end)
-    with contextlib.ExitStack() as here:
-        if settings.where == "here":
-            refuse_launcher(settings.compute)
-            # Start the ranks ahead, because their start takes as long as that of Prefect's server.
-            here.enter_context(started_ahead(settings))
-        here.enter_context(server())
+    # Start the ranks ahead, because their start takes as long as that of Prefect's server.
+    ahead = started_ahead(settings) if settings.where == "here" else contextlib.nullcontext()
+    with ahead, server():
         result = train(settings)
     if not isinstance(result, TrainResult) or not result.complete:
         raise stopped_early(settings.run)

@@ -4,8 +4,8 @@ A near folder is a cache: nothing in it counts for the run. A restore takes a pa
 in the commit. A checkpoint that only the near folder has is adopted as one of dead ranks is, once the store has all of
 it. So a near folder that is full, read-only, damaged, of another time or gone costs a warning, and time.
 
-Several runs, attempts and ranks may share one folder. Each run has a folder of its own in it, named after the run and
-its ``run.json``, with checkpoints in the same form as on the store.
+Several runs, attempts and ranks may share one folder. Each run has a folder of its own in it, named after the run, its
+URL and its ``run.json``, with checkpoints in the same form as on the store.
 """
 
 import contextlib
@@ -72,8 +72,9 @@ class Near:
     def place(self) -> Path:
         """Return the run's folder in the near folder."""
         if not self._place:
-            # A run that was deleted and begun again has another run.json.
-            self._place = f"{self._name}-{hashlib.sha256(self._folder.read('run.json')).hexdigest()[:16]}"
+            # A run that was deleted and begun again has another run.json, and one of another store another URL.
+            known = self._folder.url.encode() + self._folder.read("run.json")
+            self._place = f"{self._name}-{hashlib.sha256(known).hexdigest()[:16]}"
         return self.root / self._place
 
     @property

@@ -160,7 +160,9 @@ def test_a_rank_killed_while_the_run_opens_is_replaced_within_the_attempt(driver
 def test_a_rank_that_dies_each_time_a_run_opens_ends_the_command(driver: Driver) -> None:
     done = driver.run(VANISHING, **{FAULTS: json.dumps([("build", 0, 0, "")])})
     assert done.returncode == 3
-    assert done.stderr.splitlines()[-1].startswith("error: the ranks ended: signal 9 (SIGKILL)")
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: the ranks ended: signal 9 (SIGKILL)")
+    assert hint.startswith("hint: docs/troubleshooting.md#")
     assert not driver.journal().attempts()
 
 

@@ -3,6 +3,7 @@
 Each script trains `TOTAL` steps without a stop and saves on the way: a run that goes on is compared with it.
 """
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -170,7 +171,9 @@ def _train_shard(rank: int, folder: Path) -> None:
             dcp.save({"app": saved}, checkpoint_id=folder / path)
         elif rank == 0:
             torch.save(saved, folder / path)
-    dist.destroy_process_group()
+    dist.barrier()
+    # All is saved. As the process ends, gloo now and then destroys a thread that still runs, and aborts it.
+    os._exit(0)
 
 
 def one_group(run: holdfast.Run) -> None:

@@ -330,3 +330,14 @@ def test_a_near_checkpoint_with_a_flipped_bit_is_not_adopted(run: LocalStore, ne
     with pytest.raises(CheckpointDamaged, match=PARTS[5]):
         copy_checkpoint(near.store, saved, run)
     assert "metadata.json" not in list_files(run.root)
+
+
+def test_runs_of_two_stores_that_began_alike_have_folders_of_their_own(tmp_path: Path) -> None:
+    """Their run.json may be equal: its time is in seconds."""
+    places = set()
+    for store in ("here", "there"):
+        (tmp_path / store / "r").mkdir(parents=True)
+        (tmp_path / store / "r" / "run.json").write_text("{}")
+        folder = LocalStore(str(tmp_path / store)).inside("r")
+        places.add(Near(NearTier(folder=str(tmp_path / "near")), folder, "r").place)
+    assert len(places) == 2
