@@ -17,7 +17,7 @@ from holdfast import checkpoint
 from holdfast.attempt.commits import Proposal, Publish, publish_commit
 from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
-from holdfast.attempt.lineage import Past, judge_drift, judge_environment
+from holdfast.attempt.lineage import Past, describe_job, judge_drift, judge_environment
 from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer, Observers, judge_restore
 from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_ready
 from holdfast.attempt.pipeline import Chunk, Pipeline
@@ -278,7 +278,7 @@ class Attempt:
             lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
         if ancestor := self.ranks.ancestor:
             lineage["ancestor"] = ancestor.describe()
-        return is_end, {name: value for name, value in lineage.items() if value}
+        return is_end, {name: value for name, value in lineage.items() if value} | describe_job()
 
     def _judge_drift(self, newest: Commit, epochs: int | None) -> tuple[Commit, Past, dict[str, Any]]:
         """Judge the drift since the newest commit that doesn't break the chain.
@@ -543,7 +543,7 @@ class Attempt:
         deadline = time.monotonic() + self.config.resume.stop_within_s
         self.rehearsals.forget()
         self.ranks.put_back()
-        ranks, trained = self.ranks.running, 0
+        ranks, trained, why = self.ranks.running, 0, ""
         if ranks is not None and self._is_claimed:
             ranks.stop()
             try:
@@ -551,8 +551,9 @@ class Attempt:
                     event = ranks.next_event(max(0.0, deadline - time.monotonic()))
                     if isinstance(event, Saved):
                         self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
-            except RankDied:
-                pass  # the ranks have ended, as they were told to
+            except RankDied as error:  # without silence the ranks have ended, as they were told to
+                within_s = self.config.resume.stop_within_s
+                why = f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"
             except Unhealthy as error:
                 log.warning("%s", error)
             trained = ranks.watch.count_steps()
@@ -560,10 +561,9 @@ class Attempt:
         while self._pipeline.uncommitted:
             self.commit(self._pipeline.uncommitted[0])
         if self._is_claimed and trained > self.step:
-            within_s = self.config.resume.stop_within_s
             log.warning(
-                "stopped at step %d, but steps %d-%d could not be saved within resume.stop_within_s = %g s; the same "
-                "command trains them again", trained, self.step + 1, trained, within_s,
+                "stopped at step %d, but steps %d-%d could not be saved %s; the same command trains them again",
+                trained, self.step + 1, trained, why,
             )  # fmt: skip
         elif self._is_claimed:
             log.info("stopped after step %d, which is saved and committed; the same command continues it", self.step)

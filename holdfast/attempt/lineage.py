@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast import checkpoint
 from holdfast.config import InitFrom, Resume, RunConfig
+from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.machine.contract import Verdict, judge
@@ -22,6 +23,8 @@ from holdfast.recipe.probe import Gate
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
+
+JOB = "job"  # the key of a lineage that has the Slurm job
 
 BUILT = "built"
 
@@ -185,6 +188,12 @@ def count_ranks(identity: dict[str, Any] | None) -> int | None:
     """Return the number of ranks on which a run's bits depend; None with virtual ranks, or if it isn't on record."""
     ranks: int | None = (identity or {}).get("compute", {}).get("ranks")
     return ranks
+
+
+def describe_job() -> dict[str, Any]:
+    """Return this process's Slurm job for an attempt's lineage; nothing outside of a job."""
+    job = find_job()
+    return {JOB: {"name": job.name, "restarts": job.restarts}} if job else {}
 
 
 def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:

@@ -8,7 +8,8 @@ what is known                              the job
 =========================================  =========================================================================
 the run is complete                        ends
 a person pressed Ctrl-C                    ends
-wrong use, damage, a budget that is spent  ends: see `holdfast.attempt.supervision`
+wrong use, damage, another job has the run ends: see `holdfast.journal.endings`
+a budget is spent                          ends: see `holdfast.attempt.supervision`
 the job runs                               is queued again: its grace or its time has not ended
 it completes because its time is over      is queued again
 it completes for another reason            ends: `scancel` ends it so, and Slurm would let a cancelled job run again
@@ -22,11 +23,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from holdfast.attempt.lineage import JOB
 from holdfast.attempt.supervision import choose_wait_s
 from holdfast.config import RunConfig
 from holdfast.config.slurm import SlurmJob, find_job
-from holdfast.errors import HoldfastError, RunStopped
+from holdfast.errors import HoldfastError, RunStopped, StoreDenied, StoreError
 from holdfast.journal import Journal
+from holdfast.journal.endings import ending_of
 from holdfast.store import open_store
 from holdfast.terminal import interrupt
 
@@ -45,12 +48,14 @@ def queued_again(config: RunConfig) -> Iterator[None]:
     Use it around an attempt, on node 0 alone: other nodes don't know why the attempt ended. Without a job, and with
     ``resume.requeue = "off"``, it does nothing.
     """
-    job = find_job() if config.resume.requeue == "auto" else None
+    job = find_job()
     if job is None:
         yield
         return
     journal = Journal(open_store(config.store), config.run)
-    before, error = journal.attempts(), None
+    before, error = 0, None
+    with contextlib.suppress(StoreError):
+        before = journal.attempts()
     with interrupt.raised_once(config.resume.stop_within_s + TRIES * ANSWER_WITHIN_S):
         try:
             yield
@@ -77,23 +82,39 @@ def find_refusal(
     Returns:
         an empty text if nothing is left to do.
     """
-    if isinstance(error, KeyboardInterrupt):
-        return "it was stopped by Ctrl-C"
-    if isinstance(error, HoldfastError) and error.exit_code != RunStopped.exit_code:
-        return "another attempt would end with the same error"
-    limits = config.supervision
     try:
         newest = journal.attempts()
         ended = journal.read_ending(newest) if newest > before else None
         if (ended is None and error is None) or (ended is not None and ended.reason == "completed"):
             return ""
+        if config.resume.requeue == "off":
+            return 'resume.requeue = "off"'
+        if isinstance(error, KeyboardInterrupt):
+            return "it was stopped by Ctrl-C"
+        ending = ended.ending if ended else ending_of(error)
+        if ending.row.raises or (isinstance(error, HoldfastError) and error.exit_code != RunStopped.exit_code):
+            return f"another attempt can't help: {ending.row.meaning}"
         if ended is not None:
-            choose_wait_s(journal.endings(), limits)
-        elif job.restarts >= newest + limits.max_failures:
-            return f"it has begun {job.restarts + 1} times, and the run has {newest} attempts"
+            choose_wait_s(journal.endings(), config.supervision)
+            return None
+        # An attempt that never began leaves no ending, so that supervision can't count it.
+        lives, most = job.restarts - _find_last_life(journal, newest, job), config.supervision.max_failures
+        return (
+            f"{lives} times in a row it began no attempt: supervision.max_failures = {most}" if lives >= most else None
+        )
+    except StoreDenied as refused:
+        return refused.message
+    except StoreError:
+        return None  # the store can't be reached: the next life may find it again
     except HoldfastError as refused:
         return refused.message
-    return None
+
+
+def _find_last_life(journal: Journal, newest: int, job: SlurmJob) -> int:
+    """Return the number of the job's last life that began an attempt, from 0; -1 if none did."""
+    attempt = journal.find_attempt(newest) if newest else None
+    began = attempt.lineage.get(JOB) if attempt else None
+    return int(began["restarts"]) if isinstance(began, dict) and began.get("name") == job.name else -1
 
 
 def _requeue(job: SlurmJob) -> None:
@@ -105,7 +126,8 @@ def _requeue(job: SlurmJob) -> None:
     found = _ask("squeue", "-h", "-j", job.name, "-O", "State:|,Reason:|")
     state, reason = [*(found or "").split("|"), "", ""][:2]
     if found is not None and not any(state == each and because in (None, reason) for each, because in RETURNING):
-        seen = f"its state is {state} ({reason})" if state else "squeue doesn't know it"
+        seen = f"its state is {state} ({reason}), so that somebody has cancelled it, or queued it again"
+        seen = seen if state else "squeue doesn't know it"
         log.info("job %s is not queued again by this command: %s", job.name, seen)
     elif found is not None and _ask("scontrol", "requeue", job.name) is not None:
         log.info("job %s is queued again, and then continues the run", job.name)

@@ -58,8 +58,8 @@ class Orders:
         # A scheduler may send such a signal to every process of a job. STACKS_SIGNAL is left out, because it makes
         # faulthandler write the stacks of a rank that hangs.
         take_like_sigterm(self._obey_signal, but=heartbeats.STACKS_SIGNAL)
-        if attending.is_attached():  # Ctrl-C reaches ranks that another launcher has started
-            signal.signal(signal.SIGINT, self._obey_signal)
+        # Ctrl-C reaches ranks that another launcher has started, and scancel --signal=INT every process of a job.
+        signal.signal(signal.SIGINT, self._obey_signal)
         # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
         if training.accelerator.is_local_main_process:
             threading.Thread(target=self._read, daemon=True).start()

@@ -6,10 +6,21 @@ from pathlib import Path
 import pytest
 
 from holdfast.attempt import requeue
+from holdfast.attempt.lineage import describe_job
 from holdfast.attempt.requeue import find_refusal, queued_again
 from holdfast.config import RunConfig
 from holdfast.config.slurm import SlurmJob
-from holdfast.errors import ConfigError, GateTripped, HoldfastError, NodesMissing, RankDied, StoreError
+from holdfast.errors import (
+    ConfigError,
+    GateTripped,
+    HoldfastError,
+    NodesMissing,
+    RankDied,
+    RunGone,
+    StoreDenied,
+    StoreError,
+    Superseded,
+)
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.store import open_store
@@ -48,11 +59,14 @@ def make_config(folder: Path, **supervision: int) -> RunConfig:
         (1, ["completed"], None, ""),  # nothing was left to train
         (0, ["completed"], SystemExit(143), ""),
         (0, ["preempted"], KeyboardInterrupt(), "Ctrl-C"),
-        (0, [], ConfigError("wrong"), "the same error"),
-        (0, ["settings"], ConfigError("wrong"), "the same error"),
-        (0, ["refused"], GateTripped("other weights"), "the same error"),
+        (0, [], ConfigError("wrong"), "settings or code changed"),
+        (0, ["settings"], ConfigError("wrong"), "settings or code changed"),
+        (0, ["refused"], GateTripped("other weights"), "the gate"),
+        (0, [""], Superseded("by attempt 2"), "owns the run"),  # the ending is another attempt's affair
+        (1, [""], Superseded("claimed a moment ago"), "owns the run"),
+        (0, [""], RunGone("moved"), "moved or deleted"),
         (2, ["rank_crashed"] * 3, RankDied("gone"), "3 attempts in a row failed"),
-        (0, ["superseded"], RankDied("gone"), "superseded"),
+        (0, ["superseded"], RankDied("gone"), "owns the run"),
     ],
 )
 def test_a_job_is_queued_again_if_another_attempt_may_help(
@@ -70,11 +84,47 @@ def test_lost_machines_have_the_budget_of_supervision(tmp_path: Path) -> None:
     assert "2 machines were lost, and supervision.max_preemptions is 1" in found
 
 
-@pytest.mark.parametrize(("restarts", "is_allowed"), [(4, True), (5, False)])
-def test_a_job_that_never_begins_is_not_queued_for_ever(tmp_path: Path, restarts: int, is_allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("began", "restarts", "refusal"),
+    [
+        (None, 1, None),
+        (None, 2, "3 times in a row it began no attempt"),
+        ({"name": "7", "restarts": 48}, 50, None),  # its attempts before count as little as those of other jobs
+        ({"name": "7", "restarts": 48}, 51, "3 times in a row"),
+        ({"name": "6", "restarts": 0}, 2, "3 times in a row"),
+    ],
+)
+def test_a_job_that_never_begins_is_not_queued_for_ever(
+    tmp_path: Path, began: dict[str, object] | None, restarts: int, refusal: str | None
+) -> None:
     job = SlurmJob("7", restarts, nodes=2, is_step=True, tasks=(1,), address="n0:15217")
-    journal = make_journal(tmp_path, "preempted", "preempted")
-    assert (find_refusal(make_config(tmp_path), journal, 2, job, NodesMissing("none")) is None) is is_allowed
+    journal = make_journal(tmp_path, *["preempted"] * 5)
+    journal.claim_attempt(6, "test", "host", 1, {}, {"job": began} if began else {}, "")
+    journal.end_attempt(6, Ending("preempted"))
+    found = find_refusal(make_config(tmp_path), journal, 6, job, NodesMissing("none"))
+    assert found == refusal or (found and refusal and refusal in found)
+
+
+def test_an_attempt_has_its_job_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert describe_job() == {}
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert describe_job() == {"job": {"name": "7", "restarts": 2}}
+
+
+@pytest.mark.parametrize(
+    ("error", "refusal"), [(StoreError("no answer"), None), (StoreDenied("access denied"), "access denied")]
+)
+def test_a_store_that_does_not_answer_may_do_so_in_the_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StoreError, refusal: str | None
+) -> None:
+    journal = make_journal(tmp_path)
+
+    def fail() -> int:
+        raise error
+
+    monkeypatch.setattr(journal, "attempts", fail)
+    assert find_refusal(make_config(tmp_path), journal, 0, JOB, error) == refusal
 
 
 @pytest.fixture
@@ -117,11 +167,13 @@ def test_the_state_of_the_job_decides(slurms: Path, tmp_path: Path, state: str, 
     assert not is_queued or slurms.read_text() == "requeue 7\n"
 
 
-def test_requeue_off_asks_nothing(slurms: Path, tmp_path: Path) -> None:
+def test_requeue_off_asks_nothing(slurms: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     install(tmp_path, "squeue", "echo 'RUNNING|None|'")
     install(tmp_path, "scontrol", f"echo asked > {slurms}")
+    caplog.set_level("INFO")
     train_and_stop(tmp_path, requeue="off")
     assert not slurms.exists()
+    assert 'job 7 is not queued again: resume.requeue = "off"' in caplog.text
 
 
 @pytest.mark.parametrize("broken", ["squeue", "scontrol"])

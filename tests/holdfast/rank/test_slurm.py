@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,6 +166,30 @@ def test_a_job_that_loses_a_node_continues_on_the_other(batch: Batch, cluster: C
     assert batch.final() in undisturbed
 
 
+def test_of_two_jobs_of_a_run_the_later_one_trains_it(batch: Batch, cluster: Cluster, undisturbed: str) -> None:
+    """They would take the run from each other for ever."""
+    first = batch.submit("--nodes=1")
+    batch.await_step(8)
+    second = batch.submit("--nodes=1")
+    ended = [cluster.await_ended(job) for job in (first, second)]
+    assert [(each["JobState"], each["Restarts"]) for each in ended] == [("FAILED", "0"), ("COMPLETED", "0")]
+    assert f"job {first} is not queued again: another attempt can't help: another process has started" in batch.said()
+    assert batch.final() in undisturbed
+
+
+def test_ctrl_c_to_every_process_of_a_job_saves_and_ends_it(batch: Batch, cluster: Cluster) -> None:
+    job = batch.submit("--nodes=1", options="--set compute.ranks=2 --set chunk.steps=500")
+    await_equal(lambda: "attempt 1 (fresh)" in batch.said(), True)
+    time.sleep(2)
+    cluster.run("scancel", "--signal=INT", f"{job}.0")
+    ended = cluster.await_ended(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("FAILED", "0"), batch.said()
+    assert "which is saved and committed" in batch.said()
+    assert f"job {job} is not queued again: it was stopped by Ctrl-C" in batch.said()
+    newest = batch.journal().newest()
+    assert newest is not None
+
+
 def test_a_job_that_is_cancelled_is_not_queued_again(batch: Batch, cluster: Cluster) -> None:
     """`scontrol requeue` would restart it."""
     job = batch.submit("--nodes=1")
@@ -193,7 +218,7 @@ def test_wrong_use_is_not_queued_again(
     if nodes * tasks == 1:  # srun kills the others of several, and has their exit code
         assert ended["ExitCode"] == "1:0"
     assert error in batch.said()
-    assert f"job {job} is not queued again: another attempt would end with the same error" in batch.said()
+    assert f"job {job} is not queued again: another attempt can't help" in batch.said()
 
 
 def test_the_batch_file_of_a_new_run_trains_it(
