@@ -543,7 +543,7 @@ class Attempt:
         deadline = time.monotonic() + self.config.resume.stop_within_s
         self.rehearsals.forget()
         self.ranks.put_back()
-        ranks, trained, why = self.ranks.running, 0, ""
+        ranks, trained, reason = self.ranks.running, 0, ""
         if ranks is not None and self._is_claimed:
             ranks.stop()
             try:
@@ -553,7 +553,9 @@ class Attempt:
                         self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
             except RankDied as error:  # without silence the ranks have ended, as they were told to
                 within_s = self.config.resume.stop_within_s
-                why = f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"
+                reason = (
+                    f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"
+                )
             except Unhealthy as error:
                 log.warning("%s", error)
             trained = ranks.watch.count_steps()
@@ -563,7 +565,7 @@ class Attempt:
         if self._is_claimed and trained > self.step:
             log.warning(
                 "stopped at step %d, but steps %d-%d could not be saved %s; the same command trains them again",
-                trained, self.step + 1, trained, why,
+                trained, self.step + 1, trained, reason,
             )  # fmt: skip
         elif self._is_claimed:
             log.info("stopped after step %d, which is saved and committed; the same command continues it", self.step)
