@@ -557,6 +557,7 @@ class Attempt:
                     f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"
                 )
             except Unhealthy as error:
+                reason = "because a health signal left its limits"
                 log.warning("%s", error)
             trained = ranks.watch.count_steps()
         self.close()
