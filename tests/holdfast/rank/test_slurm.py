@@ -95,7 +95,9 @@ def test_a_preempted_job_continues_by_itself(batch: Batch, cluster: Cluster, und
     """It saves within its grace and ends, so that Slurm itself would not queue it again."""
     job = batch.submit("--nodes=2")
     batch.await_step(8)
-    urgent = cluster.run("sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "--wrap", "sleep 3").strip()
+    urgent = cluster.run(
+        "sbatch", "--parsable", "-p", "urgent", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"
+    ).strip()
     cluster.await_ended(urgent)
     ended = cluster.await_ended(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), batch.said()
