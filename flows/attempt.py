@@ -37,10 +37,14 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     own_run.outlive_worker()
     interrupt.send_ignored_again()
     asked = own_run.Asked(config.resume.stop_within_s)
-    # On a pool the supervisor starts the next attempt. Here the job is queued before Prefect reports to its server: the
-    # signal that ends a Slurm job has ended that server, too.
-    queued = contextlib.nullcontext() if asked.is_on_pool else queued_again(config)
-    with heartbeat(), queued:
+    with contextlib.ExitStack() as here:
+        here.enter_context(heartbeat())
+        # On a pool the supervisor starts the next attempt, and Prefect tells a flow run why it gets SIGTERM, but only
+        # while Prefect's own handler is in place.
+        if not asked.is_on_pool:
+            here.enter_context(interrupt.raised_once(config.resume.stop_within_s))
+            # Before Prefect reports to its server, which the signal that ends a Slurm job has ended, too.
+            here.enter_context(queued_again(config))
         try:
             outcome = live(
                 config,

@@ -124,19 +124,7 @@ def live(
     """
     if acts == Acts():  # a caller that passes other acts, such as Prefect's flow, starts one attempt at a time
         refuse_launcher(config.compute)
-    with interrupt.raised_once(config.resume.stop_within_s):
-        return _live(config, observers, acts, number, sources, find_ending)
-
-
-def _live(
-    config: RunConfig,
-    observers: Sequence[Observer],
-    acts: Acts,
-    number: int | None,
-    sources: Sequence[Source],
-    find_ending: Callable[[Cause], Ending],
-) -> Outcome:
-    ending, attempt = TOLD_BY_A_SIGNAL, None  # a late second signal may come before `find_ending` returns
+    ending, attempt = TOLD_BY_A_SIGNAL, None  # a second signal may come before `find_ending` returns
     try:
         own = [*make_observers(config.log.observers), Reporting(config), Sending(config), *make_measuring(config)]
         attempt = Attempt(config, number, [*observers, *own], acts.publish)
@@ -178,13 +166,16 @@ def train(
 ) -> TrainResult:
     """Train a run as `live` does, and return the result that a command shows.
 
+    After a first signal, ignore further ones for ``resume.stop_within_s`` seconds.
+
     Raises:
         RunStopped: the attempt ended before the run is complete.
         HoldfastError: see `live`.
     """
     journal = Journal(open_store(config.store), config.run)
     newest = journal.newest()
-    outcome = live(config, observers, acts, sources=sources, find_ending=find_ending)
+    with interrupt.raised_once(config.resume.stop_within_s):
+        outcome = live(config, observers, acts, sources=sources, find_ending=find_ending)
     result = TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
     if not result.complete:
         raise stopped_early(config.run)
