@@ -11,7 +11,7 @@ value's type, but not the texts that it may have; `TEXTS` has these.
 import importlib
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def find_faults(resources: Sequence[Object]) -> Iterator[str]:
     runtimes = {_name(each): each for each in known if each["kind"].endswith("TrainingRuntime")}
     for each in known:
         name = f"{each['kind']} {_name(each)}"
-        wrong = [*_find_unfitting(each), *_find_wrong_texts(each)]
+        wrong = [*_find_unfitting(each), *find_wrong_texts(each, TEXTS)]
         yield from (f"{name}: {fault}" for fault in wrong)
         if wrong or each["kind"].endswith("TrainingRuntime"):
             continue
@@ -112,17 +112,25 @@ def _spell(error: jsonschema.ValidationError) -> Iterator[str]:
         yield f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
 
 
-def _find_wrong_texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+def find_wrong_texts(value: Any, texts: Mapping[str, set[str]], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the texts in a resource that aren't among those that it may have.
+
+    Args:
+        texts: the texts that a value may have, by the end of its path: a key, or several with dots between them. Of
+            several ends that fit, the longest counts.
+        path: the keys that lead to the value.
+    """
     if isinstance(value, dict):
         for key, each in value.items():
-            yield from _find_wrong_texts(each, (*path, key))
+            yield from find_wrong_texts(each, texts, (*path, key))
     elif isinstance(value, list):
         for each in value:
-            yield from _find_wrong_texts(each, path)
+            yield from find_wrong_texts(each, texts, path)
     else:
-        known = next((texts for end, texts in TEXTS.items() if ".".join(path).endswith(end)), None)
-        if known and value not in known:
-            yield f"{'.'.join(path)}: {value!r} is none of {', '.join(sorted(known))}"
+        name = ".".join(path)
+        fitting = [end for end in texts if f".{name}".endswith(f".{end}")]
+        if fitting and value not in (known := texts[max(fitting, key=len)]):
+            yield f"{name}: {value!r} is none of {', '.join(sorted(known))}"
 
 
 # ---- what must fit each other

@@ -13,13 +13,14 @@ from holdfast.config import RunConfig
 from tests.conftest import ROOT
 from tests.support.cluster import GPU_TAINT, Object, matches, tolerates
 from tests.support.kubernetes_jobs import (
+    ENUMS,
     FOLDER,
     find_faults,
-    find_wrong_values,
     read_manifests,
     read_worker_settings,
     render_job,
 )
+from tests.support.tools import checks
 
 POOLS = ("stable", "gpu")
 # How long `prefect flow-run execute` was seen to stay after the last save, in seconds (facts of Prefect 3.8.8).
@@ -253,5 +254,5 @@ def test_no_file_has_a_secret() -> None:
 
 def test_wrong_values_are_named_with_their_path() -> None:
     job = {"spec": {"tolerations": [{"key": "a", "operator": "Exist"}]}}
-    (found,) = find_wrong_values(job)
+    (found,) = checks.jobsets.find_wrong_texts(job, ENUMS)
     assert found.startswith("spec.tolerations.operator: 'Exist' is none of")

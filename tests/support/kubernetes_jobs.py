@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -74,18 +73,4 @@ def find_faults(manifest: Object) -> list[str]:
     if manifest["kind"] not in KINDS.get(manifest["apiVersion"], set()):
         return [f"there is no kind {manifest['kind']} in {manifest['apiVersion']}"]
     check = checks.check_job if manifest["kind"] == "Job" else checks.check_resource
-    return [*check(manifest["kind"], manifest), *find_wrong_values(manifest)]
-
-
-def find_wrong_values(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the values that are none of those that Kubernetes knows."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from find_wrong_values(each, (*path, key))
-    elif isinstance(value, list):
-        for each in value:
-            yield from find_wrong_values(each, path)
-    else:
-        known = ENUMS.get(".".join(path[-2:])) or ENUMS.get(path[-1])
-        if known and value not in known:
-            yield f"{'.'.join(path)}: {value!r} is none of {', '.join(sorted(known))}"
+    return [*check(manifest["kind"], manifest), *checks.jobsets.find_wrong_texts(manifest, ENUMS)]
