@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CheckpointVerdict:
-    """What a judge has found of a commit's checkpoint.
+    """A verdict on a commit's checkpoint.
 
     Attributes:
         judge: the ``gate`` when it was restored, a ``rehearsal``, or the steps that dead ranks (``death``) had trained

@@ -45,8 +45,8 @@ RETURNING = (("RUNNING", None), ("COMPLETING", "TimeLimit"))
 def queued_again(config: RunConfig) -> Iterator[None]:
     """Queue this process's Slurm job again if the block ends before the run is complete and another attempt may help.
 
-    Use it around an attempt, on node 0 alone: other nodes don't know why the attempt ended. Without a job, and with
-    ``resume.requeue = "off"``, it does nothing.
+    Use it around an attempt, on node 0 alone: other nodes don't know why the attempt ended. With
+    ``resume.requeue = "off"`` it only logs that the job isn't queued again; without a job it does nothing.
     """
     job = find_job()
     if job is None:

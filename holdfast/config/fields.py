@@ -182,7 +182,7 @@ class KeepBest(Section):
 
 
 class Retention(Section):
-    """Which checkpoints to keep. The newest, the newest that verifies and the pinned ones always stay."""
+    """Which checkpoints to keep. The newest, the newest that verifies, the newest certified and pinned ones stay."""
 
     keep_last: Count = Field(default=3, ge=1)
     """Keep this many of the newest checkpoints."""

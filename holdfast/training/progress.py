@@ -36,8 +36,8 @@ class TrainingProgress:
     # One entry for each of the last EPOCHS_KEPT completed epochs: avg_loss, lrs (of its last step, one per parameter
     # group), metrics, and the anneals of the step after it.
     history: list[dict[str, Any]] = field(default_factory=list)
-    # Whether a loop's code at its last epoch's end has run. Only a True is saved: a run that is made longer then knows
-    # that it needn't run the code again.
+    # True if a loop's code at the end of its last epoch has run. Only True is saved: an extended run reads it, and
+    # doesn't run the code again.
     has_ended_epoch: bool = False
 
     def state_dict(self) -> dict[str, Any]:

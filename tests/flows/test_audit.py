@@ -160,7 +160,7 @@ def test_the_newest_commit_of_an_extended_run_is_audited(
 def test_another_machine_certifies_a_commit(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `holdfast show` says before it, after an audit on the machine of the run, and after one elsewhere."""
+    """Compare `holdfast show` after an audit on the run's own machine, and after one on another machine."""
     for host, certified in ((platform.node(), False), ("elsewhere", True)):
         monkeypatch.setattr(platform, "node", lambda host=host: host)
         assert run_app(app, ["audit", str(copied), "--commit", "4"]) == 0

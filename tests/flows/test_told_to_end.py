@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import COMMAND_WITHIN_S, ROOT, Driver, Reference, assert_same_bytes, count_trained, kill_tree
+from tests.conftest import (
+    COMMAND_WITHIN_S,
+    MICRO_BATCHES,
+    ROOT,
+    Driver,
+    Reference,
+    assert_same_bytes,
+    count_trained,
+    kill_tree,
+)
 
 pytestmark = pytest.mark.slow
 
-MICRO_BATCHES = 2  # of a step of the toy
 COMMANDS = {
     "holdfast train": ["holdfast.cli", "train"],
     "flows.train": ["flows.train"],

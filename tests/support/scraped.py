@@ -56,7 +56,7 @@ def scraped(port: int, every_s: float = 0.05) -> Iterator[list[Series]]:
 
 @dataclass
 class Received:
-    """What a receiver has got.
+    """The metrics and spans that a receiver has got.
 
     Attributes:
         url: the base of its URLs.

@@ -103,7 +103,7 @@ class History:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the newest commit is the end of the epochs that the run was last trained with."""
+        """Return whether the newest commit ends the epochs of the run's last settings."""
         return bool(self.total_steps and self.newest and self.newest.step >= self.total_steps)
 
 

@@ -52,7 +52,7 @@ class Seen:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run is trained to its end, and no later attempt has begun to train it further."""
+        """Return whether the run is trained to its end, and no later attempt has begun to train it further."""
         if self.head is None or self.total_steps is None or self.head.step < self.total_steps:
             return False
         # If the record of the head's attempt is lost, the last known attempt has a lower number, or 0.
@@ -60,7 +60,7 @@ class Seen:
 
     @property
     def is_over(self) -> bool:
-        """Whether the view may end: the run is complete, or it was completed and has lost records since."""
+        """Return whether the view may end: the run is complete, or it was completed and has lost records since."""
         if self.is_complete:
             return True
         ending = self.find_ending(self.last_attempt)

@@ -62,7 +62,7 @@ class Step:
     epoch: int
     """The number of epochs that were completed before this step."""
     is_last_of_epoch: bool
-    """Whether the epoch ends with this step."""
+    """True if the epoch ends with this step."""
 
     def __init__(self, loop: "OwnLoop", number: int, per_epoch: int) -> None:
         """Private: `Run.steps` makes the steps."""

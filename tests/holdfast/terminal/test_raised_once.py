@@ -11,7 +11,7 @@ from holdfast.terminal import interrupt
 
 
 class Told(BaseException):
-    """What the handler of these tests raises."""
+    """The exception that the handler of these tests raises."""
 
 
 def tell(number: int, frame: object) -> None:
