@@ -12,6 +12,7 @@ from tests.conftest import ROOT
 from tests.support.tools import checks, needs_tools
 
 needs_terraform = pytest.mark.skipif(not shutil.which("terraform"), reason="there is no terraform")
+needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="there is no promtool")
 needs_helm = pytest.mark.skipif(not shutil.which("helm"), reason="there is no helm")
 pytestmark = [needs_tools, pytest.mark.slow]
 
@@ -158,6 +159,13 @@ job_configuration:
   auto_remove: false
   container_create_kwargs: {shm_size: 2g}
 """,
+    "infra/metrics/rules.yaml": """\
+groups:
+  - name: runs
+    rules:
+      - alert: No commit
+        expr: max by (run) (commit_age) > 600
+""",
     "infra/run.sh": """\
 #!/usr/bin/env bash
 set -euo pipefail
@@ -244,6 +252,8 @@ PLANTED = [
     pytest.param("infra/terraform/main.tf", r"var\.name", "var.nam", "undeclared", marks=needs_terraform),
     pytest.param("infra/terraform/main.tf", "  type =", "  tipe =", "tipe", marks=needs_terraform),
     pytest.param("infra/terraform/main.tf", "  value", "    value", "value", marks=needs_terraform),
+    pytest.param("infra/metrics/rules.yaml", "alert:", "alarm:", "alarm", marks=needs_promtool),
+    pytest.param("infra/metrics/rules.yaml", r"by \(run\)", "by (run", "parse", marks=needs_promtool),
     (".github/workflows/ci.yaml", "runs-on", "run-on", "run-on"),
     (".github/workflows/ci.yaml", "    timeout-minutes: 10\n", "", "timeout-minutes"),
     (".github/workflows/ci.yaml", "- run:", "- runs:", "runs"),
