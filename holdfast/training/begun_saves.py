@@ -12,8 +12,8 @@ from holdfast.checkpoint import is_folder_name, read_metadata, step_of
 from holdfast.errors import RecordDamaged
 from holdfast.store import Store
 
-# The main rank begins a save only when the save before is durable. Another rank may be one save ahead of the main rank,
-# so its last two saves may not be durable, and the save before them is.
+# The main rank begins a save only when the save before is durable. Another rank may be one save ahead of the main rank:
+# its last two saves may not be durable, so the third-last is the newest that surely is.
 KEPT = 3
 
 
@@ -42,15 +42,17 @@ class BegunSaves:
         self._saves = [BegunSave(0, "")]
 
     def restart(self, step: int, content_id: str) -> None:
-        """Forget all saves, and begin with a restored checkpoint."""
+        """Forget all saves, and record a restored checkpoint as the newest durable save."""
         self._saves = [BegunSave(step, content_id)]
 
     def add(self, save: BegunSave) -> None:
-        """Add a save; forget those that can't be the newest durable one any more."""
+        """Add a save, and drop the oldest one if more than `KEPT` are held."""
         self._saves = [*self._saves[1 - KEPT :], save]
 
     def find_durable(self, folder: Store, steps_per_epoch: int, fingerprint: str) -> BegunSave | None:
-        """Return the newest durable save, with lines, texts and seconds of the later saves; None if none is durable.
+        """Return the newest durable save; None if no save is durable.
+
+        Its lines, texts and seconds are those of the later saves, which are lost.
 
         Args:
             folder: the run's folder on the store.

@@ -1,4 +1,4 @@
-"""The check that the metric of ``retention.keep_best`` is one that the training gives."""
+"""The check that the training computes the metric that ``retention.keep_best`` names."""
 
 from collections.abc import Iterable
 
@@ -10,9 +10,13 @@ MEAN_LOSS = "avg_loss"
 
 
 def check_best(best: KeepBest | None, evaluated: Iterable[str]) -> None:
-    """Raise ConfigError if the metric is neither the mean loss nor among those that an evaluation gives.
+    """Raise ConfigError unless the metric of ``keep_best`` is the mean loss or a metric that an evaluation returns.
 
     With a misspelt metric no checkpoint would be among the best, and the retention could prune nothing.
+
+    Args:
+        best: the setting ``retention.keep_best``; None if it isn't set.
+        evaluated: the names of the metrics that the evaluation returns.
     """
     known = {MEAN_LOSS, *evaluated}
     if best is not None and best.metric not in known:

@@ -49,8 +49,8 @@ class Training:
     Attributes:
         program: the program that is trained: a recipe, or a loop of the user's own.
         recipe: the program's recipe; see `Program`.
-        own_steps_per_epoch: the length of an epoch that the recipe gives.
-        steps_per_epoch: the length of an epoch in force, which a proof may cut.
+        own_steps_per_epoch: the number of steps of an epoch, as the recipe gives it.
+        steps_per_epoch: the number of steps of an epoch in this process: fewer if a proof shortens epochs.
         order: the order of map-style data; None for a stream.
         schedulers: torch schedulers over the optimizers.
         synchronized: the modules that several ranks train together without DDP.
@@ -68,7 +68,7 @@ class Training:
         saver: writes checkpoints in the background, one at a time.
         record: the steps since the last save.
         begun: the last saves that were begun and that the main rank writes.
-        stage: whether the state is the one after the last completed step.
+        stage: where this rank is within a step; see `Stage`.
         notes: lines for a person about how the training was built.
 
     Raises:
@@ -178,7 +178,7 @@ class Training:
 
     @property
     def samples_per_step(self) -> int:
-        """Return the samples of a step over all ranks; if the batch size isn't known, the number of batches."""
+        """Return the number of samples of a step over all ranks; if the batch size isn't known, that of batches."""
         return (self.program.batch_size or 1) * self.recipe.grad_accum
 
     @property
@@ -244,13 +244,19 @@ class Training:
 
 
 def cut_epoch(steps: int) -> int:
-    """Return the length of an epoch in force. `holdfast prove` shortens epochs, so that its few steps cross an end."""
+    """Return the number of steps of an epoch, at most the limit that `holdfast prove` sets in the environment.
+
+    With the limit the few steps of a proof cross the end of an epoch.
+    """
     longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
     return min(steps, longest or steps)
 
 
 def _list_roots(recipe: Recipe) -> dict[str, torch.nn.Module]:
-    """Return the modules whose layers a resume rebuilds as they were saved, by the prefix of the layers' names."""
+    """Return the model and the extras whose layers `Structure` checks, by the prefix of their layers' names.
+
+    Modules that load a ``state_dict`` with code of their own are left out.
+    """
     found: dict[str, Any] = {"": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
     modules = {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}
     return {name: each for name, each in modules.items() if not has_own_loading(each)}

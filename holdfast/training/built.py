@@ -65,10 +65,11 @@ def describe_built(training: Training) -> dict[str, Any]:
 
 
 def _describe_constants(constants: Mapping[str, Any], ranks: int, seen: set[int]) -> dict[str, Any]:
-    """Return the numbers, switches and words among the values that a loop reads and never assigns.
+    """Return the numbers, switches and words among the values that a loop reads and never assigns, by name.
 
-    Texts that aren't words are left out, because most of them name files. Some values follow from the number of ranks.
-    With several ranks, that number is part of each name, so that other ranks add a name instead of changing a value.
+    Texts that aren't words are left out, because most of them name files. Some values depend on the number of ranks.
+    Therefore each name contains the number of ranks if there are several: a resume with another number then adds a name
+    instead of changing a value.
     """
     found: dict[str, Any] = {}
     of_ranks = "" if ranks == 1 else f".of_{ranks}_ranks"

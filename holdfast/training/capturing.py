@@ -64,7 +64,11 @@ def copy_extras(training: Training) -> Callable[[], None]:
 
 
 def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
-    """Return the states of all ranks, by rank; a list of a single state if all have equal extras, or are virtual ranks.
+    """Return the states of all ranks, by rank; a single state if the ranks' extras are equal, or with virtual ranks.
+
+    Args:
+        state: this rank's state of a component.
+        name: the component's name.
 
     Raises:
         RecipeError: ranks that train virtual ranks have different states.
@@ -101,7 +105,8 @@ def decode(payload: Payload) -> dict[str, Any]:
 def restore(training: Training, state: dict[str, Any]) -> None:
     """Restore the state that `capture` returned, except for the position in the data.
 
-    The optimizer follows everything else that sets learning rates, so that every group's rate is exactly as saved.
+    The optimizer is restored after everything else that sets learning rates, so that every group's rate is exactly as
+    saved.
 
     Raises:
         StateError: the saved state of a component doesn't fit what the recipe built.
@@ -147,8 +152,8 @@ def fitted(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool = F
     """Make room for saved tensors in a model, for the block that loads them.
 
     A buffer gets the saved buffer's shape and strides: a step may change these, or set a buffer that was None. The
-    elements of a tensor that ``expand`` made share memory. For the block each of them gets memory of its own; after it
-    the tensor is expanded again.
+    elements of a tensor from ``expand`` share memory. During the block each element has memory of its own. After the
+    block the tensor is expanded again.
 
     Args:
         have_strides: whether the tensors were saved with their strides.
@@ -197,7 +202,7 @@ def load(name: str, target: Any, saved: Any) -> None:
     try:
         target.load_state_dict(saved)
     except RecipeError:
-        raise  # it says what to do
+        raise  # its message already says what to do
     except (KeyError, IndexError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise _unfit(name, f"{type(error).__name__}: {error}") from error
 
@@ -257,7 +262,7 @@ def _check_shards(training: Training) -> None:
 
 
 def tie_to_model(training: Training, payload: Payload) -> None:
-    """Replace values of an optimizer's state by the model's tensors, if each pair was one tensor at the save.
+    """Put the model's tensors in place of values of an optimizer's state that were these tensors at the save.
 
     SAM, for example, has the model's tensors in its state.
 

@@ -127,11 +127,11 @@ class Cooperation(abc.ABC):
     @property
     @abc.abstractmethod
     def has_parts(self) -> bool:
-        """Return whether a proof can tell ranks, or shares of a batch, apart."""
+        """Return whether a proof can compare single ranks, or single shares of a batch."""
 
     @abc.abstractmethod
     def check_optimizer(self, optimizer: Any) -> None:
-        """Raise ConfigError if ranks that each hold a part of the model can't train it with this optimizer."""
+        """Raise ConfigError if this optimizer can't train a model of which each rank holds a part."""
 
     @abc.abstractmethod
     def attach(self, models: Sequence[nn.Module]) -> None:
@@ -146,7 +146,7 @@ class Cooperation(abc.ABC):
         """Seed this rank's random numbers, after all have built the same model from the same seed.
 
         Args:
-            keeps_seeds: whether ranks that have seeded themselves differently keep their seeds.
+            keeps_seeds: whether to leave this rank's seed as it is if the program has seeded the ranks differently.
         """
 
     @abc.abstractmethod
@@ -158,7 +158,7 @@ class Cooperation(abc.ABC):
         """Return the mean of each logged number over ranks and shares.
 
         Args:
-            numbers: this rank's scalars; of shape (shares,) where each share has logged a number of its own.
+            numbers: for each logged number, this rank's scalar; with virtual ranks, a tensor of shape (shares,).
         """
 
     @abc.abstractmethod
@@ -167,7 +167,7 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        """Return the names of each step's micro-batches: of this rank's, or with virtual ranks of all shares'."""
+        """Return, for each step, the names of this rank's micro-batches; with virtual ranks, those of all shares."""
 
     @abc.abstractmethod
     def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
@@ -255,7 +255,7 @@ class SeparateRanks(Cooperation):
 def _group_by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the parameters that have a gradient, grouped by mesh: torch can't combine tensors of different meshes.
 
-    A plan of tensor parallelism skips some layers, whose parameters then lie on the data-parallel ranks' mesh alone.
+    With tensor parallelism several meshes occur: the layers that its plan skips lie on the data-parallel mesh alone.
     """
     groups: dict[Any, list[Tensor]] = {}
     for each in parameters:

@@ -79,7 +79,7 @@ def check_groups(found: Sequence[tuple[int, int]]) -> None:
     """Raise RecipeError unless all data ranks have equally many ranks.
 
     Args:
-        found: the data rank of each rank, and how many data ranks its mesh has.
+        found: for each rank, its data rank and the number of data ranks in its mesh.
     """
     sizes = {each: found.count(each) for each in found}
     counts = sorted({count for _, count in found})
@@ -95,8 +95,8 @@ def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
     """Raise RecipeError if the layout of a model shows that the data ranks are wrong.
 
     Args:
-        is_told: whether the program has named its data ranks. Ranks that compute with one tensor together may then have
-            different samples, as experts have.
+        is_told: whether the program has named its data ranks. If so, ranks that share a tensor's computation may train
+            different samples, as with expert parallelism.
     """
     for name, together, apart in _list_groups(model):
         if not is_told and len({data.numbers[each] for each in together}) > 1:
@@ -119,8 +119,8 @@ def _join(ranks: Sequence[int]) -> str:
 def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int], list[int]]]:
     """Yield each parameter's name, the ranks that compute with it together, and the ranks that average its gradient.
 
-    FSDP2 gathers a tensor for its pass. If another plan has sharded the tensor before, the last dimension of the mesh
-    belongs to that plan.
+    FSDP2 gathers a parameter before it is used, so FSDP2's ranks don't compute together. If another plan, such as
+    tensor parallelism, has sharded the parameter first, the mesh's last dimension is that plan's.
     """
     if not any(map(is_sharded, model.parameters())):
         return

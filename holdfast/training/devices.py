@@ -92,8 +92,8 @@ def connect_attached(compute: Compute, use_cuda: bool) -> None:
 
 
 def required_of_ddp(ranks: int) -> dict[str, bool]:
-    """Return the options that a user's own DistributedDataParallel needs to end on the same bits after a resume.
+    """Return the options with which a user's own DistributedDataParallel ends on the same bits after a resume.
 
-    One or two ranks need none: the sum of two numbers doesn't depend on their order, and halving is exact.
+    With one or two ranks no option is needed: a sum of two numbers doesn't depend on their order, and halving is exact.
     """
     return DDP_OPTIONS if ranks > 2 else {}

@@ -1,7 +1,8 @@
 """The resume of a checkpoint that another number of ranks has saved.
 
 Without virtual ranks each rank has generators, extras and a position in the data of its own. A state that is equal in
-all ranks continues with any number of ranks. If it differs between them, it is made anew, or the resume is refused.
+all ranks continues with any number of ranks. Generators that differ are seeded anew. If extras or positions differ, the
+resume is refused.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,8 +31,8 @@ def digest_state(name: str, state: Any) -> str:
 def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
     """Return the number of ranks that saved a state; None if each present rank continues one saved rank's state.
 
-    Virtual ranks save as one rank, however many train them. Ranks that trained the same samples, and now don't, count
-    as other ranks.
+    Virtual ranks save a single rank's state, whatever the number of ranks. If the ranks are grouped into data ranks in
+    another way than at the save, return the number, even if it is unchanged.
     """
     others, ranks = len(saved["rng"]), training.ranks
     is_same = ranks.has_common_state or _list_data_ranks(saved) == [*ranks.data.numbers]
@@ -51,8 +52,8 @@ def _list_data_ranks(saved: Mapping[str, Any]) -> list[int]:
 def restore_generators(training: Training, saved: Mapping[str, Any]) -> None:
     """Restore this rank's generators. Call it when ``training.progress`` is restored.
 
-    If another number of ranks saved them, seed them from the run's seed, the step and the data rank. A repeated resume
-    then draws the same numbers, and a change at another step draws others.
+    If another number of ranks saved them, seed them from the run's seed, the step and the data rank. Every resume at
+    this step with this number of ranks then draws the same numbers.
     """
     if count_others(training, saved) is None:
         training.generators.load_state_dict(saved["rng"][training.ranks.own_state])

@@ -77,7 +77,7 @@ class Grouping:
 
         Args:
             step: the step that was trained last.
-            is_looked_at: whether to check even if the optimizers have the same parameters as at the last call.
+            is_looked_at: whether to check again even if no optimizer's parameters have changed since the last call.
         """
         now, counts = list_stepped(self._recipe.optimizer), self._count()
         is_same = counts == self._seen[1] and len(now) == len(self._seen[0]) and all(map(_is_same, now, self._seen[0]))
@@ -109,8 +109,8 @@ class Grouping:
             saved: the optimizer's state in a checkpoint.
 
         Raises:
-            ValueError: the steps had changed the groups, and the recipe now builds other groups than at the save; or a
-                saved parameter is missing now.
+            ValueError: steps had changed the groups before the save, and the recipe doesn't build the groups any more
+                from which they started; or a saved parameter is missing now.
         """
         if not self._recipe.has_own_loop:
             freeze(self._recipe.model, {*saved.get(FROZEN, self._frozen)})

@@ -1,4 +1,4 @@
-"""The steps of events, such as an anneal's end. A proof may be too short to reach an event; a run may outlast it."""
+"""The steps at which events take place, such as an anneal's end: a proof may be too short to reach an event."""
 
 import math
 from collections.abc import Iterable

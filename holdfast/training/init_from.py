@@ -73,7 +73,7 @@ def begin_from_folder(training: Training, folder: Path, init: InitFrom) -> None:
 
 
 def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:
-    """Return the saved weights, and the model's own for the names at or below ``reset``."""
+    """Return the saved weights; for the modules and weights that ``reset`` names, the model's own weights."""
     for prefix in reset:
         if not any(_is_below(name, prefix) for name in own.keys() | saved.keys()):
             names = {name.rpartition(".")[0] for name in own}
@@ -93,7 +93,10 @@ def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...])
 
 
 def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) -> dict[str, Any]:
-    """Return a state for the optimizer: the saved moments with the hyperparameters that the recipe built."""
+    """Return a state for the optimizer: the saved moments, with the hyperparameters that the recipe built.
+
+    Parameters that ``reset`` names, or whose modules it names, get no saved moments.
+    """
     own = training.optimizer.state_dict()
     own_sizes, saved_sizes = ([len(group["params"]) for group in each["param_groups"]] for each in (own, saved))
     if own_sizes != saved_sizes:

@@ -1,4 +1,4 @@
-"""The gradients that a user's own training steps leave for the next one, as state."""
+"""The gradients that a step of a user's own loop leaves for the next step, as state."""
 
 import functools
 from typing import Any
@@ -46,7 +46,7 @@ class Gradients:
             part.register_step_post_hook(functools.partial(self._take, number))
 
     def _note(self, number: int, *_: object) -> None:
-        """Find out, before an optimizer's ``step()``, whether the loop has set the last call's gradients to None."""
+        """Find out whether the loop has cleared the last call's gradients. A hook before an optimizer's ``step()``."""
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
         stepped = list_stepped(self._parts[number])
@@ -81,7 +81,7 @@ class Gradients:
         return self._is_same(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
 
     def end_step(self) -> list[float] | None:
-        """Find out whether the loop has kept gradients in this training step. Return `lrs`, and reset it."""
+        """Find out whether the loop has kept gradients in this training step. Return `lrs`, and set it to None."""
         for number, part in enumerate(self._parts):
             if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
                 stepped = list_stepped(part)

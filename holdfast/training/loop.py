@@ -30,7 +30,7 @@ Report = Callable[[int, float | None, float], None]
 def steps(
     training: Training, stop: int, is_stopping: Callable[[], bool], report: Report = lambda *done: None
 ) -> Iterator[None]:
-    """Yield once for each step: the caller trains the step and sets `StepRecord.trained`; then record the step.
+    """Yield before each step, and record the step afterwards. The caller trains it and sets `StepRecord.trained`.
 
     End when the run has ``stop`` completed steps, or when ``is_stopping``, called before each step, returns True. The
     training's random generators are in force only while the caller trains.

@@ -82,7 +82,7 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _recompute(training: Training) -> None:
-    """Set rates that are a function of the step to the new function's values for the next step."""
+    """Set the learning rates of each `LambdaLR` that is its optimizer's only scheduler, by its present functions."""
     for scheduler in training.schedulers:
         is_alone = [each.optimizer for each in training.schedulers].count(scheduler.optimizer) == 1
         if is_alone and isinstance(scheduler, LambdaLR):
@@ -101,7 +101,7 @@ def _rates(scheduler: Any) -> list[Any]:
 
 
 def _scale_last_rates(schedulers: Iterable[Any], old: list[Any], new: list[Any]) -> None:
-    """Scale the rates in ``_last_lr`` of each scheduler by the change of the groups' rates."""
+    """Multiply the rates in each scheduler's ``_last_lr`` by its groups' new rate over their old rate."""
     for scheduler in schedulers:
         if len(last := getattr(scheduler, "_last_lr", ())) == len(old):
             each = zip(last, old, new, strict=True)

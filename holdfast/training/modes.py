@@ -23,8 +23,8 @@ class Modes:
 
     The state lists the modules in evaluation mode, because a step may end in the middle of a user's evaluation. It
     lists the frozen parameters, and the public attributes whose plain value has changed. If an attribute of a module
-    has changed, the module's changed tensors and arrays are in the state, too: with the size of a cache and without the
-    cache the next step would fail.
+    has changed, the state also has the module's changed tensors and arrays. Otherwise a resumed step could find, for
+    example, a cache's length without the cache.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
@@ -83,7 +83,7 @@ class Modes:
                 setattr(objects[name], key, send_to_device(value, "cpu" if f"{name}.{key}" in on_cpu else device))
 
     def _put_back(self, owner: Any, name: str, key: str) -> None:
-        """Reset an attribute to the tensor or value that it was built with; delete an attribute that wasn't built."""
+        """Reset an attribute to the value that the build gave it; delete an attribute that was added later."""
         if key in self._tensors[name]:
             setattr(owner, key, self._tensors[name][key][0])
         elif key in self._values[name]:
@@ -92,7 +92,7 @@ class Modes:
             delattr(owner, key)
 
     def list_tensors(self) -> dict[str, dict[str, Any]]:
-        """Return, by name, the replaced or changed tensors and arrays of objects that also have a changed attribute."""
+        """Return the changed tensors and arrays of each object with a changed attribute, by object and attribute."""
         objects = self._list_objects()
         found: dict[str, dict[str, Any]] = {}
         for name in self._list_changed():

@@ -1,4 +1,4 @@
-"""The shares of a step's batch that a rank trains, one after the other: for the engine's loop, and for a user's own."""
+"""The shares of a step's batch that a rank trains, one after the other: in the engine's loop, or in a user's own."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,8 +28,8 @@ def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> 
         names: a list, to which the names of the micro-batches are added.
 
     Raises:
-        RecipeError: a share has changed extras or parameters, which all shares have in common. Only a process's first
-            step is checked.
+        RecipeError: in a process's first step, a share has changed extras or parameters, which all shares have in
+            common. Later steps aren't checked.
     """
     extras = _sum_extras(training) if virtual.is_first_step else None
     with virtual.step(training.model, training.progress.step + 1, in_detail=training.record.is_detailed):
@@ -58,7 +58,7 @@ def _sum_extras(training: Training) -> dict[str, Any]:
 
 
 class Taking:
-    """The shares of the steps of a user's loop.
+    """The shares that a user's own loop takes in each step.
 
     Attributes:
         log: logs a number of the present batch, by name; None outside of a loop over shares.

@@ -32,8 +32,9 @@ def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
     """Measure the probe, and set ``training.touched``. Everything that the next step depends on stays unchanged.
 
     Args:
-        saved_by: the number of data ranks that saved the checkpoint; None if it is the present number. With another
-            number, take the main saving rank's part of the micro-batch, and no gradient: its bits couldn't be equal.
+        saved_by: the number of data ranks that saved the checkpoint; None if it is the present number. If the numbers
+            differ, the probe gets the micro-batch that the main rank had then. No gradient is taken, because its bits
+            couldn't be equal.
 
     Raises:
         RecipeError: the probe changes a parameter, or ``health`` has limits for a number that the probe doesn't return.
@@ -128,7 +129,8 @@ def _kept_extras(training: Training) -> Iterator[None]:
 def _take_gradient(training: Training, batch: Any) -> str:
     """Return a checksum of the first micro-batch's loss and gradient in training mode; empty without a batch.
 
-    It depends on state that evaluation mode doesn't read, such as dropout rates and statistics of the batch.
+    Unlike the outputs, the gradient depends on state that only training mode reads, such as dropout rates and batch
+    statistics.
     """
     if batch is None:
         return ""

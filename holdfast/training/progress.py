@@ -11,7 +11,7 @@ WINDOW_STEPS = 20
 
 
 class Stage(enum.Enum):
-    """The stage of a step in this rank. If another rank is lost, it shows whether the state is a completed step's."""
+    """The stage of a step in this rank. If another rank is lost, it shows whether this rank's state can be saved."""
 
     SETTLED = enum.auto()
     """The rank has the state after the last completed step."""

@@ -9,12 +9,12 @@ from holdfast.training.build import Training
 from holdfast.training.checksums import describe_components
 from holdfast.training.step_record import OWN_FIELDS
 
-# In so many first steps of a process, ranks that train the same samples compare the samples' names.
+# The number of a process's first steps in which ranks that should train the same samples compare the samples' names.
 COMPARED_STEPS = 3
 
 
 def record_step(training: Training) -> None:
-    """Record the step that was trained last. Its numbers stay on the device until `read_lines`, to save a wait."""
+    """Record the step that was trained last. Its numbers stay on the device until `read_lines`: reading would wait."""
     record = training.record
     unread, record.trained = record.trained, None
     assert unread is not None
@@ -69,7 +69,7 @@ def _read_numbers(training: Training) -> Iterator[float]:
 
 
 def _read_samples(training: Training) -> Iterator[str]:
-    """Return the name of each unread step's samples: of this rank's samples, or with virtual ranks of all shares'."""
+    """Return a name for each unread step's samples: this rank's samples, or with virtual ranks those of all shares."""
     unread = [each for each, _ in training.record.unread]
     named = training.ranks.name_samples(unread, lambda *asked: training.batches.read_names(*asked))
     return (combine(names) if names else "" for names in named)

@@ -26,8 +26,8 @@ from holdfast.training.sharded.replicas import check_replicas
 from holdfast.training.sharded.restoring import find_shards, find_unplaced
 from holdfast.training.structure import has_own_loading
 
-# A model with loading code of its own is loaded on trial, with a copy of its tensors, if they have at most so many
-# bytes.
+# A model with loading code of its own is loaded on trial, with a copy of its tensors, unless its tensors have more
+# bytes than this.
 MOST_TRIED_BYTES = 2**30
 LOADS = "its hooks, or its own load_state_dict, have to load all that its state_dict returns"
 
@@ -48,7 +48,7 @@ def check_step(training: Training) -> None:
 def check_same_ranks(training: Training) -> None:
     """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's.
 
-    A loop may average gradients in a way of its own, so that this is known only after a step.
+    A loop may average gradients with code of its own, so only a step shows whether the weights stay equal.
     """
     is_common = training.recipe.loss is None or training.ranks.has_common_state
     if not training.ranks.has_others or not is_common:
@@ -74,11 +74,11 @@ def check_beginning(training: Training) -> None:
 
 
 def check_savable(training: Training, moment: str, others: dict[str, Any] | None = None) -> None:
-    """Encode the state as a save does, without its bytes, and check that a resume would restore all of it.
+    """Encode the state as a save does, but don't copy its tensors; check that a resume would restore all of it.
 
     Args:
         moment: when the check takes place, for the beginning of an error's message.
-        others: further parts of the state.
+        others: further parts of the state, by component.
 
     Raises:
         RecipeError: a value can't be saved or restored; all ranks raise it.

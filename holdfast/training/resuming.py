@@ -121,7 +121,7 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     has_gpu = bool(training.generators.state_dict()["cuda"])
     is_same_device = all(bool(rng["cuda"]) == has_gpu for rng in saved["rng"])
     # Not compared: built values, which `_check_built` compares; the data's position, which many streams know only after
-    # the first batch; and the random generators and data ranks, if the ranks have changed.
+    # the first batch; and, if the number of ranks has changed, the random generators and data ranks.
     left_out = {"built", "data", DATA_RANKS, *(["rng"] if count_others(training, saved) else [])}
     captured = state.to_payload(_capture_as(training, saved))
     if not state.has_layouts(payload.tree):
@@ -152,7 +152,7 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
     captured = capturing.capture(training)
     if not has_names(saved["optimizer"]):
         captured["optimizer"] = training.optimizer.state_dict()
-    if len(captured["extras"]) == 1:  # all ranks are equal: repeat it, to compare with each rank's saved extras
+    if len(captured["extras"]) == 1:  # the ranks' extras are equal: repeat them, once for each rank's saved extras
         # The first state isn't copied: it may have tensors of the model, which are encoded only once.
         captured["extras"] += [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"][1:]]
     return captured
@@ -192,7 +192,7 @@ def _read_first_lrs(metadata: Metadata, folder: Store) -> list[list[float]]:
 
 
 def _read_first_steps(folder: Store, steps_per_epoch: int) -> dict[int, list[float]]:
-    """Return the rates of each epoch's first step, by epoch from 0. If several commits have it, take the newest's."""
+    """Return the rates of each epoch's first step, by epoch from 0, each from the newest commit that has the step."""
     found: dict[int, list[float]] = {}
     for name in folder.list("metrics"):
         with contextlib.suppress(NameMissing, ValueError, KeyError, TypeError):

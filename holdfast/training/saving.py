@@ -48,7 +48,7 @@ def begin_save(
         then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
         is_urgent: whether the ranks end with this save; see `checkpoint.Saver.begin`.
         train_s: seconds that the steps since the last save took.
-        slow_s: the seconds of `train_s` that are lost because the last save's writing slowed the steps.
+        slow_s: the seconds of `train_s` by which the last save's writing in the background slowed the steps.
         origin: where the state comes from, if this run didn't train it.
 
     Raises:
@@ -145,13 +145,14 @@ def count_params(training: Training) -> int:
 
 
 def describe_configs(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the configuration files of each part of a model that is a model of transformers, except with adapters.
+    """Return the configuration files of each part of a model that is a transformers model.
 
-    peft's adapters rename the weights: ``from_pretrained`` would find no weight, and begin with random weights.
+    Parts with peft's adapters are left out, because adapters rename the weights: ``from_pretrained`` would find no
+    weight, and begin with random weights.
 
     Returns:
-        For each part, by its dotted name ("" for the whole model), the contents that its ``save_pretrained`` writes, by
-        file name.
+        For each part, by its dotted name ("" for the whole model): the files that its ``save_pretrained`` writes, as
+        contents by file name.
     """
     found: dict[str, dict[str, Any]] = {}
     adapted: list[str] = []

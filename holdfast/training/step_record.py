@@ -50,9 +50,9 @@ class StepRecord:
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
             share, for a proof.
         is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
-        is_grouped: whether the ranks have made sure, in this process, that ranks of one data rank get the same samples.
+        is_grouped: whether the ranks have checked, in this process, that ranks of one data rank get the same samples.
         recorded: the number of steps that this process has recorded.
-        unsaved_s: the seconds that rehearsed steps took.
+        unsaved_s: the seconds that rehearsed steps took; the next save counts them as training.
         drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
         note_lines: a function that is called with the trail each time that numbers were read.
     """
@@ -93,7 +93,7 @@ def choose_every(model: nn.Module) -> int:
 
 
 def read_number(name: str, value: Any, device: torch.device) -> Tensor:
-    """Return a number of a step as a scalar float32 tensor on the device. A tensor is copied without a wait for it.
+    """Return a number of a step as a scalar float32 tensor on the device, without waiting for the device.
 
     Args:
         name: the number's name in the message of an error.

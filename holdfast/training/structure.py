@@ -1,4 +1,4 @@
-"""The check that steps leave the layers and tensors of modules as built, because a resumed process builds them so."""
+"""The check that no step adds or removes layers or tensors: a resumed process builds them as the recipe does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from holdfast.checkpoint import shorten
 from holdfast.errors import RecipeError
 from holdfast.provenance.location import find_place
 
-# Names in one message.
+# The most names that one message lists.
 SHOWN_NAMES = 3
 
 
@@ -26,7 +26,7 @@ class Structure:
         self._look()
 
     def check(self, step: int) -> bool:
-        """Check the modules after a step. Return whether they have other objects than after the last step.
+        """Check the modules after a step. Return whether any of their layers or tensors is a new object.
 
         Modules that load a ``state_dict`` with code of their own aren't checked: their code may build missing layers.
 
@@ -71,12 +71,12 @@ class Structure:
         return found
 
     def _look(self) -> None:
-        """Remember the modules' objects, for `_is_as_seen`."""
+        """Remember the modules' layers and tensors, for `_is_as_seen`."""
         self._all = [each for root in self._modules.values() for each in root.modules()]
         self._seen = self._list_parts()
 
     def _is_as_seen(self) -> bool:
-        """Return whether all modules have the same objects as at the last `_look`. Every step pays its microseconds."""
+        """Return whether the modules have the same objects as at the last `_look`. It is fast: every step calls it."""
         now = self._list_parts()
         return len(now) == len(self._seen) and all(one is other for one, other in zip(now, self._seen, strict=True))
 

@@ -54,7 +54,7 @@ class Synchronized:
             self._ranks.share_buffers(module)
 
     def _average(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Average the gradients with which an optimizer is about to step, over the ranks."""
+        """Average over the ranks the gradients with which an optimizer is about to step."""
         own = [each for each in list_stepped(optimizer) if id(each) in self._own and each.requires_grad]
         for kind in dict.fromkeys((each.dtype, each.device) for each in own):
             self._average_alike([each for each in own if (each.dtype, each.device) == kind])

@@ -96,7 +96,7 @@ class ModelSnapshot:
         for name, module, attributes, copies in self._modules:
             self._note_touched(name, module, attributes, copies)
             for container, items in [(vars(module), attributes), *copies]:
-                if not _has_items(container, items):  # torch.compile compiles again if a module's dict was written to
+                if not _has_items(container, items):  # after a write to a module's dict torch.compile compiles again
                     container.clear()
                     (container.update if isinstance(container, dict | set) else container.extend)(items)
         with torch.no_grad():

@@ -51,7 +51,7 @@ def find_constants(frame: types.FrameType) -> set[str]:
 
 
 def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
-    """Return the attributes that a class's methods assign and never read before: results, kept only to be shown."""
+    """Return the attributes that each method of a class assigns before it reads them: no call depends on the last."""
     stored, read = set[str](), set[str]()
     for code in codes:
         own = f"{code.co_varnames[0]}." if code.co_argcount else "."
@@ -66,7 +66,7 @@ def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
 def _find_loop(frame: types.FrameType) -> tuple[dict[int, _Instruction], int, set[int]]:
     """Return a function's instructions, the offset of the running one, and the offsets of the loop around it.
 
-    Outside of a loop the last are empty.
+    If the function isn't inside a loop, the set of offsets is empty.
     """
     places = _read_places(frame.f_code)
     offsets = sorted(places)
@@ -91,7 +91,7 @@ def _reach(start: int, nexts: dict[int, list[int]]) -> set[int]:
 
 
 def _find_live(places: dict[int, _Instruction], among: set[int]) -> dict[int, set[str]]:
-    """Return, for each of some instructions, the names that are read at it or later before they are assigned."""
+    """Return, for each instruction in `among`, its live variables: names that may be read before they are assigned."""
     live: dict[int, set[str]] = {each: set() for each in among}
     is_changed = True
     while is_changed:
@@ -125,7 +125,7 @@ def _read_places(code: types.CodeType) -> dict[int, _Instruction]:
             place.nexts.append(instructions[index + 1].offset)
         if each.opcode in (*dis.hasjrel, *dis.hasjabs) and each.offset not in exits:
             place.nexts.append(offsets[bisect.bisect_left(offsets, each.argval)])
-        # An inner loop almost always has a pass. So let it end only after a pass: then the variables that it assigns
+        # An inner loop almost always runs at least once. So assume that it does: then the variables that it assigns
         # don't count as carried.
         place.nexts += [exits[later] for later in place.nexts if later in exits and later < each.offset]
     for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]

@@ -67,10 +67,10 @@ def reduce_iterator(value: Any) -> tuple[Any, ...]:
 
 
 def is_reading(value: Any) -> bool:
-    """Return whether a number is what a clock has shown since this process began, in seconds or in nanoseconds.
+    """Return whether a number is a time that a clock has shown since this process began, in seconds or nanoseconds.
 
-    Two processes never have equal readings, and one from a checkpoint would say nothing. Clocks count nanoseconds: the
-    decimals tell a reading from a float that a tensor has given, a program computed or a person written.
+    Such a number always differs between two processes, and restoring it would be useless. A clock's time in seconds has
+    nine decimals. A float from a tensor or a computation usually has more, a number that a person wrote fewer.
     """
     if type(value) is int and value > NANOSECONDS:
         value /= NANOSECONDS
@@ -89,9 +89,10 @@ def _read_start() -> float:
 
 
 def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
-    """Return the SHA-256 of a plain value; empty if it can't be read, or is no state.
+    """Return the SHA-256 of a plain value; empty if the value can't be read, or isn't state.
 
-    No state are an output of this step, with a graph, and a clock's reading (`is_reading`).
+    Two kinds of values aren't state: a tensor with an autograd graph, which this step computed, and a clock's reading
+    (`is_reading`).
 
     Args:
         is_known: returns whether a checkpoint has a value. Values inside a container that a checkpoint has are skipped.

@@ -1,4 +1,4 @@
-"""The values that are reachable from a value in one step. No other module looks into objects.
+"""The values that are directly reachable from a value. No other module of the search looks into objects.
 
 - From a function: its closure, defaults and attributes, and the globals that its code and the code inside it load.
 - From a bound method or a ``partial``: the function, and the object or the arguments that it is bound to.
@@ -6,8 +6,8 @@
 - From a class of the user's: its attributes and functions.
 - From a container its items, from a generator its variables, and from a built-in iterator the iterable behind it.
 
-The caller decides how far to go. The search (`search`) repeats the step, from the roots of a program. The list of the
-objects in a checkpoint (`registered`) follows attributes and items to objects with a state. The record of
+The caller decides how far to go. The search (`search`) starts from the roots of a program and repeats this. The list of
+the objects in a checkpoint (`registered`) follows attributes and items to objects with a state. The record of
 hyperparameters (`holdfast.training.built`) takes only a function's variables.
 """
 
@@ -45,7 +45,7 @@ OF_TORCH = {
 
 @dataclass
 class InnerValue:
-    """A value that is reachable from another value in one step.
+    """A value that is directly reachable from another value.
 
     Attributes:
         label: the last part of its name, such as ``best``.
@@ -60,7 +60,7 @@ class InnerValue:
 
 
 def list_inner_values(name: str, value: Any) -> Iterator[InnerValue]:
-    """Yield the values that are reachable from a value in one step."""
+    """Yield the values that are directly reachable from a value."""
     if isinstance(value, types.FunctionType):
         yield from _list_variables(value)
     elif isinstance(value, types.MethodType):

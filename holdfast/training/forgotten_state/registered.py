@@ -64,7 +64,7 @@ class Registered:
         return id(value) in self._ids or id(getattr(value, "__dict__", None)) in self._ids
 
     def has_tensors(self, module: nn.Module) -> bool:
-        """Return whether a checkpoint has all tensors of a module, if there are any."""
+        """Return whether a checkpoint has all tensors of a module; True for a module without tensors."""
         return all(map(self.has, (*module.parameters(), *module.buffers())))
 
     def _add(self, part: Any) -> None:

@@ -161,7 +161,7 @@ class _Search:
             self._waiting.append(at)
 
     def _meet(self, at: At) -> None:
-        """Add a value to the findings, or queue it to be entered later, unless a checkpoint has it."""
+        """Add a value to the findings, and queue it if the search should look inside; skip what a checkpoint has."""
         value = at.value
         if is_holdfasts(value) or (not isinstance(value, SCALARS) and self._registered.has(value)):
             return
@@ -222,7 +222,7 @@ class _Search:
         is_kept = isinstance(self._recipe, Kept) and isinstance(owner, MODULES) and self._registered.has(owner)
         return is_kept and part.value is not None and is_hyperparameter(part.label, part.value)
 
-    # ---- what is said
+    # ---- the report
 
     def _find_place(self, name: str) -> str:
         """Return the user's first line that changes a variable or an attribute, or else the first that reads it."""

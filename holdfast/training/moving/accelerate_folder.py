@@ -16,7 +16,7 @@ FILES = {"optimizers": r"optimizer(_\d+)?\.bin", "schedulers": r"scheduler(_\d+)
 
 
 def is_accelerate(path: Path) -> bool:
-    """Return whether ``save_state`` has written a folder: it always writes a file of the generators' states."""
+    """Return whether ``save_state`` has written a folder. If so, the folder has a file of the generators' states."""
     return (path / RANDOM.format(0)).is_file()
 
 

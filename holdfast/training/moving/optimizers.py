@@ -14,9 +14,9 @@ from holdfast.training.moving.weights import unwrap
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import Optimizers, parts_of
 
-# Hyperparameters for how an optimizer computes its step: this process's values stay in force, not the source's.
+# Hyperparameters that only choose an implementation, such as a fused kernel: the source's values aren't taken over.
 WAYS = ("foreach", "fused", "capturable", "differentiable")
-# The keys of a group by which optimizers' classes aren't told apart; some are missing in older versions of torch.
+# The keys of a parameter group that don't show the optimizer's class; older versions of torch lack some of them.
 APART = {"params", "param_names", "lr", "initial_lr", "maximize", "decoupled_weight_decay", *WAYS}
 # The optimizers of torch whose moments may have other shapes than their parameters.
 OTHER_SHAPES = (torch.optim.Adafactor, torch.optim.LBFGS)
@@ -29,10 +29,10 @@ class Moments:
 
     Attributes:
         state: the state of each parameter, by its name in the training.
-        groups: the values of each group of parameters, those of the training's own but for the source's.
-        how: how parameters were matched, for a person.
+        groups: the source's hyperparameters for each parameter group.
+        how: a text for a person: how parameters were matched.
         notes: lines for a person on learning rates.
-        paired: lines for a person on optimizers that have other names in the source.
+        paired: lines for a person, on optimizers that have other names in the source.
         stateless: the parameters of which the source has no state.
         used: the names of the source's optimizers.
     """
@@ -92,10 +92,18 @@ Own = list[list[tuple[str, Any]]]
 
 
 def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[str, Any]) -> str:
-    """Return the name of the source's optimizer that has a part's parameters.
+    """Return the name of the source's optimizer that belongs to an optimizer of the training.
+
+    Take the one of the same name, or the only one, or else the only one whose parameters have the same shapes.
+
+    Args:
+        name: the name of the training's optimizer.
+        part: the training's optimizer.
+        own: the names and parameters of its groups.
+        sources: the states of the source's optimizers that aren't taken yet, by name.
 
     Raises:
-        ConfigError: no source's optimizer has this name, and not exactly one has parameters of these shapes.
+        ConfigError: no optimizer or several optimizers of the source have parameters of these shapes.
     """
     if name in sources or len(sources) == 1:
         return name if name in sources else next(iter(sources))
@@ -201,11 +209,11 @@ def _has_whole_moments(part: torch.optim.Optimizer) -> bool:
 
 
 def _find_misfit(parameter: Tensor, state: Any, *, is_whole: bool) -> str:
-    """Return the name of a moment whose shape doesn't fit its parameter; empty for none.
+    """Return the name of a moment whose shape doesn't fit its parameter; empty if there is none.
 
     Args:
-        is_whole: whether a moment that is no number has the parameter's shape. If not, it may be smaller: Adafactor has
-            means over a dimension, and optimizers of 8 bits a scale for each block.
+        is_whole: whether each moment has to be a scalar or have the parameter's shape. If False, smaller moments are
+            allowed: Adafactor has means over a dimension, and 8-bit optimizers have a scale for each block.
     """
     for name, value in state.items() if isinstance(state, Mapping) else ():
         if isinstance(value, Tensor) and value.dim() and parameter.dim():
@@ -216,14 +224,14 @@ def _find_misfit(parameter: Tensor, state: Any, *, is_whole: bool) -> str:
 
 
 def _is_reduced(value: Tensor, parameter: Tensor) -> bool:
-    """Return whether a moment can be smaller than its parameter, or has its shape."""
+    """Return whether a moment has its parameter's shape, or a smaller one that an optimizer may use."""
     if value.dim() != parameter.dim():
         return value.numel() < parameter.numel() or 1 in parameter.shape
     return all(size in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True))
 
 
 def _find_whole_numbers(part: torch.optim.Optimizer, state: Any) -> str:
-    """Return the name of a moment of integers, which an optimizer of torch would take for floats; empty for none."""
+    """Return the name of an integer moment that an optimizer of torch would read as floats; empty if there is none."""
     tensors = state.items() if isinstance(state, Mapping) and _has_whole_moments(part) else ()
     found = ((name, each) for name, each in tensors if isinstance(each, Tensor) and each.dim())
     return next((str(name) for name, each in found if not (each.is_floating_point() or each.is_complex())), "")
@@ -256,19 +264,23 @@ def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], 
 
 
 def _list_cycled(imported: ForeignCheckpoint) -> set[str]:
-    """Return the hyperparameters besides rates that a source's schedulers change: some cycle the momentum, too."""
+    """Return the hyperparameters other than the learning rate that a source's schedulers change, such as momentum."""
     is_cycled = any(each.get("cycle_momentum") for each in imported.schedulers.values())
     return {"betas", "momentum"} if is_cycled else set()
 
 
 def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any], cycled: set[str]) -> Iterator[str]:
-    """Yield a line if a group's learning rate differs from the built one.
+    """Compare a group's hyperparameters with the source's; yield a line if the learning rate differs.
 
     Args:
-        cycled: the hyperparameters that a schedule changes.
+        number: the group's number.
+        built: the group as the recipe built it.
+        saved: the group in the source.
+        cycled: the hyperparameters that a schedule changes, which aren't compared.
 
     Raises:
-        ConfigError: another hyperparameter differs: the run's records would have the recipe's value, not the source's.
+        ConfigError: a hyperparameter other than the learning rate differs: the run would train with the source's value,
+            and its records would have the recipe's.
     """
     for key in sorted(built.keys() & saved.keys() - {"params", "param_names", "lr", *WAYS, *cycled}):
         if _plain(built[key]) != _plain(saved[key]):

@@ -33,7 +33,7 @@ PROGRESS = {
     "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "total_steps",
     "_schedule_phases", "_anneal_func_type", "_scale_fn_ref",
 }  # fmt: skip
-# Those of them that a kind of scheduler always has, in every version of torch.
+# The keys of progress by which a scheduler's kind is known, since all versions of torch save them.
 OF_KIND = {"lr_lambdas", "_schedulers"}
 
 
@@ -43,7 +43,7 @@ NUMBERED = re.compile(r"scheduler(_\d+)?")
 
 @runtime_checkable
 class MovesIn(Protocol):
-    """An adapter's object that takes over its framework's part of a checkpoint itself.
+    """An object of a framework's adapter that imports the framework's own part of a checkpoint.
 
     Attributes:
         covers: the names of other kept objects that this object takes over as well.
@@ -191,7 +191,7 @@ class _Into:
         self.taken.append(f"optimizer: {kinds}, {counted(len(found.state), 'parameter')}, matched {found.how}")
 
     def take_schedulers(self) -> None:
-        """Load the schedulers' states; if the source has none, step a recipe's schedulers as often as the run has."""
+        """Load the schedulers' states. If the source has none, step a recipe's schedulers up to the run's step."""
         training, sources = self._training, self._imported.schedulers
         own = training.schedulers
         if not own:
@@ -212,10 +212,10 @@ class _Into:
             self._used.add(name)
 
     def _pair_schedulers(self) -> list[tuple[str, Any]]:
-        """Return each scheduler after the name of the source's scheduler that belongs to it.
+        """Return pairs: the name of a scheduler in the source, and the run's scheduler that takes its state.
 
         Raises:
-            ConfigError: several have the settings of one, or none has, and their names differ.
+            ConfigError: a scheduler's name isn't in the source, and its settings don't point to exactly one there.
         """
         own, sources = [*self._training.schedulers], self._imported.schedulers
         if len(own) == 1:
@@ -362,5 +362,5 @@ class _Into:
 
 
 def _find_kind(state: Mapping[str, Any]) -> set[str]:
-    """Return the names in a scheduler's state by which its kind is known."""
+    """Return the keys of a scheduler's state that tell its kind."""
     return {*state} - (PROGRESS - OF_KIND)

@@ -35,8 +35,8 @@ def match_weights(
     Args:
         own: the model's ``state_dict``.
         modules: the weights of each module in the source.
-        kept: the modules that a loop keeps, by name; empty for a recipe. If there are several, the names in ``own``
-            begin with the modules' names.
+        kept: the modules that a loop keeps, by name; empty for a recipe. With several modules, each name in ``own``
+            begins with its module's name.
 
     Raises:
         ConfigError: the names or the shapes don't fit.
@@ -152,7 +152,7 @@ def _refuse_names(own: Mapping[str, Any], source: Mapping[str, Any], of: str) ->
 
 
 def _shorten_pair(old: str, new: str) -> tuple[str, str]:
-    """Return two names without the last parts that they have in common."""
+    """Return two dotted names without the last parts that they have in common."""
     olds, news = old.split("."), new.split(".")
     while len(olds) > 1 and len(news) > 1 and olds[-1] == news[-1]:
         olds.pop()

@@ -151,7 +151,7 @@ class OwnLoop:
         self._adopted: list[Any] = []  # a framework's objects; the search for forgotten state doesn't look into them
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
         self._loader: Any = None  # the loader that the loop has passed
-        self._source: Any = None  # the loader inside `_loader` if accelerate has prepared that, else the same loader
+        self._source: Any = None  # the user's loader inside `_loader` if accelerate prepared `_loader`, else the same
         self._per_epoch: int | None = None
         self._given: dict[str, Iterator[Any]] = {}  # the loop's iterators, by the `Run` method that made them
         self._training: Training | None = None
@@ -161,8 +161,8 @@ class OwnLoop:
         self._holders: Holders | None = None
         self._noted = Noted()
         self._has_epochs = self._has_steps = self._has_ended = False
-        self._is_at_end = False  # of the present epoch, only the code after its inner loop has still to run
-        self._is_last = False  # the run's last step is given; the code after the last inner loop belongs to it
+        self._is_at_end = False  # whether only the code after the epoch's inner loop has still to run
+        self._is_last = False  # whether the loop has got the run's last step
         self._undo: Callable[[], None] | None = None  # restores the state that the run resumed with
 
     # ---- the process
@@ -233,10 +233,11 @@ class OwnLoop:
     # ---- for adapters
 
     def adopt(self, objects: Iterable[Any], list_variables: Callable[[], list[tuple[str, Any]]]) -> None:
-        """Keep the search for forgotten state out of a framework's objects.
+        """Set which of a framework's objects the search for forgotten state doesn't look into.
 
         Args:
-            list_variables: returns pairs of a name and a value, into which the search looks instead.
+            objects: the framework's objects.
+            list_variables: returns the values that the search looks into instead, each as a pair (name, value).
         """
         self._adopted, self._list_adopted = [*objects], list_variables
 

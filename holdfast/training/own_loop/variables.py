@@ -15,7 +15,7 @@ Frames = Sequence[types.FrameType]
 
 
 def list_carried(frames: Frames) -> Iterator[Variable]:
-    """Yield the variables that the loop carries, and all variables of the calling functions that run no loop."""
+    """Yield the variables that the functions' loops carry; of a function that isn't inside a loop, all variables."""
     for frame in frames:
         carried = find_carried(frame)
         for name, value in frame.f_locals.items():
@@ -28,7 +28,7 @@ def list_iterators(frames: Frames, given: Mapping[str, Iterator[Any]], roots: Ma
 
     Args:
         given: the run's iterators, by the name of the method of `Run` that has returned them.
-        roots: the root of the variable, by the same name.
+        roots: the `Variable.root` to give each iterator, by the same name.
     """
     place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
     for each in filter(is_iterator, gc.get_referrers(*given.values())):
@@ -55,7 +55,7 @@ class Holders:
         ]
 
     def check(self, step: int) -> None:
-        """Raise RecipeError if a variable holds another object after a step, because no checkpoint has that object."""
+        """Raise RecipeError if a step has assigned another object to a variable: no checkpoint has the new object."""
         for variable, frame in self._found:
             name = variable.name
             if _read(frame, name) is not variable.value:

@@ -36,7 +36,7 @@ class DataParallel:
         return self.known or separate(self._accelerator)
 
     def use(self) -> int:
-        """Return this rank's data rank for a seed. From then on `set_mesh` raises."""
+        """Return this rank's data rank, for a seed. After this call `set_mesh` raises RecipeError."""
         self._is_used = True
         return self.ranks.number
 
@@ -76,7 +76,7 @@ class Wrapping:
         self._replaced += [each for each in before.values() if id(each) in replaced]
         self._placed.append(model)
         is_bare = bool(self._config.compute.virtual_ranks) or is_cut(self._config, self._accelerator)
-        is_bare |= not any(each.requires_grad for each in model.parameters())  # such as a teacher: DDP refuses it
+        is_bare |= not any(each.requires_grad for each in model.parameters())  # DDP refuses such a model, as a teacher
         wrapped = self._accelerator.prepare_model(model, evaluation_mode=is_bare)
         assert isinstance(wrapped, nn.Module)
         return wrapped

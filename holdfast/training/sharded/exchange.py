@@ -97,7 +97,7 @@ class Exchange:
         try:
             return work()
         except Exception as error:
-            if self._is_lost:  # the other ranks can't be told: some may wait for this rank inside their work
+            if self._is_lost:  # don't exchange results: other ranks may still wait for this rank inside their work
                 raise
             if isinstance(error, HoldfastError):
                 return _Failure(error)
@@ -115,11 +115,16 @@ class Exchange:
     # ---- rows
 
     def choose_window(self, size_bytes: int, windows: int) -> int:
-        """Return the size of a window in bytes, for the size of the state and the number of windows."""
+        """Return the size of a window in bytes.
+
+        Args:
+            size_bytes: the size of the state over all ranks.
+            windows: the number of windows that a rank has in memory at the same time.
+        """
         return self.window_bytes or count_window_bytes(size_bytes // self.ranks, windows)
 
     def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> "tuple[list[Part], _HeldShards]":
-        """Return this rank's bytes of each part, and the exchange that later sends a copy of them to the owners.
+        """Return this rank's bytes of each part, and the exchange that later sends a copy of these bytes to the owners.
 
         The caller copies the bytes before the state changes.
 

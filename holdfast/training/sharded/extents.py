@@ -124,7 +124,7 @@ def _describe_cut(
 
 
 def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
-    """Return each region with a single holder: the owner if it holds the region, otherwise the first rank that does."""
+    """Choose one rank for each region: the owner if it holds the region, otherwise the first rank that holds it."""
     holders = {region: rank for rank, region in reversed(list(regions.items()))}
     if owner in regions:
         holders[regions[owner]] = owner

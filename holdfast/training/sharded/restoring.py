@@ -47,7 +47,7 @@ def find_shards(recipe: Recipe) -> Shards:
 
 
 def find_unplaced(payload: Payload, shards: Shards) -> str:
-    """Return the name of a sharded tensor that a resume couldn't shard in its present way; empty if there is none.
+    """Return the name of a sharded tensor that a resume couldn't shard as it is now; empty if there is none.
 
     Args:
         payload: the state of the model and the optimizer, as a save has it.
@@ -145,7 +145,7 @@ def _read_batch(
 def _allocate(headers: list[Header], shards: Shards) -> tuple[Payload, list[list[Placed]]]:
     """Return a state with memory for this rank's rows, and for each part the places of its tensors' bytes."""
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    firsts: list[list[int]] = []  # for each part: the place in its tensor at which each group of rows begins
+    firsts: list[list[int]] = []  # for each part: the byte in its tensor at which each group of rows begins
     for header in headers:
         firsts.append([])
         for rows in header.rows:

@@ -59,7 +59,7 @@ class BlockSum:
         self.end_share()
 
     def begin_micro_batch(self, round_: range, *, is_last: bool) -> None:
-        """Begin a micro-batch of a round; ``is_last`` says whether the round's gradients are exchanged after it."""
+        """Begin a micro-batch of a round. If ``is_last``, the round's gradients are exchanged after it."""
         self._round, self._is_last, self._calls, self._is_done = round_, is_last, 0, False
         self._block.set_requires_gradient_sync(False, recurse=False)
 
@@ -119,7 +119,7 @@ class BlockSum:
             self.tree.parts.clear()
 
     def _watch(self, *_: object) -> None:
-        """Note which of the block's parameters get a gradient. FSDP2 has just gathered the parameters."""
+        """Note which of the block's parameters get a gradient. A hook, run when FSDP2 has gathered the parameters."""
         if self._round is None:
             return
         self._calls += 1

@@ -1,8 +1,8 @@
-"""A trial of an optimizer: does its step give an element the same bits in a whole tensor and in some rows of it?
+"""A trial of an optimizer: does a step give each element the same bits, whether a tensor is whole or cut by rows?
 
-An optimizer that holds only some rows of a tensor may give them other bits. Its step may depend on whole rows and
-columns, or its kernel may round the last elements of a tensor differently. torch's fused AdamW and fused SGD do the
-latter on a CPU: after three steps a third of the moments have other bits.
+A step on some rows of a tensor may give these rows other bits than a step on the whole tensor. It may depend on whole
+rows and columns, or its kernel may round the last elements of a tensor differently. On a CPU the kernels of torch's
+fused AdamW and fused SGD do: after three steps a third of the moments have other bits.
 """
 
 import copy

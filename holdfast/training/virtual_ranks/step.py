@@ -76,7 +76,10 @@ _HINTS = {
 
 
 def _list_sizes(recipe: Recipe) -> list[int]:
-    """Return the batch sizes of data that can be cut into shares; for a loader, also the size of its last batch."""
+    """Return the sizes of the batches that have to be cut into shares: a loader's last batch may be smaller.
+
+    Empty for a stream, which isn't cut, and for a loader whose batches' sizes aren't known.
+    """
     if recipe.batch_size is None:
         return list_batch_sizes(recipe.data)
     return [] if is_stream(recipe.data) else [recipe.batch_size]
