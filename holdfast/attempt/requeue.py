@@ -39,6 +39,7 @@ ANSWER_WITHIN_S = 10.0  # for one request to Slurm's controller
 TRIES, TRY_AGAIN_S = 3, 1.0
 # The states, with their reasons, in which a job may be queued again. `scancel` gives COMPLETING with the reason None.
 RETURNING = (("RUNNING", None), ("COMPLETING", "TimeLimit"))
+REQUEUE_HINT = "; #SBATCH --requeue in the batch file allows it"
 
 
 @contextlib.contextmanager
@@ -129,14 +130,14 @@ def _requeue(job: SlurmJob) -> None:
         seen = f"its state is {state} ({reason}), so that somebody has cancelled it, or queued it again"
         seen = seen if state else "squeue doesn't know it"
         log.info("job %s is not queued again by this command: %s", job.name, seen)
-    elif found is not None and _ask("scontrol", "requeue", job.name) is not None:
+    elif found is not None and _ask("scontrol", "requeue", job.name, hint=REQUEUE_HINT) is not None:
         log.info("job %s is queued again, and then continues the run", job.name)
         return
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGTERM, before)
 
 
-def _ask(*command: str) -> str | None:
+def _ask(*command: str, hint: str = "") -> str | None:
     """Return the output of one of Slurm's commands; None, after a warning, if it fails or doesn't answer in time."""
     problem = ""
     for number in range(TRIES):
@@ -151,5 +152,5 @@ def _ask(*command: str) -> str | None:
         if done.returncode == 0:
             return done.stdout.strip()
         problem = done.stderr.strip().replace("\n", "; ")
-    log.warning("this job is not queued again: %s (#SBATCH --requeue allows it)", problem)
+    log.warning("this job is not queued again: %s failed: %s%s", command[0], problem, hint)
     return None
