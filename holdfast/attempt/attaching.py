@@ -1,10 +1,9 @@
 """The entrance for processes that another launcher has started: each of them becomes a rank of one attempt.
 
 The first process of each machine starts another process in a session of its own (`holdfast.attempt.beside`). On the
-first machine that is the attempt, on the others a watch over the machine's ranks. It outlives the ranks, so that the
-attempt commits what they have saved. The launcher's processes get their pipes and variables from it, and then execute
-``python -m holdfast.rank``. The launcher sees the same processes, which now are ranks, as ``holdfast train`` starts
-them.
+first machine this process is the attempt, on the others a watch over the machine's ranks. It outlives the ranks, so
+that the attempt can commit what they have saved. It gives the launcher's processes the pipes and variables of ranks.
+They then execute ``python -m holdfast.rank``, as the ranks of ``holdfast train`` do, and keep their process ids.
 """
 
 import os

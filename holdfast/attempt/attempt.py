@@ -53,14 +53,15 @@ from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
-# The code after a loop may save a large model, or evaluate for long. A hang must not keep a machine for ever.
+# The longest wait for the code after a user's loop. That code may save a large model, or evaluate for long. A hang must
+# not keep a machine for ever.
 FINISH_WITHIN_S = 3600.0
 
 
 class Stopping(enum.IntEnum):
     """The stages of an attempt on its way to its end, in their order.
 
-    Only new ranks, which no notice was passed on to, lead back from TOLD to TRAINING.
+    An attempt goes back from TOLD to TRAINING only when new ranks replace its ranks: they know of no notice.
     """
 
     TRAINING = 0
@@ -68,7 +69,7 @@ class Stopping(enum.IntEnum):
     TOLD = 1
     """The ranks were told to save in the last moment that is safe, and to end."""
     STOPPED = 2
-    """Nothing more is trained; what is saved is still committed."""
+    """The attempt trains nothing more, but still commits saved checkpoints."""
 
 
 class Attempt:
@@ -123,7 +124,7 @@ class Attempt:
         assert self._line is not None, "the attempt was never opened"
         return self._line
 
-    # ---- what is trained
+    # ---- the steps to train
 
     @property
     def head(self) -> Commit | None:
@@ -155,7 +156,10 @@ class Attempt:
         return self._stopping > Stopping.TRAINING
 
     def next_chunk(self) -> Chunk | None:
-        """Return the steps to train next; None if nothing is left to train, or no time. Do owed upkeep before None."""
+        """Return the steps to train next; None if the run is complete or the attempt stops.
+
+        If the run is complete, first do the upkeep that is owed: it may find damage, and then there are steps to train.
+        """
         if self.is_complete and not self.is_stopping:
             self._do_owed_upkeep()  # the upkeep may find that the last checkpoint is damaged
         if self.is_complete or self._stopping is Stopping.STOPPED:
@@ -528,7 +532,7 @@ class Attempt:
             self._stopping = Stopping.TOLD
 
     def _forget_order_to_stop(self) -> None:
-        """Forget that the ranks were told to stop, so that new ranks are told of a notice, too."""
+        """Forget that the ranks were told to stop. The new ranks that replace them are then told, too."""
         if self._stopping is Stopping.TOLD:
             self._stopping = Stopping.TRAINING
 
@@ -603,8 +607,8 @@ class Attempt:
     def end(self, ending: Ending) -> None:
         """End the ranks, and record how the attempt ended, if it had claimed the run.
 
-        An attempt that has completed the run records so before the code after a loop, which may take long. Otherwise a
-        second command would take the attempt for one that has vanished, and claim the run.
+        If the run is complete, the record comes before the code after a user's loop, which may take long. Without the
+        record a second command would claim the run, as if this attempt had vanished.
         """
         try:
             if ending.reason == "completed":

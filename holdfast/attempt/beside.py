@@ -39,7 +39,7 @@ app = App()
 
 @app.default
 def accompany() -> None:
-    """Train the run with the ranks of another launcher; on any machine but the first, watch the machine's ranks."""
+    """Train the run with the ranks that another launcher started. On machines other than the first, watch the ranks."""
     config, _ = read_environment()
     log_plain_lines()
     if find_node(config.compute):

@@ -1,4 +1,4 @@
-"""The command on each node but node 0, in a run of several nodes: start the node's ranks for the attempt on node 0."""
+"""The command on nodes other than node 0, in a run of several nodes: start the node's ranks for node 0's attempt."""
 
 import logging
 import time
@@ -81,7 +81,7 @@ class _NodeCarrier:
         self._alone_since = time.monotonic()
 
     def is_over(self) -> bool:
-        """Return whether the attempt has ended: it has recorded that, or its ranks ended before it claimed the run."""
+        """Return whether the attempt has ended: with a recorded ending, or with its ranks before it claimed the run."""
         newest = self._journal.attempts()
         if newest > self._before:
             return self._journal.read_ending(newest) is not None
@@ -101,7 +101,7 @@ class _NodeCarrier:
 
         Raises:
             NodesMissing: the ranks could not meet the ranks of the other nodes.
-            HoldfastError: this node's ranks can't be used, and new ranks couldn't either.
+            HoldfastError: this node's ranks have failed, and new ranks would fail, too.
         """
         check_gpus(self._config.compute)
         ranks = choose_ranks(self._config.compute)(self._config, self._log_path)

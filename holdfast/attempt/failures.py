@@ -4,7 +4,7 @@ from holdfast.errors import HoldfastError, NoProgress, RankDied
 
 
 class Failures:
-    """The last failure, and its step."""
+    """The last failure of an attempt's ranks, with its step."""
 
     def __init__(self) -> None:
         self._last: tuple[int, object] | None = None
@@ -15,7 +15,7 @@ class Failures:
         A rank that died is never a repeated failure: its machine may have killed it.
 
         Args:
-            step: the last step that is safe on the store.
+            step: the newest step whose checkpoint is durable on the store.
         """
         failure = (step, error.data.get("step"))
         is_repeated = not isinstance(error, RankDied) and failure == self._last

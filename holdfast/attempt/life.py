@@ -81,7 +81,7 @@ def _retry(call: Callable[[], T], calls_again: Callable[[object], bool]) -> T:
 
 @dataclass(frozen=True)
 class Acts:
-    """The functions by which `live` opens a run, trains a chunk and makes a commit; Prefect's flow passes tasks."""
+    """The functions with which `live` opens a run, trains a chunk and makes a commit; Prefect's flow passes tasks."""
 
     open: Callable[[Attempt], None] = open_attempt
     train_chunk: Callable[[Attempt, Chunk], Saved | None] = train_in_ranks
@@ -119,8 +119,8 @@ def live(
     Raises:
         ConfigError: another launcher has started several processes, each of which would train the run.
         HoldfastError: the run can't be opened, trained or committed.
-        BaseException: the exception of a signal handler, after what was trained is committed, unless that completed
-            the run.
+        BaseException: the exception of a signal handler, raised after the trained steps are committed. If that commit
+            completes the run, nothing is raised.
     """
     if acts == Acts():  # a caller that passes other acts, such as Prefect's flow, starts one attempt at a time
         refuse_launcher(config.compute)

@@ -103,7 +103,7 @@ class Line:
     ) -> None:
         """
         Args:
-            commit_adopted: commits a checkpoint that dead ranks had saved, through `commit`, which it is by default.
+            commit_adopted: commits a checkpoint that dead ranks had saved, by calling `commit`; by default `commit`.
             near: the near copies on this node, which may be adopted; None for none.
         """
         self.journal = journal
@@ -163,7 +163,7 @@ class Line:
             raise self._nothing_verified()
 
     def find_break(self, commit: Commit) -> str:
-        """Return how a commit breaks the chain of commits; empty if it doesn't.
+        """Return how a commit breaks the chain of commits; empty if it doesn't break the chain.
 
         The rules of `holdfast.keeping.verification` are applied to the commit and to its ancestors, back to the commit
         that latest.json names; without latest.json, to `ANCESTORS` commits.
@@ -286,12 +286,12 @@ class Line:
         self._noted = self.head.number, _RehearsalVerdict(steps, cost_s=cost_s)
 
     def note_unrehearsed(self, reason: str) -> None:
-        """Record why the line is not rehearsed, unless an earlier rehearsal is on record."""
+        """Record why no rehearsal is made. If the line has a rehearsal on record, do nothing."""
         if not self.verdict.rehearsed and self.verdict.reason != reason:
             self._noted = self.head.number if self.head else 0, replace(self.verdict, reason=reason)
 
     def note_inexact(self, found: str) -> None:
-        """Record, for all later commits, that the run continues although it doesn't continue exactly.
+        """Record, for all later commits, that the run continues although a rehearsal differed.
 
         Args:
             found: the difference that a rehearsal has found.
@@ -300,9 +300,9 @@ class Line:
         self._noted = self.head.number, replace(self.verdict, inexact=found)
 
     def find_unproved(self) -> str:
-        """Return a part of a message: the attempt since which the run may not be exact.
+        """Return a part of a message: since which attempt the run may not be exact.
 
-        Empty if no attempt has resumed the run since its last equal rehearsal.
+        The text is empty if no attempt has resumed the run since the last rehearsal whose trails were equal.
         """
         each, since = self.head, ""
         for _ in range(ANCESTORS_SEARCHED):
@@ -396,13 +396,13 @@ class Line:
             log.warning("%s; nothing is adopted from the near folder", error)
 
     def _is_refused(self, saved: Saved) -> bool:
-        """Return whether a near checkpoint has a state that must not be used again, whatever its folder's name."""
+        """Return whether a near checkpoint has the state of a checkpoint that must not be used again."""
         numbers = [*self.journal.numbers("quarantine"), *self._tripped]
         refused = filter(None, map(self.journal.find_commit, numbers))
         return any(commit.checkpoint_sha256 == saved.metadata.checkpoint_sha256 for commit in refused)
 
     def _is_worth_copying(self, saved: Saved) -> bool:
-        """Return whether training a near checkpoint's steps again takes longer than a save to the store."""
+        """Return whether copying a near checkpoint to the store takes less time than training its steps again."""
         save_s = self.head.save_s if self.head else 0.0
         if saved.train_s < save_s:
             log.info(
@@ -455,7 +455,7 @@ class Line:
         """Quarantine the unhealthy checkpoints, because an older one was healthy.
 
         Raises:
-            GateTripped: there was no other checkpoint.
+            GateTripped: no checkpoint was healthy.
         """
         if self.head is None and self._tripped:
             raise self._gate_tripped()

@@ -24,7 +24,7 @@ from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
-JOB = "job"  # the key of a lineage that has the Slurm job
+JOB = "job"  # the key under which a lineage has the Slurm job
 
 BUILT = "built"
 
@@ -114,7 +114,7 @@ def describe_present(config: RunConfig, built: Ready, ancestor: Ancestor | None)
 def identify(
     config: RunConfig, settings: dict[str, Any], of_recipe: dict[str, Any], ancestor: Ancestor | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a run's identity without its data, and the defaults of the identity's fields.
+    """Return a run's identity except for the hashes of its data, and the defaults of the identity's fields.
 
     Args:
         settings: the settings that the recipe is built with.
@@ -185,7 +185,7 @@ def promise_for(past: Past, present: Present) -> Verdict:
 
 
 def count_ranks(identity: dict[str, Any] | None) -> int | None:
-    """Return the number of ranks on which a run's bits depend; None with virtual ranks, or if it isn't on record."""
+    """Return the number of ranks in a run's identity; None with virtual ranks, or if the identity was lost."""
     ranks: int | None = (identity or {}).get("compute", {}).get("ranks")
     return ranks
 

@@ -120,7 +120,7 @@ class Measuring(Observer):
         trained = seconds_of(commit.trained_at)
         for name, spent_s in (("train", commit.train_s), ("stall", commit.stall_s), ("save", commit.save_s)):
             readings.add(f"holdfast.{name}", spent_s)
-        if commit.why != "adopted":  # the time in which nobody lived to commit it is none that a commit took
+        if commit.why != "adopted":  # an adopted checkpoint waited for a new attempt, not for its commit
             readings.add("holdfast.durable", max(now - trained, 0.0))
         self._spans.put(_describe_chunk(commit, trained, now))
 
@@ -147,7 +147,7 @@ class Measuring(Observer):
         self._is_left = True
 
     def _see(self, attempt: AttemptView) -> None:
-        """Note what every event shows, and start the thread with the first one."""
+        """Note the numbers that every event has. At the first event, start the thread."""
         self._view = attempt
         readings = self._readings
         if attempt.built is not None:
@@ -198,7 +198,7 @@ class Measuring(Observer):
             exporter.add(self._spans.get())
 
     def _describe_end(self, number: int) -> dict[str, str | int | float]:
-        """Count the attempt's ending, and return the attributes of its span."""
+        """Read the attempt's ending from its record, count it, and return the attributes of the attempt's span."""
         assert self._view is not None
         attributes: dict[str, str | int | float] = {"holdfast.step": self._view.step}
         ending = self._try(lambda: self._books.end(number))

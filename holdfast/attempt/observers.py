@@ -25,7 +25,7 @@ class CheckpointVerdict:
             after it.
         result: ``passed``, ``refused``, or ``damaged`` if its bytes are not what was committed.
         commit: the commit's number.
-        took_s: seconds that the judgement took; with the restore, for the gate.
+        took_s: seconds that the judgement took; for the gate, with the restore.
     """
 
     judge: Literal["gate", "rehearsal", "death"]
@@ -92,9 +92,10 @@ class Observer:
 
 
 def judge_restore(error: HoldfastError | None, commit: Commit, began: float) -> CheckpointVerdict:
-    """Return the gate's verdict on a commit that was restored, or wasn't because of an error.
+    """Return the gate's verdict on a commit after its restore.
 
     Args:
+        error: why the commit wasn't restored; None if it was.
         began: when the restore began, on the clock of `time.monotonic`.
     """
     result: Literal["refused", "damaged"] = "refused" if isinstance(error, GateTripped | StateError) else "damaged"

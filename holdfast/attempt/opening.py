@@ -118,7 +118,7 @@ class Known:
 def await_completed(journal: Journal, number: int) -> bool:
     """Wait while an attempt that has completed the run still does its upkeep in another process of this machine.
 
-    A process of another machine can't be seen, so there is no wait for it.
+    Don't wait for an attempt on another machine, because its process can't be seen from here.
 
     Returns:
         Whether the attempt has recorded that it completed the run.

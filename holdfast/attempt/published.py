@@ -34,11 +34,12 @@ from holdfast.rank.messages import Progress
 log = logging.getLogger(__name__)
 
 FILE = "kill-cost.json"
-# The least time between two versions of the file, and of the annotations, unless a commit has changed the numbers.
+# The least seconds between two versions of the file, and of the annotations. After a commit they are published at once.
 FILE_EVERY_S, ANNOTATE_EVERY_S = 1.0, 10.0
 ANSWER_WITHIN_S = 5.0
 PREFIX = "kill-cost.holdfast/"
-# A pod's name, from its own manifest; where Kubernetes puts the pod's rights, and the variables with the API's address.
+# The variable with the pod's name, which the pod's manifest sets; the folder where Kubernetes puts the pod's token; and
+# the variables with the API's address.
 POD_VARIABLE = "POD_NAME"
 RIGHTS = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
@@ -55,7 +56,7 @@ class KillCostObserver(Observer):
         self._published_at = -float("inf")
 
     def publish(self, attempt: AttemptView, cost: KillCost) -> None:
-        """Publish the numbers. Nothing may wait in it."""
+        """Publish the numbers. It must not block, because the attempt's own thread calls it."""
         raise NotImplementedError
 
     def opened(self, attempt: AttemptView) -> None:
@@ -167,7 +168,8 @@ class PodApi:
 class KillCostAnnotations(KillCostObserver):
     """Keeps annotations of the attempt's own pod, ``kill-cost.holdfast/...``, up to date through the API of Kubernetes.
 
-    A thread sends the newest numbers. If the API refuses or doesn't answer, it warns once. Nothing waits for it.
+    A thread sends the newest numbers, and the attempt doesn't wait for it. If the API refuses or doesn't answer, the
+    thread logs one warning.
     """
 
     every_s = ANNOTATE_EVERY_S

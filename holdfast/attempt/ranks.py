@@ -59,7 +59,7 @@ class AttemptRanks:
         restart_s: the seconds from the start of the running ranks until they began to train; 0 before that.
         verified: the number of the last commit whose bytes were verified, mostly in a restore; 0 if none was.
         hangs: how often ranks hung in a row, without a save in between.
-        is_quiet: whether a build and a restore are not logged, because they are a rehearsal's.
+        is_quiet: True during a rehearsal, whose builds and restores are not logged.
         tolerance: the relative difference that is allowed between the ranks' numbers and those of other ranks that
             continue from the same commit; None if settings or code were changed, so that nothing can be compared.
     """
@@ -156,8 +156,8 @@ class AttemptRanks:
         """Restore a commit's state; return an error if the checkpoint is damaged or the gate refuses it.
 
         If the gate refuses bytes that verify, and health isn't the reason, restore them again in new ranks: an error of
-        the program comes a second time, and an error of the machine probably doesn't. A second restore in the same
-        ranks might pass only because the first one has called the model, which moves a counter in a global variable.
+        the program occurs again, and an error of the machine probably doesn't. The same ranks won't do: their first
+        restore has called the model, which may have changed a global variable.
 
         Raises:
             DeterminismError: bit-exactness isn't promised from this commit on, and the configuration refuses that.
@@ -186,7 +186,7 @@ class AttemptRanks:
                 log.info("the changed %s is in force from step %d on", name, event.step)
         if event.near_problem:
             log.warning("%s; it was read from the store", event.near_problem)
-        # A near copy shows nothing about the store's bytes, so the upkeep reads those back.
+        # A restore from a near copy doesn't verify the store's bytes, so the upkeep reads the store's bytes back.
         self.verified = 0 if event.near else commit.number
         if event.note:
             asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"

@@ -1,10 +1,11 @@
 """Rehearsals: new ranks start from a commit, and have to train the next steps exactly as the living ranks do.
 
-Only the living ranks have all state, also state that no checkpoint has. At a commit they train a few more steps, with a
-checksum of each component. New ranks restore the commit, pass the gate and train the same steps. If both trails are
-equal, the run continues exactly from that commit. Otherwise the run stops, before a wrong step can be committed.
+The living ranks have all of the program's state, even state that no checkpoint has. At a commit they train a few more
+steps, with a checksum of each component. New ranks restore the commit, pass the gate and train the same steps. If both
+trails are equal, the run continues exactly from that commit. Otherwise the run stops, before a wrong step can be
+committed.
 
-Ranks that have died serve for a comparison, too: the trail of their steps is on the disk; see `holdfast.rank.lived`.
+New ranks can also be compared with ranks that have died, whose trail is on the disk; see `holdfast.rank.lived`.
 """
 
 import logging
@@ -36,11 +37,12 @@ from holdfast.rank.messages import Examined, Rehearsed
 
 log = logging.getLogger(__name__)
 
-# A run with less than this time left is not rehearsed, unless its configuration asks for it.
+# A run with fewer seconds left is not rehearsed, unless its configuration asks for it.
 SHORT_S = 60.0
 # The new ranks start this long before the commit, so that they have imported torch when the commit is made.
 AHEAD_S = 15.0
-# After so many losses of new ranks, for example because memory ran out, an attempt makes no more rehearsals.
+# When an attempt has lost a rehearsal's new ranks this many times, for example because memory ran out, it makes no more
+# rehearsals.
 MOST_LOST = 2
 SHOWN_NAMES = 3
 SHOWN_SUSPECTS = 4
@@ -100,7 +102,7 @@ class Rehearsals:
         """Return whether the living ranks have been ordered to begin a rehearsal."""
         return self._pending is not None
 
-    # ---- when
+    # ---- when a rehearsal is due
 
     def may_follow(self, line: Line, next_s: float) -> bool:
         """Return whether a rehearsal may be due after ``next_s`` more seconds of training."""
@@ -129,7 +131,7 @@ class Rehearsals:
             self._ranks.start_ahead()
 
     def _is_short(self, steps: int, steps_per_s: float) -> bool:
-        """Return whether a run with so many steps left is too short for a rehearsal that nobody has asked for."""
+        """Return whether too few steps remain for a rehearsal, unless the configuration asks for rehearsals."""
         return self._settings.rehearse is None and steps < SHORT_S * steps_per_s
 
     def begin(self, line: Line, step: int, stops: tuple[int, int], trained_s: float, steps_per_s: float) -> bool:
@@ -221,7 +223,7 @@ class Rehearsals:
         self._differ(line, lived.lines, f"would not continue exactly: {_describe_difference(difference)}", suspects)
 
     def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
-        """Record that the run continues exactly, and continue it."""
+        """Record that the rehearsal was equal, and continue the run, in the living ranks if they were set aside."""
         assert line.head is not None
         self._ranks.put_back()
         self._cost_s = time.monotonic() - rehearsal.began
@@ -348,7 +350,7 @@ def _describe_difference(difference: Difference) -> str:
 
 
 def _tell_elsewhere(start: int, step: int) -> None:
-    """Log why new ranks begin at another step than the rehearsal's commit."""
+    """Log why the rehearsal was not made: the new ranks have restored another step than the rehearsal's commit."""
     if step < start:
         log.warning("not rehearsed: the checkpoint of step %d is damaged", start)
     else:

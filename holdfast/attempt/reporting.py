@@ -93,8 +93,8 @@ class Reporting(Observer):
 def _is_due(attempt: AttemptView) -> bool:
     """Return whether an attempt that ends has to write the report.
 
-    If the attempt found the run complete, it hasn't claimed the run. Then it writes the report only if the last attempt
-    died before it had written it.
+    An attempt that found the run complete hasn't claimed the run. It writes the report only if the last attempt died
+    before it had written the report.
     """
     journal = attempt.journal
     if journal.has_attempt(attempt.number):

@@ -74,14 +74,14 @@ def queued_again(config: RunConfig) -> Iterator[None]:
 def find_refusal(
     config: RunConfig, journal: Journal, before: int, job: SlurmJob, error: BaseException | None
 ) -> str | None:
-    """Return why no other attempt may follow, for the log; None if one may.
+    """Return why no other attempt may follow, for the log; None if another attempt may follow.
 
     Args:
         before: the number of the run's last attempt before this one.
         error: the error that ended the attempt; None without one, as after a notice that this machine goes away.
 
     Returns:
-        an empty text if nothing is left to do.
+        An empty text if the run is complete.
     """
     try:
         newest = journal.attempts()
@@ -112,7 +112,7 @@ def find_refusal(
 
 
 def _find_last_life(journal: Journal, newest: int, job: SlurmJob) -> int:
-    """Return the number of the job's last life that began an attempt, from 0; -1 if none did."""
+    """Return how often the job had been queued again when it last began an attempt; -1 if it never began one."""
     attempt = journal.find_attempt(newest) if newest else None
     began = attempt.lineage.get(JOB) if attempt else None
     return int(began["restarts"]) if isinstance(began, dict) and began.get("name") == job.name else -1

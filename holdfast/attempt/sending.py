@@ -32,7 +32,7 @@ RESTARTS = 3
 class Sending(Observer):
     """An observer that starts the process of each of a run's sinks, and tells it of each commit.
 
-    Nothing here waits while the run trains. The processes read the commits themselves.
+    While the run trains, the attempt never waits for these processes. They read the commits from the store themselves.
 
     Raises:
         ConfigError: a sink can't be used on this machine.

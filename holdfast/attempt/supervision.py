@@ -38,7 +38,7 @@ class Supervised:
     """The facts that a supervisor knows about a run on a work pool.
 
     Attributes:
-        is_live: whether an attempt lives that isn't watched yet.
+        is_live: whether a living attempt isn't watched yet.
         is_finished: whether the journal has all steps of the run, and says that its last attempt completed the run.
         is_disputed: whether the run was finished with other settings than the present ones, and no attempt has judged
             the present ones.

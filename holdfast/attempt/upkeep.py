@@ -92,7 +92,7 @@ class Upkeep:
         return self._pruned
 
     def read_report(self) -> PruneReport | None:
-        """Return the report of the last prune, or of a dry run if this attempt has not pruned."""
+        """Return the report of the last prune, or of a dry run if this attempt has not pruned; None if that fails."""
         if self._pruned is not None:
             return self._pruned
         policy = self._ranks.config.retention

@@ -17,8 +17,8 @@ from holdfast.store import Store
 class Collected:
     """The files of a checkpoint that this rank writes, while the ranks exchange the files' bytes in windows.
 
-    The thread that calls `write` exchanges windows with the other ranks; threads of a pool hash and write them. If a
-    rank fails, it goes on with the exchange, because the other ranks wait for it, and raises the error afterwards.
+    The thread that calls `write` exchanges windows with the other ranks; threads of a pool hash and write the windows.
+    If a rank fails, it continues the exchange, because the other ranks wait for it, and raises the error afterwards.
 
     Args:
         files: the parts that this rank owns.
@@ -85,7 +85,7 @@ class Collected:
         """Collect the bytes of some parts from all ranks. All ranks call it together.
 
         Args:
-            take: takes the bytes of one part; each of this rank's own parts has a thread that calls it.
+            take: consumes the bytes of one part from its stream; called in a thread for each of this rank's own parts.
             running: the list to which the started threads are added.
         """
         streams = {name: Stream(name, self._held.sizes[name], windows) for name in names if name in self._own}
@@ -151,7 +151,7 @@ class Collected:
             return True
 
     def _agree(self, names: "Collection[str] | Iterator[str]") -> list[str]:
-        """Return the names that any rank passes, sorted. All ranks call it together."""
+        """Return the union of the names that the ranks pass, sorted. All ranks call it together."""
         return sorted(itertools.chain(*self._peers.each(lambda: list(names))))
 
 

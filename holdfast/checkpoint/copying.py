@@ -16,10 +16,10 @@ from holdfast.store import Store
 
 
 def copy_checkpoint(source: Store, saved: Saved, folder: Store) -> Saved:
-    """Copy a checkpoint to another folder, durably, and return it as it is saved there.
+    """Copy a checkpoint durably to another folder, and return the copy.
 
-    Its bytes are verified on the way. As for any save, the first part gets its name first, so that one of two writers
-    gets the folder, and ``metadata.json`` comes last.
+    The bytes are verified while they are copied. As in any save, the first part gets its name first, so that only one
+    of two writers gets the folder, and ``metadata.json`` is written last.
 
     Args:
         source: the folder that has the checkpoint.

@@ -64,7 +64,7 @@ def compute_mean_loss(lines: Sequence[Line]) -> float | None:
 def find_departure(lived: Sequence[Line], again: Sequence[Line], tolerance: float = 0.0) -> Difference | None:
     """Return the first difference between steps and the same steps trained again; None if there is none.
 
-    Numbers that a program logs besides its loss aren't compared: a meter or a time is no state.
+    Numbers that a program logs besides its loss aren't compared, because no later step depends on them.
 
     Args:
         tolerance: the relative difference that is allowed between losses; 0 if equal bits are promised. With a
@@ -92,7 +92,7 @@ def _is_close(one: Any, other: Any, tolerance: float) -> bool:
 
 
 def causes_first(component: str) -> tuple[int, str]:
-    """Return a sort key that puts a component before those that it affects within a step, in the order `COMPONENTS`."""
+    """Return a sort key for a component: causes come before their effects within a step, in the order `COMPONENTS`."""
     first = component.partition(".")[0]
     return COMPONENTS.index(first) if first in COMPONENTS else len(COMPONENTS), component
 
@@ -124,7 +124,11 @@ def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
 
 
 def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[str]:
-    """Yield the fields in which only some ranks or shares differ, with the ranks; if all differ, yield facts alone."""
+    """Yield the fields that differ in ranks or shares.
+
+    If only some of them differ, yield the field with the ranks. If all differ, yield it only if it is a fact that a
+    line has for ranks and shares alone.
+    """
     known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), other) for one, other in parts]
     known = [each for each in known if each[0] and each[1]]
     for field in sorted({field for one, other, _ in known for field in one.keys() & other.keys()}, key=causes_first):

@@ -12,7 +12,7 @@ from holdfast.store import Bytes, Store
 
 @dataclass(frozen=True)
 class FileDamage:
-    """A difference between one file of a checkpoint and its commit."""
+    """A difference between one file of a checkpoint and the file's record in the commit."""
 
     path: str
     name: str

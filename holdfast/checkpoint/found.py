@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ConfigDict
 
 # The roots of built-in iterators around the run's iterators, such as ``enumerate(run.batches())``, inside an epoch and
-# at its end. A resumed process creates them again, but only after its search.
+# at its end. A resumed process creates these iterators again, but only after its search.
 ITERATOR, ENDED = "iterator", "ended iterator"
 
 
 class Found(BaseModel):
-    """A value that a program reaches besides its saved state.
+    """A value that a program reaches and that isn't in its saved state.
 
     Attributes:
         name: the value's name in the user's code, which begins with a variable: ``learner.target``.
@@ -45,9 +45,9 @@ class Found(BaseModel):
 def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
     """Return the values that differ between two processes at the same step, because the checkpoint lacks them.
 
-    A value that only one process has counts in two cases: both processes have other attributes of its object, or it is
-    an iterator inside an epoch. Other such values are left out, because the processes may be in different functions of
-    a loop.
+    A value that only the first process has counts in two cases: both processes have attributes of the same object, or
+    the value is an iterator inside an epoch. Other such values are left out, because the processes may be in different
+    functions of a loop.
 
     Args:
         lived: the values of the process that has trained all steps.

@@ -1,8 +1,9 @@
 """Near copies of a run's checkpoints: whole checkpoints on a disk or in memory of the node, which outlive its ranks.
 
 A near folder is a cache: nothing in it counts for the run. A restore takes a part from it only if the part has the hash
-in the commit. A checkpoint that only the near folder has is adopted as one of dead ranks is, once the store has all of
-it. So a near folder that is full, read-only, damaged, of another time or gone costs a warning, and time.
+in the commit. A checkpoint that only the near folder has is first copied to the store, and then adopted like any
+checkpoint of dead ranks. So a near folder that is full, read-only, damaged, outdated or gone costs only a warning, and
+time.
 
 Several runs, attempts and ranks may share one folder. Each run has a folder of its own in it, named after the run, its
 URL and its ``run.json``, with checkpoints in the same form as on the store.
@@ -34,7 +35,7 @@ MODE = 0o700
 
 
 class Copy(NamedTuple):
-    """A checkpoint in a near folder, of any run, perhaps an unfinished one: its age is that of its newest file."""
+    """A checkpoint in a near folder, of any run, complete or not. Its newest file gives its age."""
 
     modified: float
     path: Path
@@ -55,7 +56,7 @@ class Near:
         self.root = Path(settings.folder).expanduser().absolute()
         self._most_bytes, self._folder, self._name = settings.most_bytes, folder, name
         self._place = ""  # the name of the run's own folder
-        self._problem: type[Exception] | None = None  # of the last save
+        self._problem: type[Exception] | None = None  # the error of the last save
 
     @classmethod
     def of(cls, config: RunConfig) -> "Near | None":
@@ -79,13 +80,13 @@ class Near:
 
     @property
     def store(self) -> Store:
-        """Return the same folder as a store, whose writes fail if the folder is missing."""
+        """Return `place` as a store whose writes fail if the folder is missing."""
         return LocalStore(str(self.place)).existing()
 
     # ---- writing
 
     def keep(self, size_bytes: int, write: Callable[[Store], object], peers: Peers | Alone) -> str:
-        """Write a checkpoint into the near folder, and delete the oldest ones for it. Raise no error.
+        """Write a checkpoint into the near folder, and delete the oldest checkpoints to make room. Raise no error.
 
         Args:
             size_bytes: the size of the checkpoint's parts together.
@@ -93,7 +94,7 @@ class Near:
             peers: the ranks that write it together, each into the near folder of its own node.
 
         Returns:
-            why that failed, for a person; empty if it succeeded, or if the save before failed for the same reason.
+            Why the copy failed, for a person; empty if it succeeded, or if the copy before failed with the same error.
         """
         before, self._problem = self._problem, None
         try:
@@ -128,7 +129,7 @@ class Near:
             raise StoreFull(f"{self.root} has room for {max(room, 0):,} bytes, and a checkpoint has {size_bytes:,}")
 
     def _list_copies(self) -> Iterator[Copy]:
-        """Yield the checkpoints of all runs. Names that a near folder doesn't have are somebody else's, and stay."""
+        """Yield the checkpoints of all runs. Skip names that Holdfast doesn't give: others wrote those files."""
         for run in _list_folders(self.root):
             for folder in _list_folders(run.path) if RUN_FOLDER.fullmatch(run.name) else ():
                 with contextlib.suppress(FileNotFoundError):  # another process has deleted it
@@ -159,7 +160,7 @@ class NearReader:
     Attributes:
         store: the run's folder in the near folder.
         taken: the names of the parts that were read from a copy.
-        problem: how the last copy that couldn't be used was damaged; empty for none.
+        problem: the damage of the last copy that couldn't be used; empty if there was none.
     """
 
     def __init__(self, near: Near, commit: Commit) -> None:

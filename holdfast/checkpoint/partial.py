@@ -96,12 +96,13 @@ class PartsReader:
 
     All windows but one are read at the same time, which helps if the store answers slowly.
 
-    An error doesn't end the threads: `take` returns all windows of a damaged part, with any bytes, and `check` raises.
+    An error doesn't end the threads: `take` still returns all windows of a damaged part, perhaps with wrong bytes, and
+    `check` raises the error.
 
     Args:
         windows: memory for two windows or more; see `count_window_bytes`.
-        near: the copies from which a part is read if it has the right bytes there. They are hashed before a window of
-            them is passed on, because the caller can't take a window back.
+        near: the copies from which a part is read if a copy has the right bytes. A copy is hashed before any window of
+            it is passed on, because the caller can't take a window back.
     """
 
     def __init__(

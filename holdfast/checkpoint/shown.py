@@ -86,7 +86,7 @@ class Gallery:
         self._size_bytes = 0
 
     def add(self, shown: Shown) -> None:
-        """Add a text or picture. If all together would exceed `MAX_FILE_BYTES`, leave it out with a warning."""
+        """Add a text or picture. If the file would then exceed `MAX_FILE_BYTES`, log a warning instead."""
         line = shown.to_line()
         if self._size_bytes + len(line) > MAX_FILE_BYTES:
             log.warning(
@@ -98,7 +98,7 @@ class Gallery:
         self._size_bytes += len(line)
 
     def put_back(self, lines: bytes) -> None:
-        """Put lines that `take` returned back, before the present lines."""
+        """Put back the lines that `take` returned, before the present lines."""
         self._lines[:0] = [lines]
         self._size_bytes += len(lines)
 

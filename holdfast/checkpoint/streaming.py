@@ -23,7 +23,12 @@ SHARD_TO_WINDOWS = 8
 
 
 def count_window_bytes(shard_bytes: int, windows: int) -> int:
-    """Return the size of a window in bytes, a power of 2, for a rank's shard of a state and the number of windows."""
+    """Return the size of a window in bytes, a power of 2.
+
+    Args:
+        shard_bytes: the size of a rank's shard of the state.
+        windows: the number of windows that a rank has at the same time.
+    """
     chosen = 1 << max(0, (shard_bytes // SHARD_TO_WINDOWS // windows).bit_length() - 1)
     return min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, chosen))
 

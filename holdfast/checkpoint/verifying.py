@@ -239,8 +239,8 @@ def find_orphans(
 ) -> Iterator[Saved]:
     """Yield the complete, verified checkpoints without a commit that were trained from ``head``, the furthest first.
 
-    The name of its parent in a checkpoint could be rewritten. So the checkpoint's trail must also continue the parent's
-    trail, and the sums of losses in its state must follow from the parent's sums.
+    The parent's name in a checkpoint's metadata could have been rewritten. So the checkpoint's trail must also continue
+    the parent's trail, and the sums of losses in its state must follow from the parent's sums.
 
     Args:
         head: the newest commit; None before the run's first commit.

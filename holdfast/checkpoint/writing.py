@@ -114,10 +114,12 @@ def write_checkpoint(
 
 
 def list_free(folder: Store, natural: str, names: Collection[str]) -> Iterator[str]:
-    """Yield names of folders for a checkpoint, best first. Of those that exist, one may have some of its files already.
+    """Yield names of free folders for a checkpoint, best first.
+
+    A folder is free even if an earlier save of the same state has left some of the checkpoint's files in it.
 
     Args:
-        natural: see `folder_name`.
+        natural: the best name, which `folder_name` returns.
         names: the names of all parts.
     """
 

@@ -38,7 +38,7 @@ def record_audit(journal: Journal, audit: AuditRecord) -> AuditRecord:
 def find_certified(journal: Journal, commits: Iterable[Commit]) -> tuple[Commit, AuditRecord] | None:
     """Return the first certified commit, with the audit that certifies it; None if there is none.
 
-    An audit certifies a commit if it ended with the commit's bytes on a host other than that of the attempt which
+    An audit certifies a commit if it ended with the commit's bytes and ran on another host than the attempt that
     trained the commit: a machine that computes wrongly would repeat its own fault.
     """
     audits = list_audits(journal)
@@ -58,6 +58,6 @@ def _list_hosts(journal: Journal, commit: Commit) -> list[str]:
     Raises:
         NameMissing, RecordDamaged, Unreadable: an attempt's record can't be read.
     """
-    # The attempt that adopts a checkpoint is not the one whose ranks have trained it.
+    # An adopted checkpoint was trained by the ranks of an earlier attempt, not by the attempt that commits it.
     earlier = commit.attempt - 1 if commit.why == "adopted" else commit.attempt
     return [journal.read_attempt(number).host for number in {earlier or 1, commit.attempt}]

@@ -1,4 +1,4 @@
-"""The two halves of a record of settings: the given configuration, and the identity that was hashed as its fingerprint.
+"""The two halves of a record of settings: the given configuration, and the identity whose hash is the fingerprint.
 
 They have to agree: a replay trains with the configuration, but commits name the fingerprint.
 """
@@ -22,7 +22,8 @@ def read_given(record: ConfigRecord) -> RunConfig:
 
     Raises:
         WrongUse: a later version of Holdfast wrote the record, with settings that this version doesn't know.
-        RecordDamaged: the configuration contradicts the identity, or the identity hasn't the record's fingerprint.
+        RecordDamaged: the configuration contradicts the identity, or the identity's hash isn't the record's
+        fingerprint.
     """
     config, unknown = _read(record)
     if unknown:

@@ -17,7 +17,7 @@ class Reason:
     Attributes:
         meaning: what happened, for a person.
         spends: the budget in `supervision` that another attempt costs; empty if another attempt can't help.
-        is_loss: whether steps were lost without warning, which calls for shorter chunks.
+        is_loss: whether the attempt lost steps without warning; such losses make automatic chunks shorter.
         is_own: whether the attempt itself records this ending; if not, its supervisor or the next attempt does.
         state: the kind of state in which Prefect shows the attempt.
         raises: the error that ends the run instead of another attempt.

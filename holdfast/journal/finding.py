@@ -89,7 +89,7 @@ def find_best_commit(journal: Journal, policy: KeepBest) -> Commit | None:
 
 
 def rank_by_metric(commits: Iterable[Commit], policy: KeepBest) -> list[Commit]:
-    """Return the commits that have the metric, best first; of equal ones the first given comes first."""
+    """Return the commits that have the metric, best first. Equal commits keep the order in which they are given."""
     valued = [(value, commit) for commit in commits if (value := commit.metrics.get(policy.metric)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=policy.mode == "max")
     return [commit for _, commit in valued]

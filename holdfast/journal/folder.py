@@ -23,9 +23,9 @@ class RunFolder:
 
     Attributes:
         run: the run's name.
-        store: the folder. Writes fail if it is missing: a new folder would block the way back of a run that was moved
-            away.
-        place: the same folder, but a write creates it if it is missing: to begin the run.
+        store: the folder. Writes fail if it is missing: if the run was moved away, a new folder would prevent moving it
+            back.
+        place: the same folder, but a write creates it if it is missing. It is used to begin the run.
         store_url: the URL of the store that holds the folder.
         strays: a line for each stray name that was found among the records.
         settings: the name and the SHA-256 of each record of the settings that this process trains with. The SHA-256 is
@@ -195,7 +195,7 @@ class RunFolder:
         return number <= REACH or number <= self.highest("commits", 0) + REACH
 
     def _base_of(self, folder: str) -> int:
-        """Return the number that a folder's next number may exceed by at most `REACH`."""
+        """Return the number that the next number in a folder may exceed by `REACH` at most."""
         if folder == "commits":
             with contextlib.suppress(RunUnknown, RecordDamaged):
                 return self.read_run().first_commit - 1

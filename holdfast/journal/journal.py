@@ -233,7 +233,7 @@ class Journal(RunFolder):
         return self._find_highest("commits")
 
     def _find_highest(self, folder: str) -> int:
-        """Return the highest number in a folder; latest.json, which is read once, shortens the listing."""
+        """Return the highest number in a folder. Read latest.json once, so that only later numbers are listed."""
         if self._reached is None:
             latest = self.read_latest()
             self._reached = {"attempts": latest.attempt, "commits": latest.commit} if latest else {}
@@ -241,7 +241,7 @@ class Journal(RunFolder):
         return self._reached[folder]
 
     def next_number(self) -> int:
-        """Return the number of the next commit. The number of a lost commit that other records name is not reused."""
+        """Return the number of the next commit. Never return that of a lost commit that other records name."""
         newest = self.newest_number()
         number = max(newest, *self.numbers("quarantine", after=newest), 0) + 1
         while self.is_pruned(number):
@@ -377,7 +377,7 @@ class Journal(RunFolder):
         return number
 
     def _may_name(self, number: int, path: str) -> bool:
-        """Return whether a commit may name a checkpoint folder: it is free, or its first commit doesn't use it."""
+        """Return whether a commit may name a folder: no other commit was the first to name it, or that one is void."""
         owner = self.assign_folder(path, number)
         if owner == number or not owner:
             return owner == number

@@ -1,4 +1,4 @@
-"""The names of numbered records, told apart from stray names.
+"""The names of numbered records, separated from stray names.
 
 A run numbers its records 1, 2, 3 and so on. Lost records leave gaps. A number more than `REACH` beyond the one before
 it is no record of the run but a stray name: a copy, a typing error, a date.
@@ -34,7 +34,11 @@ class Numbered:
         return self._cut(sum(number <= last for number in self.numbers))
 
     def within(self, base: int) -> "Numbered":
-        """Return a copy in which all numbers after a gap above `REACH` are strays. The first gap begins at ``base``."""
+        """Return a copy in which all numbers after a gap above `REACH` are strays.
+
+        Args:
+            base: the number before the first number, which may also follow a gap.
+        """
         for index, number in enumerate(self.numbers):
             if number > base + REACH:
                 return self._cut(index)

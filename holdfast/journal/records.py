@@ -14,9 +14,9 @@ from holdfast.store import Store
 FORMAT_VERSION = 1
 SHA256 = r"^[0-9a-f]{64}$"
 FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-# The name of a checkpoint's folder. It matches no path out of the run's folder, and no folder of records.
+# The pattern of a checkpoint folder's name. It matches no path out of the run's folder, and no folder of records.
 FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
-# Holdfast writes no longer record, so a longer one is not read into memory.
+# The most bytes of a record that Holdfast writes, so a longer record is not read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
 # Holdfast writes no record with more values, so it refuses such a record: an empty list, two bytes in a file, takes 60
 # bytes in memory.
@@ -300,7 +300,7 @@ class Commit(Record):
 
 
 class RehearsalRecord(Record):
-    """``rehearsals/00000003.json``: the trail of the living ranks, from a rehearsal in which the new ranks' differed.
+    """``rehearsals/00000003.json``: the trail of the living ranks in a rehearsal that found another trail in new ranks.
 
     The next attempt has to train the same trail from that commit, before it commits anything.
     """

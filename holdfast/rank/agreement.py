@@ -34,7 +34,7 @@ class Agreement:
 
     @property
     def steps_late(self) -> int:
-        """Return how many more steps the ranks train before they fulfil a wish that is sent now."""
+        """Return how many more steps the ranks train before they save or stop, if this rank sends its wish now."""
         return 0 if self._sent is None else 1
 
     def exchange(self, wish: Wish, step_s: float) -> Wish:

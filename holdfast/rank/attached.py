@@ -1,5 +1,5 @@
-"""The ranks of an attempt that another launcher has started. The attempt can watch, command and end them, but not
-replace them.
+"""The ranks of an attempt that another launcher has started: the attempt watches, commands and ends these ranks, but
+can't replace them.
 """
 
 import os
@@ -91,7 +91,7 @@ class AttachedRanks(Ranks):
     """The ranks of one attempt, as processes that another launcher has started; see `Ranks`.
 
     Attributes:
-        door: the door through which the ranks come to the attempt, set before an attempt is made.
+        door: the socket at which the ranks come to the attempt, set before an attempt is made; see `Door`.
     """
 
     door: ClassVar[Door | None] = None

@@ -15,7 +15,7 @@ END_VARIABLE = "HOLDFAST_END"
 # The variable with the attempt's process id. The attempt is a child process of the first rank of its machine.
 BESIDE_VARIABLE = "HOLDFAST_BESIDE"
 STOPPED_EARLY = RunStopped.exit_code
-_told: list[int] = []  # the attempts to which a signal was passed on
+_told: list[int] = []  # the process ids of the attempts to which a signal was passed on
 
 
 def is_attached() -> bool:
@@ -37,7 +37,7 @@ def pass_on_stop() -> None:
 
 
 def await_code(code: int) -> int:
-    """Wait for the attempt to commit and end. Return its exit code; this rank's own if the attempt gives none.
+    """Wait for the attempt to commit and end. Return its exit code; this rank's own code if the attempt gives none.
 
     Args:
         code: the rank's exit code; 0 if an order has ended the rank.

@@ -85,8 +85,8 @@ def count_oom_kills() -> int:
 def _find_first_failure(lines: Sequence[str]) -> str:
     """Return how the first failed rank ended, from torchrun's lines in the log; empty if there are no such lines.
 
-    A rank that a signal has killed counts as the first: a rank that loses another rank ends with an exit code, or
-    aborts (SIGABRT) under NCCL, and torchrun may see that end first. SIGTERM doesn't count, because torchrun itself
+    A rank that a signal has killed counts as the first, even if torchrun saw another rank end before: a rank that loses
+    another rank ends with an exit code, or aborts (SIGABRT) under NCCL. SIGTERM doesn't count, because torchrun itself
     sends it to the remaining ranks.
     """
     text = "\n".join(lines)

@@ -113,7 +113,7 @@ class Watch:
         last.beat, last.cpu_s = beat, cpu_s
 
     def _find_behind(self) -> list[int]:
-        """Return the ranks that are behind all others, if each of them has exceeded its bound; otherwise none."""
+        """Return the ranks that have progressed least, if each of them has exceeded its bound; otherwise none."""
         first = min((seen.beat.position for seen in self._seen.values()), default=None)
         behind = {rank: seen for rank, seen in self._seen.items() if seen.beat.position == first}
         return [*behind] if all(map(self._is_late, behind.values())) else []
@@ -131,7 +131,7 @@ class Watch:
         """Return how long a rank may stay at one place in a phase, in seconds.
 
         Args:
-            first_s: the least bound as long as no time of this phase was measured.
+            first_s: the least bound, in seconds, until a first time of this phase is measured.
         """
         longest_s = max(seen.beat.longest_s.get(phase, 0.0) for seen in self._seen.values())
         chosen_s = min(MOST_S, max(LEAST_S, TIMES * longest_s)) if self._hung_after_s == "auto" else self._hung_after_s

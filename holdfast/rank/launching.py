@@ -152,7 +152,7 @@ class Ranks:
     def _find_others(self) -> list[int]:
         """Return the ranks' processes outside of the child's process group.
 
-        For a single rank there are none, which saves the search of 0.1 s.
+        Return none for a single rank without a search, which would take 0.1 s.
         """
         return find_processes(self._mark) if self._compute.has_several else []
 
@@ -208,7 +208,7 @@ class Ranks:
         self._is_built = True
 
     def expect(self, kind: type[E], *others: type[F]) -> E | F:
-        """Return the next event if it is of one of these classes. Log each `Skipped` before it, and ignore `Woken`.
+        """Return the next event, which has to be of one of these classes. Before it, log `Skipped` and ignore `Woken`.
 
         Raises:
             HoldfastError: see `next_event`.

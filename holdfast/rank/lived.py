@@ -50,7 +50,7 @@ class LivedSteps:
             self._append(new)
 
     def note_save(self, step: int) -> None:
-        """Record that a save of this step has begun. The last save is durable now, so remove its steps."""
+        """Record that a save of this step has begun. The save before it is durable now, so remove that save's steps."""
         done, self._saved = self._saved, step
         self._lines = [line for line in self._lines if line["step"] > done]
         self._after, self._is_full = max(self._after, done), False
@@ -75,7 +75,7 @@ def open_lived() -> LivedSteps:
 
 
 def find_lived(folder: Path, first: int, step: int) -> list[Line]:
-    """Return the trail's lines after ``step`` from the first process that trained these steps; empty if none has.
+    """Return the trail's lines after ``step`` from the first process that trained these steps; empty if none did.
 
     Args:
         folder: the run's folder for logs.

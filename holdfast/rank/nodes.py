@@ -96,10 +96,10 @@ class Nodes:
 
 
 def end_torchrun() -> None:
-    """End the torchrun of this node, whose command has died, once its other ranks have ended.
+    """Wait for the end of this node's other ranks, and end its torchrun. Call it if torchrun's own parent has died.
 
-    It would wait 300 s for those of other nodes, and keep the port of the rendezvous, which the next attempt needs. The
-    main rank calls this after its save, when the checkpoint of all ranks is durable.
+    torchrun would wait 300 s for the ranks of other nodes. Meanwhile it would keep the port of the rendezvous, which
+    the next attempt needs. The main rank calls this after its save, when the checkpoint of all ranks is durable.
     """
     others = [beat.pid for beat in heartbeats.read_beats().values() if beat.pid != os.getpid()]
     while any(map(is_running, others)):

@@ -47,7 +47,7 @@ class Orders:
         self._failure: Exception | None = None  # the error of the thread that reads orders
         self.is_ended = False  # whether the attempt ended the ranks, rather than a signal or another node
         self.is_orphaned = False  # whether the attempt's process has ended before it ended the ranks
-        self._stop_at = math.inf  # on the clock of time.monotonic()
+        self._stop_at = math.inf  # when to stop, on the clock of time.monotonic()
         self._saving = threading.Event()
         self._last_pause = math.inf
         self._step_s = 0.0  # the duration of the last measured step
@@ -55,10 +55,10 @@ class Orders:
         self._slowing = Slowing()
         self._is_saving = False  # whether a save was in progress when the present step began
         signal.signal(signal.SIGTERM, self._obey_signal)
-        # A scheduler may send such a signal to every process of a job. STACKS_SIGNAL is left out, because it makes
-        # faulthandler write the stacks of a rank that hangs.
+        # A scheduler may send other signals than SIGTERM to every process of a job. STACKS_SIGNAL is left out, because
+        # it makes faulthandler write the stacks of a rank that hangs.
         take_like_sigterm(self._obey_signal, but=heartbeats.STACKS_SIGNAL)
-        # Ctrl-C reaches ranks that another launcher has started, and scancel --signal=INT every process of a job.
+        # Ctrl-C reaches ranks that another launcher has started. scancel --signal=INT reaches every process of a job.
         signal.signal(signal.SIGINT, self._obey_signal)
         # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
         if training.accelerator.is_local_main_process:

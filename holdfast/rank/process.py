@@ -21,8 +21,8 @@ CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 # The module that starts the ranks of an attempt on a Ray cluster; its docstring says how.
 RAY_MODULE = "holdfast.rank.ray"
-# In these variables torchrun, accelerate, MPI and Slurm tell a process its rank. A pod of a training operator has them,
-# too. A rank must not inherit them: it would wait for processes that never come, or train in another precision.
+# The variables in which torchrun, accelerate, MPI and Slurm tell a process its rank. A training operator sets them in a
+# pod, too. A rank must not inherit them: it would wait for processes that never come, or train in another precision.
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",

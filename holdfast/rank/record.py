@@ -105,7 +105,7 @@ class CodeRecord:
         self._packages |= find_packages(found)
 
     def _note_recorded(self, folder: Path) -> None:
-        """Add the modules and packages that the checkpoint has on record and the recipe hasn't imported yet."""
+        """Add the modules and packages that the checkpoint has on record and that the recipe hasn't imported yet."""
         for name in self._recorded.get("sources", {}).keys() - self._sources.keys():
             if (found := read_source(name, folder)) is not None:
                 self._add(name, found[0], is_python=found[1])

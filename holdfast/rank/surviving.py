@@ -27,8 +27,7 @@ class RankChunk(NamedTuple):
     """The arguments with which a rank saves the chunk that it trains; see `holdfast.training.begin_save`.
 
     Attributes:
-        began: when the first step after the last save, or the chunk's first step, began, on the clock of
-            `time.monotonic`.
+        began: when the first step that isn't saved yet began, on the clock of `time.monotonic`.
     """
 
     training: Training
@@ -72,7 +71,7 @@ class Survivor:
 def await_turn(rank: int) -> bool:
     """Wait until no lower rank can save any more. Return whether this rank has to save.
 
-    It hasn't if another rank has saved, or has refused to save. A rank refuses if an error of its own has ended it,
+    Return False if another rank has saved, or has refused to save. A rank refuses if an error of its own has ended it,
     because that error may mean that the last step must not be saved.
     """
     deadline = time.monotonic() + NOTICES_WITHIN_S

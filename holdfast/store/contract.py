@@ -57,8 +57,8 @@ class Store(abc.ABC):
     def existing(self) -> "Store":
         """Return a store of the same folder whose writes never create the folder itself.
 
-        On a file system, a write raises `RunGone` if the folder is missing. Buckets have no folders, so that there
-        this returns the store itself.
+        On a file system, a write raises `RunGone` if the folder is missing. Buckets have no folders, so a bucket's
+        store returns itself.
         """
         return self
 

@@ -1,4 +1,4 @@
-"""The errors of cloud libraries: which are retried, which Holdfast error each becomes, and the removal of secrets."""
+"""The errors of cloud libraries: which of them are retried, which Holdfast error each becomes, without secrets."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ LONGEST_PAUSE_S = 5.0
 
 T = TypeVar("T")
 
-# Training draws from Python's global generator: a retry must not.
+# A generator of its own, because training draws from Python's global generator, and a retry must not change that.
 _random = random.SystemRandom()
 
 _PERMANENT = (
@@ -97,7 +97,7 @@ def status_of(error: BaseException | None) -> int | None:
         response = getattr(error, "response", None)
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
         if type(error).__module__ == "aiohttp.http_exceptions":
-            status = None  # its code 400 means only that a response, perhaps cut short, can't be parsed
+            status = None  # the error's code 400 means only that a response, perhaps cut short, can't be parsed
         if isinstance(response, dict):  # an error of botocore
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status, int):

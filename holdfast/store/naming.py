@@ -40,7 +40,7 @@ def name_once(file: int, temp: str, name: str, folder: int, where: str) -> None:
 def link_once(source: str, there: int, name: str, here: int) -> None:
     """Link a file to a second name, unless another file has that name.
 
-    On NFS, link(2) may report EEXIST for the link that it made itself, if the server's first response was lost (see
+    On NFS, link(2) may report EEXIST although this call made the link, if the server's first response was lost (see
     open(2), O_EXCL). So a name that is already linked to the same file counts as success.
     """
     try:

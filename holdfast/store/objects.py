@@ -93,7 +93,7 @@ class ObjectStore(Store):
             yield self._ask(f"read {name}", functools.partial(self._read_all, self._path(name), start, stop))
 
     def _read_all(self, path: str, start: int, stop: int) -> bytes:
-        """Return the bytes ``[start, stop)``; raise an error that is retried if the response has fewer of them.
+        """Return the bytes ``[start, stop)``; if the response has fewer bytes, raise an error that leads to a retry.
 
         A server may send fewer bytes than requested. Without this check, the checkpoint would count as damaged.
         """

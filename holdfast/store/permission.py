@@ -1,9 +1,9 @@
 """The stores that an operator allows runs to use.
 
 The worker's environment variable ``HOLDFAST_ALLOWED_STORES`` has folders or URLs, for example ``/data/runs,
-s3://team/runs``, separated by commas. Each is a prefix that ends at a ``/`` or the end. An unset variable restricts
-nothing; an empty one allows nothing. A store of the user's own, ``my_store:MyStore://folder``, has to be named there:
-its URL, which may come from a run's records, says which code is imported.
+s3://team/runs``, separated by commas. An entry allows the store of this URL and all stores below it. If the variable is
+unset, all stores are allowed; if it is empty, none is. A store of the user's own, ``my_store:MyStore://folder``, is
+allowed only if an entry names it, because its URL says which code is imported, and may come from a run's records.
 """
 
 import os

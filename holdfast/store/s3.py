@@ -25,8 +25,8 @@ class S3Store(ObjectStore):
     def copy(self, source: str, name: str) -> bool:
         """Copy an object on the server, as a multipart upload whose parts are copies; return False for a small object.
 
-        Not all S3-compatible services support a precondition on a plain copy, but they do on a multipart upload. Its
-        four requests don't pay for an object of less than `part_bytes`.
+        Not all S3-compatible services support a precondition on a plain copy, but all do on a multipart upload. For an
+        object of less than `part_bytes` a multipart upload's four requests would take longer than sending the bytes.
         """
         size_bytes = self.size_bytes(source)
         if size_bytes < self.part_bytes:

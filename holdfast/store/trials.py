@@ -65,7 +65,7 @@ class NotTried(Exception):
 
 @dataclass
 class Trials:
-    """The trials of one store. They write in the folder `name`, and `clean` deletes it.
+    """The trials of one store. They write in the folder `name`, and `clean` deletes this folder.
 
     Attributes:
         clock_s: seconds by which the storage's clock is ahead of this machine's; None if it isn't known.
@@ -169,7 +169,7 @@ class Trials:
         return trial("ok", time.monotonic() - began)
 
     def _name_missing(self, verb: str) -> tuple[str, ...]:
-        """Return the rights that a denied verb lacks, or may lack: the rights that no other verb has proved."""
+        """Return the rights that a denied verb lacks; if that isn't known, its rights that no other verb has proved."""
         rights = self._rights.get(verb, ())
         known = tuple(right for right in rights if right in self._missing)
         return known or tuple(right for right in rights if right not in self._proven) or rights
@@ -264,7 +264,7 @@ class Trials:
         _expect(self._inner.list(), [], "files are still there")
 
     def _find_file(self) -> tuple[Store, str]:
-        """Return a file to read: the created one; if it couldn't be created, the record of any run on the store."""
+        """Return a file to read: the file that a trial created, or, if there is none, the record of any run."""
         if "create" in self._good:
             return self._inner, "file"
         if "list" in self._good:

@@ -212,17 +212,17 @@ class Relay:
         self._failed_at = self._failed_at or time.monotonic()
 
     def _has_cause(self) -> bool:
-        """Return whether the cause of a failure is known.
+        """Return whether the cause of a failure is known, or the time to find it is over.
 
-        After the death of a node's ranks, wait for a while: the other nodes may save, or report the error that led to
-        the death.
+        If a node's ranks have only died, other nodes may still save, or report the error that led to the death. The
+        time for that is ``resume.stop_within_s``.
         """
         is_late = self._failures and time.monotonic() > self._failed_at + self._config.resume.stop_within_s
         errors = [failure.error for failure in self._failures]
         return bool(is_late) or any(isinstance(each, RankHung) or not isinstance(each, RankDied) for each in errors)
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error that ended the ranks; None if no failure and no new node has ended them."""
+        """Return the error with which the ranks ended; None if no node's ranks have failed and no node has joined."""
         if self._has_joined:
             return RankDied("a node has joined the Ray cluster, so the ranks start again")
         return choose_cause(self._failures) if self._failures else None
