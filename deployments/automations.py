@@ -3,8 +3,8 @@
 `train` also watches its attempts itself (`tasks.liveness`), and finds a lost one without automations. Automations
 are faster, and end flow runs that nothing watches.
 
-``python -m deployments.automations`` makes or updates the automations on the configured server. An automation sees no
-event from before it was made: make it before the first run.
+``python -m deployments.automations`` makes or updates the automations on the configured server. An automation doesn't
+see earlier events, so make it before the first run.
 
 An alarm changes nothing by itself. Give it an action of your own in Prefect's UI, such as a notification; it stays when
 the automations are updated.

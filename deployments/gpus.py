@@ -71,7 +71,7 @@ def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> WorkerPlan:
 
 
 def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
-    """Return the plan for GPUs that nvidia-smi doesn't describe: by CUDA_VISIBLE_DEVICES, or by number.
+    """Return the plan for GPUs that nvidia-smi doesn't describe. CUDA_VISIBLE_DEVICES names them, or else numbers do.
 
     Args:
         is_split: whether a GPU is in parts (MIG), which have no numbers.
@@ -98,7 +98,7 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
 def end_others(ledger: ProcessLedger, plan: WorkerPlan) -> list[str]:
     """End the workers of the pool that the plan doesn't have, or has with another GPU; return their names.
 
-    Their flow runs save first. An attempt continues as another one, on one of the other workers.
+    Their flow runs save first. The run of an interrupted attempt continues in another attempt, on another worker.
     """
     others = [
         name
@@ -114,7 +114,7 @@ def describe_gpu(gpu: str) -> dict[str, str]:
 
 
 def find_leftover(gpu: str, within_s: float = RELEASED_WITHIN_S) -> int | None:
-    """Return the process that a worker for this GPU has left behind; None if there is none within some seconds.
+    """Return the process that a worker for this GPU has left behind; None if it ends within ``within_s`` seconds.
 
     An attempt outlives its worker. If a new worker took a flow run meanwhile, two runs would share the GPU.
     """

@@ -1,4 +1,4 @@
-"""The ledger of `make up`: its processes on this machine, by id and start time, so that `make down` ends no others."""
+"""The ledger of `make up`: its processes on this machine, by id and start time, so that `make down` ends only these."""
 
 import calendar
 import contextlib
@@ -235,7 +235,10 @@ def end_processes(ledger: ProcessLedger, names: Iterable[str]) -> list[str]:
 
 
 def tell_workers(workers: list[int]) -> None:
-    """Send SIGTERM to workers, after their flow runs have saved and ended: a worker itself would kill them."""
+    """Send SIGTERM to the workers' flow runs, wait for their end, and then send it to the workers.
+
+    A worker that gets SIGTERM first would kill its flow runs before they have saved.
+    """
     with _held(workers):
         flow_runs = [child for pid in workers for child in children_of(pid)]
         _signal(flow_runs, signal.SIGTERM)
@@ -245,7 +248,7 @@ def tell_workers(workers: list[int]) -> None:
 
 @contextlib.contextmanager
 def _held(workers: list[int]) -> Iterator[None]:
-    """Stop workers while the block lasts, so that they start no other flow run while theirs are ended."""
+    """Suspend workers (SIGSTOP) for the block, so that they start no new flow run while their flow runs are ended."""
     _signal(workers, signal.SIGSTOP)
     try:
         yield

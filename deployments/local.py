@@ -223,9 +223,9 @@ def down() -> None:
 
 
 def _order(name: str) -> int:
-    """Return a process's place in the order of ending; processes with the same place are ended at once.
+    """Return a process's place in the order of ending; processes with the same place are ended together.
 
-    The order is: the starter of attempts, the workers that train, the server, the database.
+    The order is: the worker that starts attempts, the workers that train, the server, the database.
     """
     places = {"worker-stable": 0, "server": 2, "postgres": 3}
     return places.get(name, 1)

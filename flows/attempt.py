@@ -25,14 +25,14 @@ from tasks.reporting import ArtifactReport
 
 @flow(name="attempt", flow_run_name="{config.run} attempt {number}", retries=0, persist_result=False)
 def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
-    """Train a run, chunk by chunk, from where its journal says that it stands, until it is complete.
+    """Train a run, chunk by chunk, from the newest commit in its journal, until the run is complete.
 
-    Told to end (SIGTERM, Ctrl-C, a cloud's notice, a person who cancels or pauses it), it saves and commits what is
-    trained. On a work pool it ends in a state that names the reason; elsewhere its errors are raised.
+    If the attempt is told to end (SIGTERM, Ctrl-C, a cloud's notice, a person who cancels or pauses it), it saves and
+    commits the trained steps. On a work pool it ends in a state that names the reason; elsewhere it raises its errors.
 
     Args:
         config: The run's configuration.
-        number: The attempt's number; an attempt of a higher number fences this one off.
+        number: The attempt's number. When an attempt with a higher number begins, this attempt can't commit any more.
     """
     own_run.outlive_worker()
     interrupt.send_ignored_again()

@@ -23,7 +23,7 @@ def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
-        commits: How many commits of each run to audit, chosen at random; all of them if there are no more.
+        commits: How many commits of each run to audit, chosen at random. A run with fewer commits is audited whole.
         seed: The seed of that choice; by default another one each time.
 
     Raises:

@@ -33,7 +33,7 @@ def sweep(
     """Train one run for each combination of settings. If you start the sweep again, all its runs continue.
 
     Args:
-        config: The settings that all runs share. With where = here the runs train one after the other.
+        config: The settings that all runs share. With `where = "here"` the runs train one after the other.
         grid: The values to try, by dotted name, for example {"settings.lr": [0.1, 0.01], "seed": [1, 2]}.
         at_once: How many runs train at once on a work pool.
         pin_best: Pin the best checkpoint of all runs, by the metric of retention.keep_best, when all are complete.

@@ -15,7 +15,7 @@
     │   ├── NoVerifiedCheckpoint     (RuntimeError)       every commit is damaged or quarantined
     │   ├── NotTrusted               (PermissionError)    no trusted key signed a commit
     │   ├── GateTripped              (RuntimeError)       a resumed model isn't the one that was saved, or isn't healthy
-    │   └── Inexact                  (RuntimeError)       new ranks train other steps than those that went on
+    │   └── Inexact                  (RuntimeError)       new ranks don't train the same steps as the living ranks
     └── RunStopped                   exit 3: the run ended early; the same command continues it
         ├── StoreError               (OSError)
         │   ├── StoreFull            (OSError)            no space left
@@ -28,8 +28,8 @@
         ├── RankDied                 (ChildProcessError)  a rank ended unexpectedly; retryable
         │   └── RankHung             (ChildProcessError)  a rank made no progress any more, and was ended; retryable
         ├── OutOfMemory              (MemoryError)        the recipe asked for more than there is; retryable
-        ├── RecipeFailed             (RuntimeError)       the recipe's own code raised; retryable
-        │   └── RecipeBroken         (RuntimeError)       it raised an error that new ranks would raise again
+        ├── RecipeFailed             (RuntimeError)       the recipe's own code raised an error; retryable
+        │   └── RecipeBroken         (RuntimeError)       an error that new ranks would raise again
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
         ├── NodesMissing             (TimeoutError)       too few nodes came to the rendezvous
@@ -149,13 +149,13 @@ class GateTripped(Damage, RuntimeError):
         """True if an older checkpoint may pass: one saved before the model became unhealthy.
 
         The bytes of the refused checkpoint verify. If its values aren't restored, or give other results, the program or
-        the machine is the cause, and would lose the same state of an older checkpoint.
+        the machine is the cause, and an older checkpoint wouldn't help.
         """
         return bool(self.data["check"] == "health")
 
 
 class Inexact(Damage, RuntimeError):
-    """A run that continues from a commit doesn't train the steps that the ranks which never stopped have trained."""
+    """New ranks that start from a commit don't train the same steps as the ranks that have trained without a stop."""
 
     reason = "inexact"
 
@@ -232,7 +232,7 @@ class OutOfMemory(RunStopped, MemoryError):
 
 
 class RecipeFailed(RunStopped, RuntimeError):
-    """The recipe's own code raised while it trained."""
+    """The recipe's own code raised an error during training."""
 
     is_retryable = True
     reason = "recipe_failed"
@@ -284,7 +284,10 @@ PAGES: dict[type, str] = {
 
 
 def choose_hint(error: HoldfastError) -> str:
-    """Return the hint to print of an error that ends a command: its own, or the page with the remedy; empty if none."""
+    """Return the hint to print for an error that ends a command: its own hint, or else the page with the remedy.
+
+    The hint is empty if the error has neither.
+    """
     return error.hint or next((PAGES[cls] for cls in type(error).__mro__ if cls in PAGES), "")
 
 
@@ -294,7 +297,7 @@ def to_json(error: HoldfastError) -> dict[str, Any]:
 
 
 def from_json(record: dict[str, Any]) -> HoldfastError:
-    """Return the error that `to_json` wrote; a `RunStopped` if its class is none of this module."""
+    """Return the error that `to_json` wrote. An error of a class that isn't in this module becomes a `RunStopped`."""
     cls = globals().get(str(record.get("class")))
     if not (isinstance(cls, type) and issubclass(cls, HoldfastError)):
         cls = RunStopped

@@ -174,7 +174,11 @@ def make_pods(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_variables(values: dict[str, Any], room: str) -> list[str]:
-    """Return the names of the environment variables in a list of a chart's values."""
+    """Return the names of the environment variables in a list of a chart's values.
+
+    Args:
+        room: the dotted path of the list.
+    """
     known: Any = values
     for key in room.split("."):
         known = (known or {}).get(key)

@@ -25,7 +25,7 @@ import yaml
 BIN = Path(sys.executable).parent
 HADOLINT, YAMLLINT = Path(__file__).parent / "hadolint.yaml", Path(__file__).parent / "yamllint.yaml"
 JOBSETS = Path(__file__).parent / "jobsets.py"
-# Folders that hold no files of ours.
+# Folders whose files aren't the repository's own.
 FOREIGN = {".git", ".venv", "node_modules", "dist", "build", "runs", "logs", "__pycache__", ".terraform"}
 # The settings of a job that each kind of worker takes; tests/infra/test_checks.py compares them with Prefect's classes.
 SHARED = {"command", "env", "labels", "name", "stream_output"}
@@ -39,7 +39,7 @@ SETTINGS = {
         "pod_watch_timeout_seconds",
     },
 }  # fmt: skip
-# The further arguments of Docker's client that `container_create_kwargs` takes; the same test compares them with it.
+# The further arguments of Docker's client that `container_create_kwargs` takes; the same test compares them.
 DOCKER_ARGUMENTS = {
     "blkio_weight", "blkio_weight_device", "cap_add", "cap_drop", "cgroup_parent", "cgroupns", "cpu_count",
     "cpu_percent", "cpu_period", "cpu_quota", "cpu_rt_period", "cpu_rt_runtime", "cpu_shares", "cpuset_cpus",
@@ -97,7 +97,7 @@ def check_dockerfile(path: Path) -> Iterator[str]:
 
 
 def check_dockerignore(path: Path) -> Iterator[str]:
-    """Check that each file that a build may read exists, and that it may read each file that its Dockerfile copies."""
+    """Check that each file that a build may read exists, and that the build may read all files that it copies."""
     root = next((each for each in path.parents if path.is_relative_to(each / "infra")), path.parent)
     lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
     kept = [line[1:] for line in lines if line.startswith("!")]
@@ -288,7 +288,7 @@ def check_resource(where: str, resource: dict[str, Any]) -> Iterator[str]:
 
 
 def render(template: Any, values: dict[str, Any]) -> Any:
-    """Return a job template with values in place of its variables, as Prefect renders it; unset ones are left out."""
+    """Return a job template with values in place of its variables, as Prefect renders it; drop unset variables."""
     if isinstance(template, dict):
         rendered = {key: render(value, values) for key, value in template.items()}
         return {key: value for key, value in rendered.items() if value is not None}
@@ -414,7 +414,7 @@ def run_tool(name: str, *arguments: str | Path, warning: str = "") -> Iterator[s
 
 
 def run(*command: str | Path, warning: str = "") -> Iterator[str]:
-    """Run a command; yield its output if it fails, or says the warning."""
+    """Run a command; yield its output if the command fails, or if the output contains ``warning``."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
     if done.returncode or (warning and warning in done.stdout + done.stderr):
         yield (done.stdout + done.stderr).strip() or f"{command[0]} ended with {done.returncode}"

@@ -41,8 +41,8 @@ TEXTS = {
 }  # fmt: skip
 ANCESTOR = ("trainer.kubeflow.org/trainjob-ancestor-step", "trainer")
 QUEUE = "kueue.x-k8s.io/queue-name"
-# What `holdfast train` has of resume.stop_within_s if its arguments don't set it, and what it may need after the save
-# for its records, report and sinks.
+# The default of resume.stop_within_s, in seconds, and the seconds that `holdfast train` may need after the save for its
+# records, report and sinks.
 STOP_WITHIN_S, LEAVES_WITHIN_S = 25.0, 15.0
 # The exit codes after which another attempt may continue the run: it stopped early, SIGKILL, SIGTERM.
 CONTINUED, FAILED = (3, 137, 143), (1, 2)
@@ -54,7 +54,7 @@ def is_known(resource: Object) -> bool:
 
 
 def find_faults(resources: Sequence[Object]) -> Iterator[str]:
-    """Yield the faults of a file's JobSets, TrainJobs and runtimes. The Jobs of `list_jobs` have to be checked, too."""
+    """Yield the faults of a file's JobSets, TrainJobs and runtimes, but not those of the Jobs inside (`list_jobs`)."""
     known = [*filter(is_known, resources)]
     runtimes = {_name(each): each for each in known if each["kind"].endswith("TrainingRuntime")}
     for each in known:
@@ -103,7 +103,7 @@ def _find_unfitting(resource: Object) -> Iterator[str]:
 
 
 def _spell(error: jsonschema.ValidationError) -> Iterator[str]:
-    """Yield an error with its path. An optional value may also be null; that it isn't is no help to a reader."""
+    """Yield an error with its path. For a value that may be null, yield only the errors of the other type."""
     if error.validator == "anyOf":
         for each in error.context or ():
             if each.schema != {"type": "null"}:
@@ -133,7 +133,7 @@ def find_wrong_texts(value: Any, texts: Mapping[str, set[str]], path: tuple[str,
             yield f"{name}: {value!r} is none of {', '.join(sorted(known))}"
 
 
-# ---- what must fit each other
+# ---- numbers that must fit each other
 
 
 def make_jobset(trainjob: Object, runtimes: dict[str, Object]) -> Object | None:
@@ -150,7 +150,7 @@ def make_jobset(trainjob: Object, runtimes: dict[str, Object]) -> Object | None:
 
 
 def _give(replicated: Object, trainer: Object, nodes: int) -> Object:
-    """Return a runtime's Job with what a TrainJob sets, if it is the Job that trains."""
+    """Return a runtime's Job; if it is the Job that trains, with the TrainJob's nodes, command and arguments."""
     template = replicated["template"]
     key, value = ANCESTOR
     if template.get("metadata", {}).get("labels", {}).get(key) != value:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 # The environment that make setup makes, in the versions of constraints.txt.
 PYTHON = ROOT / ".venv" / "bin" / "python"
-# Names of licences, as SPDX or a classifier or a package's own words have them. They allow use in a closed product.
+# Names of licences that allow use in a closed product, as SPDX, a classifier or a package's own words have them.
 ALLOWED = {
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "Apache 2.0", "Apache 2.0 License",
     "Apache Software License", "BSD", "BSD License",

@@ -1,4 +1,4 @@
-"""Make a site of the pages, with a search and without a network: ``make site``.
+"""Make a site of the pages that has a search and needs no network: ``make site``.
 
 ::
 

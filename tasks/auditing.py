@@ -18,7 +18,7 @@ from tasks import hooks
     retry_condition_fn=hooks.is_about_the_store,
 )
 def audit_one(store: str, run: str, commit: int) -> Audit:
-    """Train one commit's chunk again, across the resume before it if there was one, and compare the bytes.
+    """Train one commit's chunk again and compare the bytes. If the run was resumed before the chunk, begin before that.
 
     Args:
         store: The folder, or URL, that holds the run.

@@ -26,7 +26,7 @@ RETRIED: dict[str, Any] = {"retries": RETRIES, "retry_delay_seconds": RETRY_AFTE
 
 
 def uncover(call: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a task's function, so that a signal to end the process is raised instead of an error that hides the signal.
+    """Wrap a task's function: if an error hides a signal's exception, the wrapper raises that exception instead.
 
     If the signal comes while Prefect is starting a task, Prefect raises ``ValueError: Task run is not set`` as it
     handles the signal (3.9.1). The attempt would end as failed, and save nothing.
@@ -46,7 +46,7 @@ def uncover(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _list_contexts(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in whose handling an error was raised."""
+    """Yield the chain of an error's contexts: the error that was being handled when it was raised, and so on."""
     context = error.__context__
     while context is not None:
         yield context

@@ -26,7 +26,7 @@ def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> 
     """Make the state folder, or check that it is yours. Let nobody else enter it (mode 0700) or read its files (0600).
 
     Args:
-        what: the folder's name in errors, if it isn't the state folder.
+        what: the folder's name in the messages of errors.
         hint: the hint of errors.
 
     Raises:

@@ -3,8 +3,8 @@
 `tasks.pool` watches the label and judges by it (`tasks.liveness`). An automation sets a flow run without events to
 Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats come every 30 seconds at most.
 
-An automation can be wrong: no event arrives while the server is away. A flow run that is called vanished although it
-lives sets its state back to Running.
+An automation can be wrong, because no event arrives while the server is away. If a living flow run finds itself called
+vanished, it sets its state back to Running.
 """
 
 import contextlib

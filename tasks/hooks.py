@@ -36,10 +36,10 @@ OVERDUE_INTERVALS, OVERDUE_LEAST_S = 3.0, 60.0
 
 
 class CommitEvents(Observer):
-    """An observer that emits events of a run: each commit, and once that a commit is overdue.
+    """An observer that emits two kinds of events of a run: a commit was made, or the next commit is overdue.
 
-    Your own automations can react to both. The interval is the time between the last two commits of the attempt, and
-    before those the length of the last chunk.
+    Your own automations can react to both. The usual interval is the time between the attempt's last two commits;
+    before two commits it is the length of the last chunk.
     """
 
     def __init__(self) -> None:

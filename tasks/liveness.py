@@ -14,7 +14,7 @@ state               alive while                                                a
 
 A sign of life is a change that the watcher sees: of the state, or of a mark that the process renews every few seconds.
 The watcher reads only its own monotonic clock and never compares the clocks of two machines. A false alarm costs only
-work: the next attempt fences the last one off.
+work: the next attempt claims the run, and the last one can't commit any more.
 
 ``VANISHED`` is the verdict of another watcher, an automation of the server. It may be wrong after the server itself was
 away. A process that finds itself called vanished sets its state back (`tasks.heartbeat`).

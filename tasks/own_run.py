@@ -76,11 +76,11 @@ def raise_if_paused() -> None:
 
 
 class Asked:
-    """A person's requests to the current flow run, and the ending that follows from them.
+    """A person's requests to pause or cancel the current flow run, and the ending that follows from them.
 
     Attributes:
-        is_on_pool: whether a worker started it.
-        sources: the sources of notices that ask for it.
+        is_on_pool: whether a worker started the flow run.
+        sources: the sources of notices for `live`, which poll for a request; none without a worker.
         ending: how the attempt ended; None until `find_ending` has found it.
     """
 

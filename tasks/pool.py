@@ -1,7 +1,7 @@
 """Attempts as flow runs on a work pool: start each one once, watch it, cancel it.
 
-The journal alone tells what a run's attempts have done; the server only tells that one has ended. `await_end` also
-watches a flow run for signs of life (`tasks.liveness`), so that nothing waits for one whose process is gone.
+The journal alone tells what a run's attempts have done; the server tells only whether an attempt has ended. `await_end`
+also watches a flow run for signs of life (`tasks.liveness`), so that it doesn't wait for a dead process.
 """
 
 import contextlib
@@ -68,8 +68,8 @@ def start_attempt(
 
     Args:
         number: the attempt's number.
-        again: how many flow runs for this number have ended before they claimed it.
-        environment: variables for its process, besides those of the pool.
+        again: how many flow runs for this number have ended before they claimed the number.
+        environment: variables for the flow run's process, besides those of the pool.
 
     Raises:
         ConfigError: there is no deployment for the work pool.
@@ -169,7 +169,7 @@ def find_live_attempt(config: RunConfig) -> FlowRun | None:
 
 
 def await_end(flow_run: FlowRun) -> FlowRun:
-    """Wait until a flow run has ended or is lost, and return it. Log once why it waits.
+    """Wait until a flow run has ended or is lost, and return it. Log each cause of the flow run's own wait once.
 
     Raises:
         Pause: a person paused the current flow run, which waits.

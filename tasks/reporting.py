@@ -34,7 +34,7 @@ from holdfast.rank.messages import Progress
 
 log = logging.getLogger("holdfast.reporting")
 
-# An update costs a request, and some milliseconds of CPU time in this process and the server.
+# The least seconds between two updates: each costs a request, and some milliseconds of CPU time here and on the server.
 BAR_EVERY_S = 10.0
 SENT_WITHIN_S = 10.0
 ROWS = 200

@@ -18,7 +18,7 @@ R = TypeVar("R")
 def served_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """Declare a flow, as Prefect's ``@flow(...)`` does, that starts `tasks.server` if no API is configured.
 
-    Prefect would start a server of its own, which survives when the process is killed.
+    Prefect itself would start another temporary server, which survives when the process is killed.
     """
     return lambda function: SERVED(function, **options)
 

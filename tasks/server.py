@@ -35,7 +35,7 @@ from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import new_auth
 
 DRAIN_WITHIN_S = 5.0
-# If the database exists already, a start takes less than this.
+# If the database exists already, a start takes fewer seconds than this.
 USUAL_START_S = 6.0
 # A start may take this many times Prefect's own limit, 20 s. With seven processes on a core and a new database it takes
 # over 60 s.
@@ -206,7 +206,7 @@ def _end_server(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _send_what_is_left() -> None:
-    """Send the pending logs and events. After the server's end, their retries would delay the exit by a minute."""
+    """Send the pending logs and events. Once the server has ended, retries would delay the exit by a minute."""
     APILogWorker.drain_all(timeout=DRAIN_WITHIN_S)
     EventsWorker.drain_all(timeout=DRAIN_WITHIN_S)
 

@@ -33,7 +33,7 @@ def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
     """Return the state that a lost flow run is set to.
 
     Args:
-        state: its last state.
+        state: the flow run's last state.
         silent_s: the seconds without a sign of life.
     """
     silence = f"no sign of life for {silent_s:.0f} s"
@@ -68,7 +68,7 @@ def describe_wait(flow_run: FlowRun) -> str:
 def describe_turned_away(state: State[Any] | None) -> str:
     """Return the reason why the server itself has cancelled a flow run; empty if it has not.
 
-    A deployment's concurrency limit does so if its collision strategy is CANCEL_NEW.
+    The server cancels a flow run above its deployment's concurrency limit if the collision strategy is CANCEL_NEW.
     """
     message = (state.message if state is not None and state.is_cancelled() else None) or ""
     return message.rstrip(".") if message.startswith(TURNED_AWAY) else ""

@@ -32,7 +32,7 @@ log = logging.getLogger("holdfast.train")
 class Supervisor:
     """Trains a run by attempts on a work pool until it is complete or cancelled.
 
-    If an attempt lives already, because its supervisor was killed or started twice, it watches that one first.
+    If an attempt lives already, because its supervisor was killed or started twice, watch that attempt first.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Supervisor:
         """
         self.config, self.journal = config, journal
         self._choose_environment = choose_environment
-        self._others: list[Ending] = []  # endings since the last progress that are not in the journal
+        self._others: list[Ending] = []  # the endings that the journal lacks, since a step was last committed
         self._furthest = 0
         self._refused = 0  # attempts that the server has refused to begin, in all
         self._refusal = ""  # the last refusal, for a person
@@ -114,9 +114,9 @@ class Supervisor:
         self._seen = Supervised(is_dead=is_dead, last=ending, was_cancelled=was_cancelled)
 
     def _note(self, number: int, ending: Ending, flow_run: FlowRun) -> Ending:
-        """Record an ending that no person asked for, and return it.
+        """Record the ending of an attempt that no person has cancelled, and return it.
 
-        If an attempt completed and the journal contradicts it, record and return a *stopped* in its place.
+        If the flow run completed but the journal has an incomplete run, record and return the ending *stopped* instead.
         """
         if ending.step > self._furthest:
             self._others.clear()
@@ -162,8 +162,8 @@ def settle_ending(journal: Journal, number: int, state: State[Any] | None) -> En
     """Return an attempt's ending: its own record, or, if there is none, one that this call makes from the state.
 
     If the server says that a person cancelled the attempt, this overrules a recorded *preempted*: perhaps the attempt
-    could not reach the server. Any state overrules a recorded *paused*: a person resumed the flow run, and it ended
-    before it claimed another attempt.
+    could not reach the server. Any state overrules a recorded *paused*: a person has resumed the flow run, which then
+    ended before it claimed another attempt.
     """
     newest = journal.newest()
     by_state = ending_of_state(state, newest.step if newest else 0)

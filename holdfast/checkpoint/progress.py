@@ -70,8 +70,8 @@ def find_disagreement(before: Sums | None, losses: Sequence[Any], after: Sums | 
     """Return the reason why a state can't have been trained from its parent; empty if the losses agree.
 
     Args:
-        before, after: the sums of the parent and of the state; None if they can't be read, and then the result is
-        empty.
+        before, after: the sums of the parent and of the state; None if they can't be read. Without both of them the
+            result is empty.
         losses: the losses of the steps between the two, from the trail.
     """
     numbers = [loss for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]

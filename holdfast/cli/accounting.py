@@ -14,7 +14,9 @@ from holdfast.terminal.columns import align, tabulate
 
 @app.command
 def goodput(run: str, /, *, json: Json = False) -> int:
-    """Show where the time of a run went: training that counts, and each kind of loss. End with 2 if records are lost.
+    """Show where the time of a run went: training that counts, and each kind of loss.
+
+    The exit code is 2 if records are lost.
 
     Args:
         run: <store>/<run>, or the name of a run in the default store.

@@ -37,8 +37,8 @@ def compare_command(
         run: <store>/<run>, or <store>/<run>@<commit> for the training that led to that commit; or a store of runs.
         other: The other training, in the same form. If one of the two is a store, the other one's run in it is meant.
         replay: Train the steps of the first difference again, to name the first tensor that differs.
-        recipe: The recipe of both, as in a configuration, in place of those on record. Without it, those on record
-            are trained only if their code is this folder's or Holdfast's own.
+        recipe: The recipe of both, as in a configuration, in place of the recipes on record. Without it, a recipe on
+            record is trained only if its code is this folder's or Holdfast's own.
         trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
@@ -56,7 +56,7 @@ def compare_command(
 
 
 def _hint_at_replay(found: Comparison) -> None:
-    """Print a hint if a replay could tell more: not if samples or rates differ first, nor if the tensor is known."""
+    """Print a hint at ``--replay`` if a replay could name the first tensor that differs: not if its inputs differ."""
     if found.first_differs_in and found.first_differs_in[0] not in INPUTS and not found.first_tensors:
         print("hint: --replay trains these steps again here, and names the first tensor that differs", file=sys.stderr)
 

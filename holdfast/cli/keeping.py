@@ -49,12 +49,12 @@ def _print_report(report: PruneReport) -> None:
 
 @app.command
 def pin(run: str, commit: str, /, *, off: Flag = False) -> None:
-    """Keep a checkpoint, whatever the retention.
+    """Keep a checkpoint, whatever the retention says.
 
     Args:
         run: <store>/<run>.
         commit: The commit's number, the name of its folder, or best.
-        off: Undo it: let the retention delete the checkpoint again.
+        off: Undo a pin, so that the retention may delete the checkpoint.
     """
     journal, found = _open_commit(run, commit)
     if off:

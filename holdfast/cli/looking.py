@@ -134,13 +134,13 @@ def _read_best(journal: Journal) -> dict[str, Any] | None:
 
 
 def _describe_best(journal: Journal) -> dict[str, str]:
-    """Return the row of the best commit; nothing if none is known, since a metric may have the row's name."""
+    """Return the row of the best commit, by the row's name; empty if no best commit is known."""
     best = _read_best(journal)
     return {"best": f"commit {best['commit']}, {best['metric']} {best['value']:.6g}, {best['path']}"} if best else {}
 
 
 def _read_certified(journal: Journal) -> dict[str, Any] | None:
-    """Return the newest certified commit, and the host that has trained it again; None without one."""
+    """Return the newest certified commit, and the host that has trained it again; None if no commit is certified."""
     found = find_certified(journal, journal.candidates())
     if found is None:
         return None
@@ -149,7 +149,7 @@ def _read_certified(journal: Journal) -> dict[str, Any] | None:
 
 
 def _describe_certified(journal: Journal) -> dict[str, str]:
-    """Return the row of the newest certified commit; nothing without one."""
+    """Return the row of the newest certified commit, by the row's name; empty if no commit is certified."""
     found = _read_certified(journal)
     said = "commit {commit} (step {step}): {host} has trained it again to the same bytes"
     return {"certified": said.format(**found)} if found else {}

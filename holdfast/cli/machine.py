@@ -143,7 +143,7 @@ def _print_findings(findings: Iterable[Finding]) -> None:
 
 
 def _print_columns(rows: Iterable[tuple[str, ...]]) -> None:
-    """Print indented rows, with columns as wide as their longest cell; wrap the last one at the terminal's edge.
+    """Print indented rows, with columns as wide as their longest cell; wrap the last column at the terminal's edge.
 
     Break lines only between words, so that every name can be searched for and copied.
     """

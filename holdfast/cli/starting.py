@@ -23,7 +23,7 @@ class Template:
 
     Attributes:
         function: the function in it that the configuration names.
-        needs: the extra that it needs besides the engine; empty if none.
+        needs: the extra of Holdfast that the template needs; empty if it needs none.
         settings: values of the function's parameters, as lines of TOML.
     """
 
@@ -122,7 +122,7 @@ def _packages() -> list[str]:
 
 
 def _spell_command() -> str:
-    """Return `holdfast`, or its path as a person typed it, where a shell wouldn't find it by name."""
+    """Return `holdfast`; if a shell wouldn't find the command by this name, return its path as the person typed it."""
     typed = sys.argv[0]
     found = shutil.which("holdfast")
     return typed if Path(typed).name == "holdfast" and not (found and Path(found).samefile(typed)) else "holdfast"
@@ -138,7 +138,7 @@ def _write(contents: Mapping[str, bytes], folder: Path) -> None:
     """Write files into a folder.
 
     Raises:
-        ConfigError: one of them exists; then nothing is written.
+        ConfigError: one of the files exists; then nothing is written.
     """
     if taken := [each for each in contents if (folder / each).exists()]:
         raise ConfigError(f"{taken[0]} exists", hint="give another name, or remove it")

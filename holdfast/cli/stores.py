@@ -17,7 +17,7 @@ CLOCK_S = 2.0
 def try_store(store: str, *, json: bool) -> int:
     """Try each verb that a run needs of a store, print the results, and return the exit code.
 
-    The files that it makes are in a new folder, which it deletes again.
+    The trials write files in a new folder, which is deleted at the end.
 
     Args:
         json: print JSON.

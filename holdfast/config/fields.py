@@ -1,4 +1,4 @@
-"""The fields of a configuration, in sections, each with its bounds, and with its description under it.
+"""The fields of a configuration, in sections, each with its bounds, and with its description below it.
 
 Editors show the description; `describe_fields` returns it for the page of all settings and for Prefect's form.
 """
@@ -67,7 +67,7 @@ IDENTITY, SCHEDULE, OPERATIONAL = Classed("identity"), Classed("schedule"), Clas
 
 
 def expected(kinds: str) -> WrapValidator:
-    """Return an annotation for a field of several types: a bad value is refused in one line, not one for each type."""
+    """Return an annotation for a field of several types: a bad value then gives one error, instead of one per type."""
 
     def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -105,8 +105,8 @@ class ChunkLength(Section):
     steps: Annotated[
         Literal["auto"] | Annotated[Count, Field(ge=1)] | None, expected('a number of steps, at least 1, or "auto"')
     ] = None
-    """Steps of a chunk. It ends with its epoch at the latest. auto: choose the length while training, from what saves
-    cost and how often machines are lost. ``chunk = "auto"`` is short for this.
+    """Steps of a chunk. A chunk ends with its epoch at the latest. auto: choose the length while training, by the cost
+    of saves and the rate at which machines are lost. ``chunk = "auto"`` is short for this.
     """
     epochs: Count | None = Field(default=None, ge=1)
     """Epochs of a chunk; 1 if steps and epochs are unset. With automatic steps, every chunk also ends with each
@@ -156,18 +156,18 @@ class Checkpoint(Section):
     part_bytes: Count = Field(default=PART_BYTES, ge=4096)
     """Largest number of bytes of tensors in one file of a checkpoint."""
     read_back_every: Count = Field(default=10, ge=0)
-    """Read back the first commit and every n-th after it, and verify it; 0 reads none."""
+    """Verify the stored bytes of an attempt's first commit and of every n-th commit after it; 0 verifies none."""
 
 
 class NearTier(Section):
-    """Copies of checkpoints in a folder of the node's own, from which a restart there reads; see storage.md."""
+    """Copies of checkpoints in a folder of the node, from which a restart on the same node reads; see storage.md."""
 
     folder: str | None = Field(default=None, min_length=1)
     """Folder on a disk or in memory of the node, which outlives ranks and attempts, such as /local/nvme/holdfast. Each
     save is written there before the store. The folder is created, but not its parents. Unset: no copies.
     """
     most_bytes: Count = Field(default=NEAR_BYTES, ge=1)
-    """Largest number of bytes in the folder, of all its runs together. The oldest copies are deleted for new ones."""
+    """Largest number of bytes in the folder, of all runs together. The oldest copies are deleted to make room."""
 
 
 class KeepBest(Section):
@@ -217,7 +217,7 @@ class Mesh(Section):
     replicate: Annotated[Processes, Field(ge=1)] = 1
     """Number of groups of ranks that each hold the whole model (HSDP). Gradients are averaged over them."""
     shard: Annotated[Processes, Field(ge=1)] = 1
-    """Number of ranks that each hold a shard of what a tensor-parallel rank computes with."""
+    """Number of ranks over which fully_shard cuts the model, or with tensor parallelism each part of the model."""
     tensor: Annotated[Processes, Field(ge=1)] = 1
     """Number of ranks that train the same samples with a part of each layer (tensor parallelism). The recipe's
     parallelize shares the layers out.
@@ -237,17 +237,18 @@ class Compute(Section):
     ranks: Annotated[
         Literal["all"] | Annotated[Processes, Field(ge=1)], expected('a number from 1 to 1024, or "all"'), IDENTITY
     ] = 1
-    """Number of training processes. "all" is one for each visible GPU, or one without a GPU. torchrun starts them if
-    there are several.
+    """Number of training processes on each machine. "all" is one for each visible GPU, or one without a GPU. torchrun
+    starts them if there are several.
     """
     virtual_ranks: Annotated[Processes, IDENTITY] = Field(default=0, ge=0)
-    """Shares of each batch, with random numbers of their own, whose gradients are summed in a fixed order: any number
-    of ranks up to it trains the same bytes. 0 is off: then another number gives other bytes.
+    """Number of shares into which each batch is cut. Each share has random numbers of its own, and the shares'
+    gradients are summed in a fixed order, so that any number of ranks up to this number trains the same bytes. 0: off;
+    another number of ranks then gives other bytes.
     """
     nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = 1
-    """Number of machines that train the run together, each with this number of ranks. "1:4" takes as many as come, from
-    1 to 4; "slurm", in a configuration file or with --set, is the number of the Slurm job. Start the same command on
-    each, or let Ray carry the ranks; see nodes.md and slurm.md.
+    """Number of machines that train the run together. "1:4" takes as many as come, from 1 to 4; "slurm", in a
+    configuration file or with --set, is the Slurm job's number of nodes. Start the same command on each machine, or let
+    Ray carry the ranks; see nodes.md and slurm.md.
     """
     launcher: Annotated[Literal["torchrun", "ray", "attached"], OPERATIONAL] = "torchrun"
     """Launcher of the ranks. torchrun: the command on each machine, with a rendezvous if there are several. ray: one
@@ -376,7 +377,7 @@ class Resume(Section):
     """Stopping and continuing a run: times, notices, checks and permissions."""
 
     trusted_keys: tuple[str, ...] = ()
-    """Public keys: PEM files, or env:NAME. A run refuses every commit that none of them signed."""
+    """Public keys: PEM files, or env:NAME. A run refuses every commit that none of these keys has signed."""
     stop_within_s: Seconds = Field(default=25.0, gt=0)
     """Seconds in which a run saves and commits after SIGTERM or Ctrl-C."""
     requeue: Literal["auto", "off"] = "auto"
@@ -384,23 +385,25 @@ class Resume(Section):
     slurm.md.
     """
     drain_file: str | None = Field(default=None, min_length=1)
-    """While this file exists, this machine is being drained. It may hold the seconds that are left. Notices of AWS,
-    Google Cloud and Azure are asked for without a setting.
+    """File that exists while this machine is being drained. It may hold the number of seconds that are left. Preemption
+    notices of AWS, Google Cloud and Azure are found without a setting.
     """
     hung_after_s: Annotated[
         Literal["auto"] | Annotated[Seconds, Field(gt=0)], expected('a number of seconds, more than 0, or "auto"')
     ] = "auto"
-    """Seconds without progress in a step or an evaluation after which a rank hangs, and all ranks are replaced; never
-    less than 3 times the longest so far. auto: 20 times the longest, from 30 to 60.
+    """Seconds without progress in a step or an evaluation after which a rank counts as hanging, and all ranks are
+    replaced; never less than 3 times the longest step or evaluation so far. auto: 20 times the longest, from 30 to 60.
     """
     accept_drift: tuple[str, ...] = ()
-    """Names of what may differ from the last commit: settings, sources.MODULE, files.PATH or built.NAME. The attempt's
-    record says what was let through.
+    """Allowed changes since the last commit, by name: a setting, sources.MODULE, files.PATH or built.NAME. The
+    attempt's record lists the changes that this setting has allowed.
     """
     environment: Literal["record", "refuse"] = "record"
     """Answer to a machine where equal bits are not promised: record that and continue, or refuse."""
     tolerance: float = Field(default=1e-3, ge=0)
-    """Largest difference of the probe on such a machine, relative to the probe's largest number."""
+    """Largest difference of the probe on a machine where equal bits are not promised, relative to the probe's largest
+    number.
+    """
     training_probe: bool = True
     """Also compare the gradient of one micro-batch in training mode, taken at each save and before the first resumed
     step. It costs one micro-batch a chunk.
@@ -408,7 +411,7 @@ class Resume(Section):
 
 
 class ProofSettings(Section):
-    """Rehearsals: new ranks start from a commit, and have to train the next steps exactly as the ranks that went on."""
+    """Rehearsals: new ranks start from a commit, and have to train the next steps exactly as the living ranks do."""
 
     rehearse: Literal["on", "first", "off", "record"] | None = None
     """When to rehearse: "on", after the first commit and then as often as share allows; "first", only then; "off",
@@ -418,8 +421,8 @@ class ProofSettings(Section):
     share: float = Field(default=0.005, ge=0, le=1)
     """Largest share of the training time that rehearsals after the first may take; 1 rehearses after every commit."""
     beside: bool = True
-    """On CPUs whose memory holds both, keep the ranks that went on while new ones rehearse, and go on in them.
-    Otherwise they end first, and the run continues in the new ones.
+    """On CPUs with enough memory, keep the living ranks while new ranks rehearse, and continue the run in the living
+    ranks. Otherwise the living ranks end first, and the run continues in the new ranks.
     """
 
 
@@ -427,9 +430,9 @@ class Supervision(Section):
     """The reaction to an attempt on a work pool that ends early."""
 
     max_preemptions: Count | None = Field(default=None, ge=0)
-    """Lost machines after which the run gives up, counted over the whole run; unset: no limit."""
+    """Number of lost machines after which the run gives up, counted over the whole run; unset: no limit."""
     max_failures: Count = Field(default=3, ge=1)
-    """Failed attempts in a row, without a committed step between them, after which the run gives up."""
+    """Number of failed attempts in a row, without a committed step between them, after which the run gives up."""
 
 
 class InitFrom(Section):
@@ -446,7 +449,7 @@ class InitFrom(Section):
     reset: tuple[str, ...] = ()
     """Modules or weights that keep the values that the recipe builds."""
     extras: tuple[str, ...] = ()
-    """Names of the recipe's extras to load from there too."""
+    """Names of the recipe's extras to load from the checkpoint, too."""
     anneal_offset: Count | None = Field(default=None, ge=0)
     """Steps that anneals count as done; unset: the steps of the checkpoint."""
 

@@ -21,8 +21,8 @@ def check_plain(value: object, is_own: bool, depth: int = 0) -> None:
     """Raise ValueError for text that UTF-8 can't encode, and for tables that are nested too deep.
 
     Args:
-        is_own: whether the field is Holdfast's own, not the recipe's. Its text is a name or a path: it must be short
-            and must have no null character.
+        is_own: whether the field is Holdfast's own, not the recipe's. If so, also refuse long text and null characters,
+            because the text is a name or a path.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"tables and lists are nested more than {MAX_DEPTH} deep")

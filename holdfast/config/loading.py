@@ -20,7 +20,7 @@ from holdfast.store.failures import without_secrets
 log = logging.getLogger(__name__)
 
 NEAR = 0.6  # similarity from which a known name is suggested for an unknown one; see difflib
-NEAR_NAME = 0.8  # the same for a field's own name, without its table
+NEAR_NAME = 0.8  # the similarity for a field's own name, without its table
 SHOWN_CHARS = 200  # the most characters of a value that a message shows
 
 
@@ -28,8 +28,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a configuration from a TOML file, and apply ``key=value`` overrides.
 
     Args:
-        overrides: ``a.b=value``, with the value in TOML. A value that is not TOML is taken as a string, so that quotes
-            which the shell removed don't matter.
+        overrides: ``a.b=value``, with the value in TOML. A value that is not TOML is taken as a string, as after the
+            shell has removed its quotes.
 
     Raises:
         ConfigError: the file is missing or not TOML, a key is unknown (the nearest known one is named), or a
@@ -122,10 +122,11 @@ def _hint_for_key(name: str, value: Any) -> str:
 
 
 def _find_fields(name: str, value: Any, known: Sequence[str]) -> list[str]:
-    """Return the fields, of any table, whose own name is that of an unknown key, or the most similar to it.
+    """Return the fields, of any table, whose own name equals an unknown key's or is the most similar to it.
 
     Args:
-        value: the key's value; of a table, the first key in it is the one that is looked for.
+        name: the unknown key.
+        value: the key's value. If it is a table, search for the table's first key instead.
     """
     while isinstance(value, Mapping) and value:
         name, value = next(iter(value.items()))

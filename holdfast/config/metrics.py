@@ -17,7 +17,7 @@ class MetricsTarget:
     """The place where the numbers of a run go.
 
     Attributes:
-        kind: ``prometheus`` serves them over HTTP, ``otlp`` sends them.
+        kind: ``prometheus`` serves the numbers over HTTP, ``otlp`` sends them to a receiver.
         host: the address to serve on; empty for ``otlp``.
         ports: the ports to serve on, of which the first free one is taken; empty for ``otlp``.
         url: the base of the receiver's URLs; empty for ``prometheus``.
@@ -33,7 +33,7 @@ def read_metrics_target(text: str) -> MetricsTarget:
     """Return the target that a value of ``log.metrics`` names.
 
     Raises:
-        ValueError: it names none.
+        ValueError: the text names no target.
     """
     kind, _, place = text.partition(":")
     if kind == "prometheus":

@@ -14,22 +14,23 @@ TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")
 FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)")
 OF_A_BATCH_FILE = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
 FIRST_PORT, PORTS = 15000, 15000  # below the ports that Linux gives to clients
-# Factors without a common one with `PORTS`: jobs whose numbers are close have ports that differ, and so have a job's
-# steps, and its life after Slurm has queued it again, when another program may have the port of the life before.
+# The factors have no divisor in common with `PORTS`. So jobs with close numbers get different ports, and so do the
+# steps of a job. A job that is queued again gets another port, too, because another program may use the earlier one.
 PER_JOB, PER_RESTART = 31, 1009
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A Slurm job, as a process of it sees it.
+    """A Slurm job, as one of its processes sees it.
 
     Attributes:
-        name: its number, as scontrol takes it: 7; or 7_3, the task of an array.
-        restarts: how often Slurm has queued it again.
+        name: the job's number, as scontrol takes it: 7; or 7_3 for task 3 of array 7.
+        restarts: how often Slurm has queued the job again.
         nodes: the number of nodes of the process's step; of the job, if srun has not started the process.
         is_step: whether srun has started the process.
-        tasks: the number of processes of the step on each node, in runs of equal ones; empty without a step.
-        address: host:port of the first node. Variables MASTER_ADDR and MASTER_PORT replace each.
+        tasks: the number of processes of the step on each node; one number for several nodes in a row with equal ones.
+            Empty without a step.
+        address: host:port of the first node. MASTER_ADDR replaces the host, and MASTER_PORT the port.
     """
 
     name: str

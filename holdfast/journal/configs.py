@@ -22,8 +22,7 @@ def read_given(record: ConfigRecord) -> RunConfig:
 
     Raises:
         WrongUse: a later version of Holdfast wrote the record, with settings that this version doesn't know.
-        RecordDamaged: the configuration contradicts the identity, or the identity's hash isn't the record's
-        fingerprint.
+        RecordDamaged: the configuration contradicts the identity, or the identity doesn't give the fingerprint.
     """
     config, unknown = _read(record)
     if unknown:

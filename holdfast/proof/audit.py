@@ -38,11 +38,11 @@ class Audit(Differing, BaseModel):
     Attributes:
         start, stop: the steps ``(start, stop]`` that were trained again, without a resume.
         from_commit: the commit whose checkpoint the replay began with; 0 for the beginning of the run.
-        resumes: the steps at which the run may have resumed. The replay trains straight on there, so that a faulty
-            resume gives a difference.
-        unchecked: the part that was not checked, and why (a pruned checkpoint, changed settings); else empty.
+        resumes: the steps at which the run may have resumed. The replay doesn't resume at these steps, so it shows a
+            faulty resume as a difference.
+        unchecked: the part of the training that was not checked, and why, for a person; empty if there is none.
         expected, found: the committed content id and the replay's; ``found`` is empty if the gate refused the start.
-        gate: why the gate refused the checkpoint to start from; empty if it didn't.
+        gate: why the gate refused the checkpoint to start from; empty if the gate passed it.
         ranks: the number of ranks of the replay, if the caller chose one; None for the run's own number.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
         verdict: the findings of the run's rehearsals up to the commit.
@@ -172,7 +172,7 @@ class Span:
 
     @property
     def resumes(self) -> list[int]:
-        """Return the steps at which the run may have been resumed, but the replay trains straight on."""
+        """Return the steps at which the run may have been resumed. The replay trains on there without a resume."""
         pairs = pairwise(self.commits)
         return [before.step for before, commit in pairs if may_follow_resume(before, commit)]
 
@@ -180,8 +180,8 @@ class Span:
 def may_follow_resume(parent: Commit, commit: Commit) -> bool:
     """Return whether a commit's steps may have been trained right after a resume from its parent.
 
-    If two commits of one attempt differ in ``restart_s``, the attempt restarted its ranks between them. It isn't on
-    record how the ranks that left an adopted checkpoint began, so an adopted commit counts as well.
+    If two commits of one attempt differ in ``restart_s``, the attempt restarted its ranks between them. For an adopted
+    commit return True, because no record says how the ranks that saved its checkpoint began.
     """
     times = {parent.restart_s, commit.restart_s} - {0.0}
     return parent.attempt != commit.attempt or "adopted" in (parent.why, commit.why) or len(times) > 1

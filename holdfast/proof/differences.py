@@ -42,7 +42,7 @@ class Judged:
     """The verdict on continuing a run with a configuration.
 
     Attributes:
-        rows: outcome, class and change, for every change; the worst outcome first.
+        rows: the outcome, the setting's class and the change itself, for every change; the worst outcome first.
         is_refused: whether the run would refuse to continue.
         hint: what to do about a refusal.
         notes: remarks, such as on parts that were not compared.
@@ -114,7 +114,7 @@ def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: st
 
 
 def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
-    """Return the settings with which the next attempt compares its own: the newest commit's, or else the snapshot."""
+    """Return the settings with which the next attempt compares its own: the newest commit's, or the snapshot."""
     if newest is None:
         return _read_snapshot(journal)
     saved = journal.read_config(newest.config_fingerprint)
@@ -129,7 +129,10 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
 def _identify(
     journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Import the recipe. Return the run's identity with this configuration and unchanged data, and field defaults."""
+    """Import the recipe. Return the identity of the run with this configuration, and the defaults of its fields.
+
+    The data is assumed to be unchanged, because a recipe isn't built to hash it.
+    """
     # Find recipes in the working directory, as `python -m` does. A console script searches its own folder instead.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

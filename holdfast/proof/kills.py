@@ -14,7 +14,7 @@ class Speed:
     """The measured speed of a run, in seconds, from which the steps of a proof follow.
 
     Attributes:
-        spent_s: the time of the measurement.
+        spent_s: the time that the measurement took.
         start_s: the time of a start of ranks, until they can train.
         step_s: the time of a step.
         epoch_s: the time of an epoch's end, such as its evaluation.
@@ -31,7 +31,8 @@ class Speed:
     def choose_steps(self, within_s: float, kills: int) -> int:
         """Return the number of steps that fit twice into the remaining time.
 
-        The starts of ranks are subtracted first: one for the straight run, and one more than kills for the killed run.
+        The time of all starts of ranks is subtracted first: 1 start for the straight run, and ``kills + 1`` for the
+        killed run.
         """
         left_s = within_s - self.spent_s - (kills + 2) * self.start_s
 

@@ -34,7 +34,7 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-# The number of steps that a proof measures first, to choose its length, and the largest share of its time for that.
+# The number of steps that a proof measures first, to choose its length, and the largest share of its time to measure.
 MEASURED_STEPS = 12
 MEASURED_SHARE = 0.15
 
@@ -102,8 +102,8 @@ def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, li
     """Return the fields ``lost`` and ``unchanged`` of a `Proof`.
 
     Args:
-        is_equal: whether the runs end on the same bytes. If they don't, a value may differ at the end only as a
-            consequence. So the ends are compared only if no resume is known to have lost a value.
+        is_equal: whether the runs end on the same bytes. If not, values may differ at the end as a consequence of an
+            earlier loss. Then the ends are compared only if no resume is known to have lost a value.
     """
     lost = dict(resumed.lost)
     if is_equal or not lost:

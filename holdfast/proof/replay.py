@@ -59,8 +59,9 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
 def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
     """Return the number of epochs that a run needs to train a commit's steps again.
 
-    The configuration has the number at the first use of the settings, and the run may have been extended since. If the
-    checkpoint says that a loop has run its code after the last epoch, the commit's epoch was the last one at that time.
+    The saved configuration has the number of epochs at the first use of the settings, and the run may have been
+    extended since. If the checkpoint says that a loop has run its code after the last epoch, the run's last epoch then
+    was the commit's.
     """
     return commit.epoch if checkpoint.read_ended_epoch(journal.store, commit) else max(config.epochs, commit.epoch + 1)
 

@@ -15,8 +15,8 @@ SHOWN = 5
 class Proof(Differing, BaseModel):
     """The result of `prove`.
 
-    If the gate refused to resume, the trails are compared up to that step, and ``different`` has the names that the
-    gate reported.
+    If the gate refused a resume, the trails are compared up to the resume's step, and ``different`` has the names that
+    the gate reported.
 
     Attributes:
         kills: the steps in which SIGKILL ended the ranks.
@@ -24,10 +24,10 @@ class Proof(Differing, BaseModel):
         ranks: the number of ranks at each start of the killed run; after the last number, the first one follows again.
             The straight run had the first number.
         resumed_from: the steps of the checkpoints from which the killed run resumed, or tried to.
-        steps_per_epoch: the length of an epoch in this proof, which may cut it.
-        own_steps_per_epoch: the length of an epoch in the recipe.
+        steps_per_epoch: the number of steps of an epoch in this proof, which may shorten epochs.
+        own_steps_per_epoch: the number of steps of an epoch in the recipe.
         straight, resumed: the last content ids of the two runs; ``resumed`` is empty if the gate refused to resume.
-        gate: why the gate refused; empty if it didn't.
+        gate: why the gate refused a resume; empty if it passed all.
         lost: a line for each value that a resumed process had lost, because no checkpoint has it. Such values explain a
             failed proof. If the bytes are equal, nothing in these steps depended on them.
         unchanged: a line for each object whose state no checkpoint has and no step changed.
@@ -113,8 +113,8 @@ def list_unchanged(built: Sequence[Found], straight: Sequence[Found], lost: Sequ
     """Return the objects whose state no checkpoint has and no step has changed, so that the proof can't judge them.
 
     Args:
-        built: found before the first step.
-        straight: found at the end of the straight run.
+        built: the values outside the checkpoint that were found before the first step.
+        straight: those that were found at the end of the straight run.
         lost: the values that a resume is known to lose.
     """
     before, known = {found.key: found.sha256 for found in built}, {found.key for found in lost}

@@ -22,8 +22,8 @@ def compare_trainings(
 ) -> Comparison:
     """Compare the content ids of two trainings where both have a checkpoint, and their trails at every step.
 
-    Commits at other steps, because of other chunks or attempts, are compared by their trails alone. So are those at
-    the end of an epoch whose code has run in only one of both.
+    If only one training has a checkpoint at a step, only the trails are compared there. So it is at the end of an epoch
+    if a loop's code for that end has run in only one of the checkpoints.
 
     Args:
         is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
@@ -77,8 +77,9 @@ def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, P
     """Compare the commits at common steps.
 
     Returns:
-        The last ones with one content id before the first ones that differ; those; the number of steps whose states
-        can be compared; and the steps where they can't, because only one has ended the epoch, each with a note.
+        The last pair of commits with equal content ids before the first difference, or None; the first pair with
+        different ones, or None; the number of steps whose states can be compared; and a note for each step whose states
+        can't, because only one of them has ended the epoch.
     """
     equal: Pair | None = None
     ends: dict[int, str] = {}
@@ -147,7 +148,7 @@ def _read_configs(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[dict[str,
 
 
 def _read_config(journal: Journal, commit: Commit) -> dict[str, Any]:
-    """Return the settings that the run was last trained with, if they have the commit's fingerprint."""
+    """Return the settings on record with the commit's fingerprint: the last ones if they have it, else the first."""
     snapshot = journal.read_snapshot()
     if snapshot is not None and snapshot.fingerprint == commit.config_fingerprint:
         return snapshot.config

@@ -1,7 +1,8 @@
 """The steps after which only one of two trainings has run a loop's code at the end of the epoch.
 
-That code belongs to a run's last step, and otherwise to the step that follows. So where a run was complete, the state
-and the step's line have its effects, and those of a run that trained on have them one step later.
+At a run's last step that code runs before the checkpoint, at the end of any other epoch after it. So at a step where
+one run was complete and the other trained on, the effects of that code are in the state and the line of the first run
+alone. In the other run they appear one step later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,10 @@ def find_ended_side(one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit])
 
 
 def _has_ended_epoch(line: Ancestry, commit: Commit) -> bool:
-    """Return whether a commit's state has the effects of that code; for a pruned one the journal tells."""
+    """Return whether a commit's state has the effects of the code at the epoch's end.
+
+    If the checkpoint can't be read, decide by the journal: whether the commit completed a run with a loop.
+    """
     known = checkpoint.read_ended_epoch(line.journal.store, commit)
     if known is not None:
         return known
@@ -33,7 +37,12 @@ def _has_ended_epoch(line: Ancestry, commit: Commit) -> bool:
 
 
 def leave_out_ends(lines: Lines, steps: Sequence[int]) -> Lines:
-    """Return a trail without what the code at the end of an epoch changes: fields of these steps, logs of the next."""
+    """Return a trail without the fields that the code at an epoch's end changes.
+
+    Args:
+        lines: the trail.
+        steps: the last steps of these epochs. In the lines of the steps after them the logged numbers are left out.
+    """
     left_out: dict[int, set[str]] = {}
     for step in steps:
         left_out[step] = AFTER_STEP
@@ -49,7 +58,7 @@ def _leave_out(line: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def describe_end(ended: Ancestry, other: Ancestry, step: int) -> str:
-    """Return the note on such a step."""
+    """Return the note on a step after which only the first training has run the code at the epoch's end."""
     return (
         f"the states at step {step} weren't compared: {ended.label} was complete there, so its loop's code at the end "
         f"of the epoch has run; in {other.label} that code runs after the checkpoint"

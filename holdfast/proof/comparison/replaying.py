@@ -26,7 +26,7 @@ def replay_both(
     """Train the steps up to two commits again, from the last checkpoint that both trainings have in common if possible.
 
     Args:
-        pair: the commits up to which to train: the first that reach the first difference.
+        pair: for each training, the commit up to which to train: its first one at or after the first difference.
         after: the last step at which both have one content id.
         trust: how to choose the recipe, and whether to accept the one in a run's records.
 
@@ -64,7 +64,10 @@ def _judge(label: str, found: _Replayed) -> list[str]:
 
 
 def _choose_start(line: Ancestry, commit: Commit, after: int) -> Commit | None:
-    """Return the commit to begin with: the last one up to step ``after``, or a later one with other settings."""
+    """Return the commit to begin with: the last one up to step ``after``, or a later one if its settings differ.
+
+    None stands for the beginning of the run.
+    """
     start = line.find_parent(commit)
     while start is not None and start.step > after and start.config_fingerprint == commit.config_fingerprint:
         start = line.find_parent(start)

@@ -146,7 +146,7 @@ def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str
     """Return every recorded difference between two trainings, each as a pair of its class and the change.
 
     Args:
-        configs: all settings of both. The identities have the settings of class identity; the others are compared here.
+        configs: all settings of both. Of these, the settings of class identity are compared by the identities instead.
     """
     rows = [("identity", change) for change in compare_identities(one.identity or {}, other.identity or {}, {})]
     rows += [
@@ -192,8 +192,9 @@ def _shorten(value: Any) -> Any:
 def rank(rows: Iterable[tuple[str, Change]], evidence: Evidence | None) -> list[Suspect]:
     """Order differences by how well they explain the evidence, best first.
 
-    A built value that explains the evidence well has a source, which then counts as likely, too: a setting with the
-    same two values if one differs, such as a learning rate, or else every difference of a kind in `SOURCES_OF_BUILT`.
+    If a built value explains the evidence well, its source counts as likely, too. The source is a setting that differs
+    in the same two values, such as a learning rate. If there is no such setting, every difference of a kind in
+    `SOURCES_OF_BUILT` counts as the source.
 
     Args:
         evidence: None if the trainings are equal: then no difference changed anything.
