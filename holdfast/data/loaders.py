@@ -30,7 +30,7 @@ from holdfast.state import capture_rng, digest_rng, has_methods, restore_rng
 
 
 class NoBatches:
-    """A stand-in for the batches of a loop that makes its own batches."""
+    """The batches of a loop that makes its own batches: none."""
 
     has_state = False
     has_common_position = True
@@ -117,7 +117,8 @@ class LoaderBatches:
                 if that isn't possible, it takes one batch.
 
         Returns: a text on the part of the position that isn't known; empty if the position is exact. The order of the
-            pass in progress is known only if the sampler uses no generator, or one that the pass's number seeds.
+            pass in progress is known only if the sampler uses no generator, or if it seeds its generator with the
+            pass's number.
         """
         length = len(self._loader)
         taken = -(-length // per_epoch)  # the number of batches of a step, if an epoch is a pass
@@ -307,7 +308,7 @@ def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":
     """Return the ``DataLoader`` inside a loader that accelerate has prepared, or the loader itself.
 
     Args:
-        instead: the code that the error's hint recommends in place of this loader, with which a run resumes exactly.
+        instead: code for the error's hint: the loader to use in place of this one, with which a run resumes exactly.
 
     Raises:
         RecipeError: the loader's position can't be restored.

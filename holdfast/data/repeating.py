@@ -26,7 +26,8 @@ class Repeating(IterableDataset[tuple[str, Any]]):
         place = worker.id if worker else 0
         while True:
             before = self._given
-            # Every rank reads the same stream, and takes its part of a batch later. So far all draw the same numbers.
+            # Every rank reads the same stream, and takes its part of a batch later. Until then all ranks draw the same
+            # numbers.
             with seeded(self._seed, self._given, 0, place):
                 samples = self._begin_pass()
             while (batch := self._take(samples, place)) is not None:

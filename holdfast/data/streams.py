@@ -15,12 +15,12 @@ from holdfast.state import has_methods
 BUFFER = "BufferShuffledExamplesIterable"
 # The attribute of a Hugging Face stream that holds its outermost iterable.
 EXAMPLES = "_ex_iterable"
-# The key of its source's state in the state of a part.
+# A stream is composed of parts. The key, in a part's state, of the state of the part from which it reads.
 SOURCE = "examples_iterable"
 
 
 def has_exact_state(data: Any) -> bool:
-    """Return whether a stream has a state that puts it back to its exact position."""
+    """Return whether a stream has a state from which it resumes at its exact position."""
     return has_methods(data) and not describe_flaw(data)
 
 

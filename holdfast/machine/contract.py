@@ -1,7 +1,7 @@
 """The hardware contract: the table of terms that two environments must share for equal bits, and their comparison.
 
-"identical" is a promise: everything that equal bits need is equal, as far as the libraries' makers promise it. "not
-promised" is no prediction: the bits may still be equal, and often are.
+"identical" is a promise: everything on which the bits depend is equal, as far as the libraries' makers document it.
+"not promised" predicts nothing: the bits may still be equal, and often are.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class Term:
         key: the property's key in `describe_environment`.
         on: the devices on which a difference may change bits. Empty: the property is only recorded.
         why: how a difference changes bits, or why it doesn't. (The key is part of ``holdfast doctor --json``.)
-        compared: the part of its value that counts, as a key of `PARTS`.
+        compared: the part of the property's value that is compared, as a key of `PARTS`.
         source: the documentation behind the claim, unless it is obvious.
         free: the part of the value that may differ.
     """
@@ -102,10 +102,10 @@ TERMS = (
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of the contract: something that no term covers.
+    """A limit of the contract: a cause of other bits that no term covers.
 
     Attributes:
-        on: the devices on which it matters.
+        on: the devices on which this cause matters.
     """
 
     on: tuple[Device, ...]
@@ -170,8 +170,8 @@ def list_changed(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[t
     """Return each package that the recipe imported and that has another version or other files now, or is missing.
 
     Each entry has the package's name, its saved description, and its description now, which is empty if the package is
-    missing. Older records have no packages, or none of their files, so these are not compared. Nor is Holdfast, whose
-    version and code are on record by themselves.
+    missing. What an older record lacks (all packages, or their files) isn't compared. Holdfast isn't compared either,
+    because its version and code have records of their own.
     """
     versions, now = saved.get("packages"), current.get("packages")
     if not isinstance(versions, Mapping) or not isinstance(now, Mapping):

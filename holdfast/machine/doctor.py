@@ -37,7 +37,9 @@ class Finding:
     """One measurement.
 
     Attributes:
-        is_good: None if the finding is for information only.
+        what: the name of the measurement.
+        seen: the result, for a person.
+        is_good: whether the result is good; None if the finding is for information only.
     """
 
     what: str
@@ -128,7 +130,7 @@ def judge_gpus(report: GpuReport, compute: Compute, seen_by_torch: int) -> tuple
 
 
 def judge_libraries(installed: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Return whether the tests have seen these versions of libraries. Another version is no fault."""
+    """Return for each library whether Holdfast's tests have run with its version. Another version is no fault."""
     described = describe_versions(installed)
     return tuple(
         Finding(name, seen if is_tested else f"{seen}: no test has seen it", True if is_tested else None)

@@ -1,4 +1,4 @@
-"""Named points at which a test may kill this process; a real run passes them.
+"""Named points at which a test may kill this process; without a test they do nothing.
 
 ``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a kill. The parts are: a point below; the pass at
 which to kill (counted from 1 in each process); the processes to kill with SIGKILL (``self``, ``other`` for a rank's

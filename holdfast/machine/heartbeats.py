@@ -1,6 +1,6 @@
-"""The heartbeat of each rank: a few numbers in memory that it shares with its attempt, which tell where it stands.
+"""The heartbeat of each rank: a few numbers, in memory shared with the attempt, that tell what the rank is doing.
 
-A rank writes them as it goes, which costs four microseconds a step, and never waits for a reader.
+A rank writes the numbers while it trains, which costs four microseconds a step, and never waits for a reader.
 `holdfast.rank.hanging` reads them once a second. Nothing here imports torch.
 """
 
@@ -35,7 +35,7 @@ class Phase(enum.IntEnum):
 
     BUILDING = 0
     WAITING = 1
-    """It waits for an order."""
+    """The rank waits for an order."""
     RESTORING = 2
     STEP = 3
     EVALUATING = 4
@@ -53,7 +53,7 @@ class Place(enum.IntEnum):
     COMPUTING = 0
     LOADING = 1
     SYNCING = 2
-    """It waits for the other ranks, or is about to."""
+    """The rank waits for the other ranks, or is about to wait."""
 
 
 class RankStanding(enum.IntEnum):
@@ -61,11 +61,11 @@ class RankStanding(enum.IntEnum):
 
     TRAINING = 0
     LEAVING = 1
-    """It trains no further, and may still save."""
+    """The rank trains no further, and may still save."""
     SAVED = 2
-    """It has lost another rank, and saved the last completed step."""
+    """The rank has lost another rank, and has saved the last completed step."""
     REFUSED = 3
-    """An error of its own has ended it, which may speak against the last completed step."""
+    """The rank ends because of an error of its own. That may mean that the last completed step must not be saved."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Beat:
     """One look at a rank's heartbeat.
 
     Attributes:
-        pid: its process.
-        phases: the number of phases that it has begun.
-        marks: the number of times that it has come to another place.
-        step: the step that it trains; in other phases the step that it trained last.
-        standing: whether it still trains with the others.
+        pid: the rank's process id.
+        phases: the number of phases that the rank has begun.
+        marks: the number of times that the rank has come to another place.
+        step: the step that the rank trains; in other phases the step that it trained last.
+        standing: whether the rank still trains with the others.
         longest_s: the longest step and the longest evaluation so far, in seconds; 0 for none. The process's first step
             doesn't count: it also compiles, starts loader workers and connects the ranks.
-        where: its host, and its GPU if it has one.
+        where: the rank's host, and its GPU if it has one.
     """
 
     pid: int
@@ -112,7 +112,7 @@ class Heartbeats:
     """The heartbeats of the ranks on this machine, for their attempt.
 
     Attributes:
-        path: the file that they share; `close` deletes it.
+        path: the file that the ranks share with their attempt; `close` deletes it.
     """
 
     def __init__(self, ranks: int) -> None:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-# The oldest version that pyproject.toml allows, and the newest that the tests, or their narrow part, have passed with.
+# By library: the oldest version that pyproject.toml allows, and the newest version with which the tests of Holdfast's
+# use of this library have passed.
 TESTED = {
     "torch": ("2.9.0", "2.14.1"),
     "accelerate": ("1.15.0", "1.15.0"),
@@ -42,7 +43,7 @@ def describe_versions(installed: Mapping[str, str]) -> dict[str, tuple[str, bool
 
 
 def _order(number: str) -> tuple[int, ...]:
-    """Return a sort key for versions: 2.13.0+cpu counts as 2.13.0, which is 2.13, and 2.15.0rc1 as 2.15."""
+    """Return a sort key for versions. 2.13.0+cpu and 2.13.0 count as 2.13, and 2.15.0rc1 counts as 2.15."""
     release = re.match(r"\d+(?:\.\d+)*", number)
     parts = [int(part) for part in release[0].split(".")] if release else []
     while parts and not parts[-1]:

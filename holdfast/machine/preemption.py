@@ -57,7 +57,7 @@ class Notice:
         reason: the reason, as a person reads it.
         within_s: seconds that are left, from now on; at most a year, which every timeout can hold.
         is_advice: the machine may go away; save a checkpoint, and train on.
-        is_at_once: stop after the current step; the seconds are for the save alone.
+        is_at_once: stop after the current step; ``within_s`` is the time for the save alone.
     """
 
     reason: str

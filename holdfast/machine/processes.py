@@ -8,7 +8,7 @@ from pathlib import Path
 
 # Every process of an attempt's ranks has this variable, with a value that is unique to the attempt's ranks.
 MARK_VARIABLE = "HOLDFAST_RANKS"
-# The largest number of steps of an epoch, to which a proof cuts it; 0 for no cut.
+# The variable with the largest number of steps of an epoch, to which a proof shortens epochs; 0 for no limit.
 LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
 RANK_MODULE = "holdfast.rank"
 # The files with this container's memory limit and its memory in use, in bytes (cgroup 2, then 1).

@@ -20,7 +20,7 @@ def is_on(name: str) -> bool:
 
 
 def check_names() -> None:
-    """Raise ConfigError if HOLDFAST_WITHOUT has an unknown name. Call it before a rank starts, which would die."""
+    """Raise ConfigError if HOLDFAST_WITHOUT has an unknown name. Call it before ranks start, because they would die."""
     _read(os.environ.get(WITHOUT_VARIABLE, ""))
 
 

@@ -64,7 +64,7 @@ def _write_fast(value: Any) -> bytes | None:
 
 
 def _count_other_floats(value: Any) -> int | None:
-    """Return how many floats `_OTHER_FLOAT` has to match; None if a part of the value isn't plain JSON."""
+    """Return how many floats of a value json spells otherwise than RFC 8785; None if a part isn't plain JSON."""
     low, high = _PLAIN_FLOATS
     containers: list[Any] = [[value]]
     count = 0

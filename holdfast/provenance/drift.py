@@ -132,8 +132,8 @@ def _list_grouped(changes: Iterable[Change], functions: str) -> Iterator[str]:
 def _name_functions(changes: Sequence[Change]) -> str:
     """Return the names of the functions whose bytecode has changed, as far as the built values have digests of them.
 
-    They have one of each function of the user's that the recipe has, or that one of those names. In
-    ``built.loop.captured.learn.code.cpython-311`` that is ``learn``.
+    There is a digest for each of the user's functions that the recipe refers to, also through other functions. The
+    function of ``built.loop.captured.learn.code.cpython-311`` is ``learn``.
     """
     found = [change.name.partition(CODE)[0] for change in changes if change.kind == "built" and CODE in change.name]
     names = sorted({name.rpartition(".")[2] for name in found})
@@ -157,5 +157,5 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
 
 
 def _shorten_names(changes: Iterable[Change]) -> list[str]:
-    """Return the names that accept these changes: one for all sources, files or built parts, one for each setting."""
+    """Return the names for ``accept_drift`` that accept these changes: a common one for each kind, or a setting's."""
     return list(dict.fromkeys(PREFIXES.get(change.kind, change.name).removesuffix(".") for change in changes))

@@ -1,4 +1,4 @@
-"""The values that count as hyperparameters: plain ones that neither the process nor the machine decides."""
+"""The values that count as hyperparameters: plain values that depend neither on the process nor on the machine."""
 
 import enum
 import hashlib
@@ -58,7 +58,7 @@ def _is_of_a_process(value: Any) -> bool:
         return OF_A_PROCESS.match(value) is not None
     if isinstance(value, bool) or value is None or abs(value) > LATEST:
         return False
-    # A reading of `time.monotonic` or `time.perf_counter` since this process began has more digits than a constant.
+    # A time that `time.monotonic` or `time.perf_counter` returned in this process has more digits than a constant.
     readings = (value / clock for clock in (1, 1e9))
     if any(BEGAN_S - 1 <= each <= time.monotonic() and each != round(each, 6) for each in readings):
         return True
@@ -71,7 +71,7 @@ def is_public(key: str) -> bool:
 
 
 def is_hyperparameter(key: str, value: Any) -> bool:
-    """Return whether a module's attribute is public, and has a plain value that no process or machine decides."""
+    """Return whether a module's attribute is public, and its value is plain and independent of process and machine."""
     if not is_public(key) or not (value is None or isinstance(value, bool | int | float | str | np.generic)):
         return False
     return as_plain_json(value) is not LEFT_OUT and not (isinstance(value, str) and SECRET.search(key))

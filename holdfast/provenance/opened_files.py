@@ -90,7 +90,7 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
 
     Args:
         own: the files of modules, which are left out: the user's modules are recorded as code.
-        home: the folder of the recipe's module.
+        home: the folder of the recipe's module, to which names are relative.
         ours: the folders that Holdfast writes to, which are left out.
     """
     folders = [os.path.abspath(folder) for folder in ours]  # noqa: PTH100

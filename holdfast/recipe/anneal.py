@@ -9,7 +9,7 @@ from typing import Any, Self
 from holdfast.config import did_you_mean
 from holdfast.errors import ConfigError
 
-# The rest of a setting's name after `<name>_`, and the field of `Anneal` that the setting sets.
+# By the rest of a setting's name after `<name>_`: the field of `Anneal` that the setting sets.
 ENDINGS = {
     "initial": "initial",
     "final": "final",

@@ -3,9 +3,9 @@
 The worker's environment variable ``HOLDFAST_ALLOWED_RECIPES`` says what an operator allows: module paths, recipes, or
 files and folders with code, for example ``my_models, holdfast.recipes.language:language, /srv/code/``. Entries are
 prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a folder allows the code
-below it, except files in a store. An unset variable restricts nothing; an empty one allows nothing. The list also
-governs the classes that ``log.sinks`` and ``log.observers`` name. `holdfast.store.permission` governs the code that a
-store's URL names.
+below it, except files in a store. If the variable is unset, all recipes are allowed; if it is empty, none is. The list
+also governs the classes that ``log.sinks`` and ``log.observers`` name. `holdfast.store.permission` governs the code
+that a store's URL names.
 """
 
 import contextlib

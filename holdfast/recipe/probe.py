@@ -19,7 +19,7 @@ How = Literal["exact", "tolerance", "record"]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a healthy number of the probe, or of the mean loss ``loss_window``. It also has to be finite.
+    """The limits of a healthy number of the probe, or of the mean loss ``loss_window``. The number must be finite, too.
 
     Args:
         min, max: the smallest and the largest healthy value.
@@ -42,7 +42,7 @@ class Limits:
             raise ConfigError(f"limits: min = {self.min} is above max = {self.max}")
 
     def complaint(self, name: str, value: float, before: float | None) -> str:
-        """Return which limit the value breaks, as a message; empty if none.
+        """Return which limit the value breaks, as a message; empty if it breaks none.
 
         Args:
             name: the value's name in the message.

@@ -48,10 +48,10 @@ class Recipe:
         step: in place of ``loss``, a function that takes a batch and makes the whole step: it computes gradients and
             steps the optimizers. It returns the loss, or numbers to record by name. ``model`` is in ``train()`` mode.
             Gradients are averaged over several ranks when an optimizer steps, and autocast is on if the configuration
-            has ``mixed_precision``. Gradients that it leaves without a step of an optimizer are saved.
-        batch_size: samples of a micro-batch over all ranks together. None: ``data`` is an iterable of batches with
-            ``state_dict`` and ``load_state_dict``, and gives each rank a part of its own. It is also None for a torch
-            ``DataLoader``, whose batches come in its own order and are shared out among the ranks.
+            has ``mixed_precision``. Gradients that it computes and doesn't pass to an optimizer's step are saved.
+        batch_size: samples of a micro-batch over all ranks together. None in two cases: ``data`` is an iterable of
+            batches with ``state_dict`` and ``load_state_dict``, and gives each rank a part of its own; or ``data`` is a
+            torch ``DataLoader``, whose batches come in its own order and are divided among the ranks.
         grad_accum: micro-batches whose gradients make one step.
         steps_per_epoch: the length of an epoch, by default one pass over ``data``. Required for data without a length.
         clip_norm: the largest norm of the gradient; None for no clipping.
@@ -66,7 +66,7 @@ class Recipe:
             shown, but are not part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
         after_step: a function called after every step, when the weights have changed, for example to update an average.
         extras: further objects with state, by name, saved and restored with the rest. Modules are moved to the device.
-            Each rank has its own state of each.
+            Of each extra every rank has its own state.
         synchronized: names of extras that are modules which all ranks train together: gradients are averaged over the
             ranks when an optimizer of the recipe, or one among the extras, steps, and buffers are the main rank's.
         anneals: values that are functions of the step, by name; ``loss`` reads their ``value``.
@@ -118,7 +118,7 @@ class Recipe:
     sample_size: int = 1
     unit: str = "samples"
     flops_per_sample: float | None = None
-    # Whether a loop of the user's own makes the steps, so that this is what the loop keeps.
+    # Whether a loop of the user's own makes the steps. If so, this object holds what the loop keeps.
     has_own_loop: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ def _find_model(parameters: list[inspect.Parameter]) -> type[BaseModel] | None:
     """Return the pydantic model that takes all settings, if a parameter is annotated so.
 
     Raises:
-        RecipeError: there are parameters beside it.
+        RecipeError: the function has further parameters.
     """
     whole = next((each for each in parameters if each.name == WHOLE), None)
     if whole is None or not (isinstance(whole.annotation, type) and issubclass(whole.annotation, BaseModel)):
@@ -60,7 +60,7 @@ def _make_model(parameters: list[inspect.Parameter]) -> type[BaseModel]:
 
 
 def _check_settings(function: Function, settings: Mapping[str, Any]) -> BaseModel:
-    """Return settings as an instance of the function's own pydantic model, or of one made from its parameters."""
+    """Return settings as an instance of the function's pydantic model, or of a model made from its parameters."""
     parameters = _list_parameters(function)
     model = _find_model(parameters) or _make_model(parameters)
     _refuse_unknown(model, settings)
@@ -81,7 +81,11 @@ def _check_settings(function: Function, settings: Mapping[str, Any]) -> BaseMode
 
 
 def _describe_field(model: type[BaseModel], names: Sequence[str]) -> str:
-    """Return the description of a field of a model, or of a field of a model inside it; empty if it has none."""
+    """Return the description of a field of a model; empty if it has none.
+
+    Args:
+        names: the names that lead to the field: further names go into models inside the model.
+    """
     field = model.model_fields.get(names[0]) if names else None
     if field is None:
         return ""
@@ -91,7 +95,7 @@ def _describe_field(model: type[BaseModel], names: Sequence[str]) -> str:
 
 
 def _refuse_unknown(model: type[BaseModel], settings: Mapping[str, Any], table: str = "settings") -> None:
-    """Raise RecipeError for a key that the model has no field for, which pydantic would ignore; also in a table."""
+    """Raise RecipeError if the settings, or a table in them, have a key without a field: pydantic would ignore it."""
     known = dict(model.model_fields)
     aliases = {each.alias: each for each in known.values() if each.alias}
     for key, value in settings.items():

@@ -29,7 +29,7 @@ class Attributes:
     object as at the build, it is restored in place.
 
     Args:
-        find: returns the object. A function is needed because another object may replace it.
+        find: returns the object. It is a function, because the object may be replaced by another one.
         is_measured: returns whether the name of an attribute or of a dict's item belongs to a measured value, such as a
             time. Measured values aren't saved.
     """
@@ -96,7 +96,7 @@ def is_plain(value: Any, within: Collection[int] = ()) -> bool:
     """Return whether a value is plain, so that it can be saved and restored without code of its class.
 
     Args:
-        within: the ids of the containers around it; a value that contains itself is not plain.
+        within: the ids of the containers around the value; a value that contains itself is not plain.
     """
     if type(value) in SCALARS or isinstance(value, np.generic | np.ndarray | torch.Tensor):
         return not isinstance(value, np.ndarray) or value.dtype != object

@@ -116,7 +116,8 @@ def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
     """Return a tensor's bytes, with zeros in place of other ranks' bytes.
 
     Args:
-        are_cut: whether to include sharded tensors, or else whole tensors. A tensor of the other kind becomes zeros.
+        are_cut: True to read only sharded tensors, False to read only whole ones. A tensor of the other kind becomes
+            zeros.
     """
     if is_sharded(tensor) != are_cut:
         return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
@@ -130,7 +131,7 @@ def _to_words(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
     """Return the tensor's bytes as int64, padded with zeros; a view if size and alignment allow it.
 
     Args:
-        start: the place of the first byte in a larger tensor, whose words determine where the words here begin.
+        start: the offset of the first byte in a larger tensor. The words begin at multiples of 8 bytes of that tensor.
     """
     data = _to_bytes(tensor)
     before = start % WORD_BYTES

@@ -47,7 +47,7 @@ def as_plain(value: Any, name: str) -> Any:
     """Return the plain value from which a resume makes a value of a derived class, such as ``torch.Size``, again.
 
     Raises:
-        StateError: the class can't make an equal value from it.
+        StateError: the class can't make an equal value from the plain value.
     """
     kind: Any = type(value)
     base = _base_of(value)

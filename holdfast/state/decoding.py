@@ -1,4 +1,4 @@
-"""The decoding of a state from tensors and one JSON value: the other direction of `holdfast.state.encoding`."""
+"""The decoding of a state from tensors and one JSON value: the inverse of `holdfast.state.encoding`."""
 
 import base64
 from collections import OrderedDict
@@ -101,7 +101,7 @@ class _Decoder:
 
         Args:
             mark: the mark of the tensor or array in the tree.
-            options: how it differs from a plain one whose elements lie row by row.
+            options: how the tensor or array differs from a plain one whose elements lie row by row.
         """
         ((kind, name),) = mark.items()
         rows = self._take(name, is_lent=is_lent and kind == "$tensor")

@@ -50,8 +50,8 @@ class _Seen:
     """The values that were encoded so far.
 
     Attributes:
-        places: by place in memory, a value and the name of its tensor in the payload. The value is kept alive, so that
-            no other value gets its place.
+        places: by place in memory, a value and the name of its tensor in the payload. This keeps the value alive, so
+            that no other value gets its place.
         extents: the extents of values in extras, which may overlap.
     """
 

@@ -111,8 +111,9 @@ class Generators:
 def capture_rng() -> dict[str, Any]:
     """Return the states of the global generators of Python, NumPy and torch, and of GPUs if they are included.
 
-    The list of GPUs' states begins with the process's own GPU. States at its end are left out if there was no draw from
-    them since all were seeded. So equal training has equal states, however many other GPUs the machine has.
+    The list of GPUs' states begins with the process's own GPU. GPUs at the end of the list are left out if nothing was
+    drawn from their generators since the seeding. So equal training has equal states, however many other GPUs the
+    machine has.
     """
     gpus = [torch.cuda.get_rng_state(number) for number in _list_gpus()]
     while len(gpus) > 1 and torch.equal(gpus[-1], _as_seeded(gpus[0])):

@@ -1,4 +1,4 @@
-"""The form in which a kept container's items are written into its state; shared by the reader and the writer."""
+"""The form of a kept container's items in its state, which `reading` writes and `writing` reads."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -13,15 +13,15 @@ from holdfast.state.originals import Path
 # The kinds of containers that a resume creates if the process has not built them.
 KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
-# A saved item with one of these keys alone refers to a tensor of a kept module. SAME: it is that tensor. DETACHED: it
-# shares that tensor's memory.
+# A saved item whose only key is one of these refers to a tensor of a kept module. SAME: the item is that tensor.
+# DETACHED: the item shares that tensor's memory.
 SAME, DETACHED = "same", "detached"
 # The keys of a saved item that differs from the original at the same place: the item, and how it differs.
 ITEM, HOW = "item", "how"
-# How a saved item differs from the original at its place; see `originals`. NEW: it replaces the original. MOVED: it is
-# an original of another place or container. AGAIN: it is a container or a generator that was read before. VIEW: it is a
-# view of another value. LEARNS: it is a tensor that requires a gradient. CLASS: it is a parameter. DEVICE: it is on
-# another device.
+# How a saved item differs from the original at its place; see `originals`. NEW: the item replaces the original. MOVED:
+# it is the original of another place or container. AGAIN: it is a container or a generator that this save has read
+# already. VIEW: it is a view of another value. LEARNS: it is a tensor that requires a gradient. CLASS: it is a
+# parameter. DEVICE: it is on another device.
 NEW, MOVED, AGAIN, VIEW, LEARNS, CLASS, DEVICE = "new", "moved", "again", "view", "learns", "class", "device"
 
 

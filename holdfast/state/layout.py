@@ -1,4 +1,4 @@
-"""The place of a tensor's or an array's elements in memory: strides, and memory that several of them share.
+"""The layout of tensors and arrays in memory: their strides, and memory that several of them share.
 
 A payload has the elements row by row. If a value is laid out differently, such as a ``channels_last`` weight, or shares
 part of its memory with another value, the payload also has its layout. So a restore lays the value out as before.
@@ -116,7 +116,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def index_once(strides: Sequence[int]) -> tuple[slice, ...]:
-    """Return slices that select each element in an expanded tensor's memory once."""
+    """Return slices that select, of the elements of an expanded tensor that share memory, one each."""
     return tuple(slice(None) if stride else slice(1) for stride in strides)
 
 

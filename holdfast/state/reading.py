@@ -68,7 +68,8 @@ class ContainerReader:
 
         Args:
             place: the path at which the container is now.
-            origin: the path at which it was when the loop began; None if it wasn't there.
+            origin: the path at which the container was when the loop began; None if it wasn't in the outermost one
+                then.
         """
         self._known[id(container)] = place
         if not isinstance(container, dict):
@@ -116,7 +117,7 @@ class ContainerReader:
         return {ITEM: state, HOW: how} if how else state
 
     def _stays(self, value: Any, expected: int) -> bool:
-        """Return whether a restore writes an object's state into another object, the original at the same place."""
+        """Return whether a restore loads an object's state into the original at the same place, another object."""
         return has_methods(value) and not isinstance(value, nn.Module) and has_methods(self._originals.get(expected))
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
@@ -150,7 +151,12 @@ class ContainerReader:
             )
 
     def _describe(self, value: Tensor, number: int | None, expected: int | None) -> dict[str, Any]:
-        """Return how a tensor differs from the tensor that a restore would make from its elements alone."""
+        """Return what a restore needs besides a tensor's elements: whether it requires a gradient, class and device.
+
+        Args:
+            number: the tensor's number among the originals; None if it isn't an original.
+            expected: the number of the original at the tensor's place; None if there is none.
+        """
         how: dict[str, Any] = {}
         if number is not None:
             return {LEARNS: value.requires_grad} if value.requires_grad != self._originals.learned(number) else {}

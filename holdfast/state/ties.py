@@ -47,7 +47,10 @@ class Ties:
         yield from self._kept.items()
 
     def find_original(self, value: Any, own: Originals) -> list[Any] | None:
-        """Return the container's name and the number of a value that is another container's original; else None."""
+        """Return where a value is an original of another container: that container's name, and the number there.
+
+        None if the value is no other container's original.
+        """
         for name, each in self._originals.items():
             if each is not own and (number := each.find(value)) is not None:
                 return [name, number]

@@ -115,7 +115,7 @@ class Views:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value may be a view, or the base of one: a plain array, or a tensor that has memory."""
+    """Return whether a value may be a view or a view's base: a plain array, or a tensor that has memory."""
     if isinstance(value, np.ndarray):
         return type(value) is np.ndarray and value.size > 0 and value.dtype in NUMPY_NAMES
     return isinstance(value, Tensor) and has_memory(value) and not is_sharded(value)

@@ -38,7 +38,7 @@ from holdfast.state.views import Views
 
 
 class ContainerWriter:
-    """One restoring of a container's items.
+    """One restore of a container's items.
 
     Args:
         name: the container's name in the message of an error.
@@ -166,7 +166,7 @@ class ContainerWriter:
             own[...] = saved
 
     def _choose_device(self, how: dict[str, Any], like: Any) -> torch.device | None:
-        """Return the device for a restored tensor: of the same kind as the saved tensor's, if this machine has one."""
+        """Return the device for a restored tensor: the saved tensor's kind of device, if this machine has it."""
         own = like.device if isinstance(like, Tensor) else torch.device("cpu")
         if DEVICE not in how or own.type == how[DEVICE]:
             return own

@@ -25,7 +25,7 @@ class _Terminal:
 
 
 def open_console(*, soft_wrap: bool = False) -> Console:
-    """Return a console on standard error whose own colours and bars reach the terminal unescaped."""
+    """Return a console on standard error whose colours and bars reach the terminal without escapes for them."""
     return Console(file=cast(TextIO, _Terminal()), highlight=False, soft_wrap=soft_wrap)
 
 

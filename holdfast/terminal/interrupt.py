@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 LIKE_SIGTERM = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 COMMANDS = ("flows.", "deployments.", "holdfast.cli.")
 SENT_AGAIN_AFTER_S = 0.05
-_came: list[int] = []  # the signals that `end` has had
+_came: list[int] = []  # the signals for which `end` was called
 
 
 def is_command() -> bool:
@@ -95,9 +95,9 @@ class _Guards:
     """The blocks of `raised_once` that this process is in.
 
     Attributes:
-        depth: their number.
-        handlers: the handlers that they have set, which need no second one.
-        told_at: when the first signal came inside the outermost one, on the clock of `time.monotonic`; None before.
+        depth: the number of these blocks.
+        handlers: the handlers that the blocks have set. An inner block doesn't wrap them again.
+        told_at: when the first signal came inside the outermost block, on the clock of `time.monotonic`; None before.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Guards:
         self.told_at: float | None = None
 
     def guard(self, handle: Callable[[int, Any], object], within_s: float) -> Callable[[int, Any], None]:
-        """Return a handler that calls another one for the first signal, and ignores further ones for some seconds."""
+        """Return a handler that calls ``handle`` for the first signal, and ignores signals for ``within_s`` seconds."""
 
         def handle_first(number: int, frame: Any) -> None:
             now = time.monotonic()
@@ -125,11 +125,12 @@ _guards = _Guards()
 def raised_once(within_s: float) -> Iterator[None]:
     """While the block lasts, let the first SIGTERM or Ctrl-C raise its handler's exception, and ignore further ones.
 
-    A scheduler may send several: Slurm sends two SIGTERMs within 0.1 s to a job under srun. The exception of the second
-    one would end the save that the first one began. Blocks may be nested; outside the main thread this does nothing.
+    A scheduler may send several signals: Slurm sends two SIGTERMs within 0.1 s to a job under srun. The exception of
+    the second signal would end the save that the first signal began. Blocks may be nested; outside the main thread this
+    does nothing.
 
     Args:
-        within_s: seconds after the first signal from which a further one raises again.
+        within_s: the seconds after the first signal during which further signals are ignored.
     """
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     found = {each: handle for each, handle in before.items() if callable(handle) and handle not in _guards.handlers}

@@ -37,7 +37,7 @@ class Printable:
     """A text stream that makes texts `printable` and writes them to another stream.
 
     Attributes:
-        rich_proxied_file: that other stream; rich finds it by this name, and writes its colours and bars to it.
+        rich_proxied_file: the other stream; rich finds it by this name, and writes its colours and bars to it.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""A backend without training processes: a model of one array, which is trained in place of a run's recipe.
+"""Ranks without processes and without a recipe: a model of one array is trained in place of a run's recipe.
 
 Attempt, journal, store, observers, sinks and checkpoints are the real ones. Only the recipe is never imported. So a
 project can test everything around its training in milliseconds, without a GPU, data or other processes.

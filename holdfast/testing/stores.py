@@ -28,8 +28,8 @@ class StoreTests:
 
     Attributes:
         writers, rounds: the number of writers that race for one name, and the number of races.
-        large_bytes: a size of a file that is larger than the store sends in one request.
-        names: a number of files that is larger than the store lists in one request, unless that takes too long.
+        large_bytes: the size of a test file in bytes: more than the store sends in one request.
+        names: the number of files in a test of listings: if possible, more than the store lists in one request.
     """
 
     writers = 8

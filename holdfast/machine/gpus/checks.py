@@ -36,8 +36,8 @@ def settle_ranks(config: RunConfig) -> RunConfig:
 def gather_nodes(config: RunConfig) -> RunConfig:
     """Return the configuration with the ranks of all its nodes on one machine, for a command that trains there alone.
 
-    torchrun starts these ranks, even if Ray or another launcher starts those of the run. With virtual ranks any number
-    of ranks trains the same bytes, so that the ranks of one node are enough.
+    torchrun starts these ranks, even if Ray or another launcher starts the run's own ranks. With virtual ranks any
+    number of ranks trains the same bytes, so the ranks of one node are enough.
     """
     compute = config.compute
     if compute.nodes == 1 and compute.launcher == "torchrun":

@@ -16,13 +16,14 @@ GPU_NAME, STYLE = re.compile(r"GPU\d+"), re.compile(r"\x1b\[[0-9;]*m")
 WITHIN_S = 60.0
 
 XML = re.compile(r"<\?xml.*</nvidia_smi_log>", re.S)
-# nvidia-smi prints these instead of a value if it can't reach a GPU.
+# The texts that nvidia-smi prints instead of a value if it can't reach a GPU.
 UNREACHABLE = re.compile("GPU is lost|GPU requires reset|fallen off the bus", re.I)
-# nvidia-smi prints these for an unreachable GPU, too, but also for a sensor that a healthy GPU lacks. So they count
+# The texts that nvidia-smi prints both for an unreachable GPU and for a sensor that a healthy GPU lacks. They count
 # only in the fields about a GPU's health.
 UNREADABLE = re.compile("Unknown Error|ERR!", re.I)
 HEALTH_FIELDS = ("uuid", "ecc_errors", "retired_pages", "remapped_rows", "gpu_recovery_action")
-# The fields depend on the driver and the GPU: one total up to Volta, later one field for each kind of memory.
+# The fields that count uncorrected memory errors. They depend on the driver and the GPU: one total up to Volta, later
+# one field for each kind of memory.
 UNCORRECTED = (
     "double_bit/total", "sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded",
     "dram_uncorrectable",
@@ -54,11 +55,11 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        index: its number in nvidia-smi.
-        memory: its size with its unit, such as ``81559 MiB``.
-        is_split: whether it is in MIG mode, in which a process sees one of its parts.
-        faults: reasons not to train on it.
-        notes: events that are no reason against training on it.
+        index: the GPU's number in nvidia-smi.
+        memory: the memory's size with its unit, such as ``81559 MiB``.
+        is_split: whether the GPU is in MIG mode, in which a process sees only a part of it.
+        faults: reasons not to train on the GPU, for a person.
+        notes: events for a person to know that don't speak against training on the GPU.
     """
 
     index: int
@@ -78,8 +79,8 @@ class GpuReport:
     """The answer of nvidia-smi.
 
     Attributes:
-        gpus: all GPUs that it lists, in its order.
-        problem: why it gave no answer; empty if it did.
+        gpus: all GPUs that nvidia-smi lists, in its order.
+        problem: why nvidia-smi gave no answer; empty if it answered.
         is_fault: whether the problem is the fault of a GPU or its driver. A machine without a GPU has none.
     """
 

@@ -40,7 +40,8 @@ def _match(gpus: tuple[Gpu, ...], entry: str) -> list[Gpu]:
 def list_taken(visible: tuple[Gpu, ...], ranks: int, environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
     """Return the GPUs that a run with this number of ranks takes: the first ones that it sees.
 
-    Return all that it sees if they differ: CUDA puts the fastest one first, and nvidia-smi doesn't say which that is.
+    If the visible GPUs differ, return all of them: CUDA puts the fastest GPU first, and nvidia-smi doesn't tell which
+    GPU is the fastest.
     """
     has_own_order = len({gpu.name for gpu in visible}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     return visible if has_own_order else visible[:ranks]
