@@ -50,7 +50,7 @@ class Boundary:
 
     Attributes:
         run: the run.
-        length: the number of steps of an epoch in force; 0 until `hold` has got the loader.
+        length: the number of steps of an epoch in this process; 0 until `hold` has got the loader.
     """
 
     def __init__(self, run: Run, trainer: pl.Trainer, outputs: Outputs) -> None:
@@ -187,7 +187,7 @@ class Boundary:
         )
 
     def _log(self) -> None:
-        """Log the numbers of the last step, and numbers that Lightning logged after it, such as a validation's."""
+        """Log the numbers of the last step, and those that Lightning logged afterwards, such as in a validation."""
         logged, numbers = self._trainer._logger_connector._callback_metrics, self._outputs.numbers
         later = {
             name: each

@@ -62,7 +62,8 @@ def train(run: Run, config: Any) -> Any:
         check_config(run.config.compute, run.world_size, config)
         length = divide_steps(run.config.epochs, config.training.steps)
         _join_group(run)
-    # As torchtitan does where it makes a process group: the backward pass needs the mesh of the forward pass's thread.
+    # torchtitan does the same where it makes a process group: the mesh belongs to the thread of the forward pass, so
+    # the backward pass has to run in that thread, too.
     with torch.autograd.set_multithreading_enabled(False), contextlib.closing(config.build()) as trainer:
         with loop_of(run).located():
             held = _Held(run, trainer, length)
@@ -71,12 +72,12 @@ def train(run: Run, config: Any) -> Any:
 
 
 def _join_group(run: Run) -> None:
-    """Make the process group that torchtitan needs even for one rank. Several ranks have theirs.
+    """Make the process group that torchtitan needs even for one rank. With several ranks it exists already.
 
     Raises:
         RecipeError: torchtitan would train on another device than the run.
     """
-    if not distributed.is_initialized():  # it stays: the parameters of the Trainer's model need it
+    if not distributed.is_initialized():  # the group stays: the parameters of the Trainer's model need it
         os.environ.setdefault("LOCAL_RANK", str(run.device.index or 0))
         backend = "nccl" if run.device.type == "cuda" else "gloo"
         store = distributed.HashStore()  # type: ignore[attr-defined]
@@ -108,7 +109,7 @@ class _Held:
         """Train to the run's end.
 
         Raises:
-            RecipeError: the Trainer has ended before.
+            RecipeError: the Trainer has ended before the run's end.
         """
         trainer, loop = self._trainer, loop_of(self._run)
         own = [self, trainer, *(each for each in vars(trainer).values() if not is_plain(each))]
@@ -150,7 +151,7 @@ class _Held:
         return goes_on
 
     def _list_unsaved(self) -> list[tuple[str, Any]]:
-        """Return, by name, the plain attributes of a user's Trainer that torchtitan's own hasn't."""
+        """Return, by name, the plain attributes of a user's Trainer that torchtitan's own Trainer doesn't have."""
         known = {*Trainer.__annotations__, *self._trainer.state_dict()}
         found = {name: each for name, each in vars(self._trainer).items() if name not in known}
         return [(f"trainer.{name}", each) for name, each in found.items() if is_plain(each)]

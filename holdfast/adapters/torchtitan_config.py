@@ -21,8 +21,8 @@ def check_config(compute: Compute, ranks: int, config: Any) -> None:
     """Raise RecipeError if a config can't be resumed exactly, or doesn't agree with the run's configuration.
 
     Args:
-        ranks: of the run.
-        config: torchtitan's.
+        ranks: the run's number of ranks.
+        config: torchtitan's configuration.
     """
     for name, is_set, hint in _list_refused(config):
         if is_set:
@@ -61,14 +61,14 @@ def _list_refused(config: Any) -> Iterator[tuple[str, bool, str]]:
 
 
 def divide_steps(epochs: int, steps: int) -> int:
-    """Return the steps of an epoch.
+    """Return the number of steps of an epoch.
 
     Args:
-        epochs: the configuration's.
-        steps: the steps of torchtitan's config.
+        epochs: the number of epochs in the run's configuration.
+        steps: the number of steps in torchtitan's configuration.
 
     Raises:
-        RecipeError: the epochs don't divide them.
+        RecipeError: the steps can't be divided into this number of epochs.
     """
     if os.environ.get(LONGEST_EPOCH_VARIABLE, "0") != "0":  # a proof trains as many steps as it was asked for
         return steps

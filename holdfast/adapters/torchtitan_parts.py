@@ -19,7 +19,8 @@ from holdfast.state import has_methods
 from holdfast.training.own_loop.loop import OwnLoop
 from holdfast.training.own_loop.run import Run
 
-# The numbers of torchtitan's logs that a run records, and their names there. The others are times, speeds and sizes.
+# The numbers of torchtitan's logs that a run records, each with its name in the run. The others are times, speeds and
+# sizes.
 RECORDED = {
     "loss_metrics/global_avg_loss": "loss",
     "grad_norm": "grad_norm",
@@ -32,7 +33,7 @@ DEGREES = {
     "tensor_parallel_degree": "tp",
 }
 
-# Where a text dataset has the tokens of documents that it has read and not yet given.
+# The attributes in which a text dataset has the tokens of documents that it has read and not yet given.
 BUFFERS = ("_inputs_buffer", "_labels_buffer", "_positions_buffer")
 
 
@@ -55,10 +56,11 @@ class HeldBatches:
 class LoaderPosition:
     """A loader as the run sees it: its batches, and its position.
 
-    torchtitan's own ``state_dict`` is a pickle of torchdata's, for one data-parallel rank. This one is torchdata's.
+    The ``state_dict`` of torchtitan's loader is a pickle of torchdata's, for one data-parallel rank. The position here
+    is torchdata's ``state_dict`` itself.
 
     Raises:
-        RecipeError: a stream in it can't be put back to its exact position.
+        RecipeError: a stream in the loader can't be put back to its exact position.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -90,9 +92,11 @@ class LoaderPosition:
 def _drain(dataset: Any) -> None:
     """Let a text dataset yield the samples whose tokens are in its buffer before it reads on.
 
-    After a resume torchtitan's reads the next document first. The samples are the same, but from then on its state is
-    ahead of that of a run that was never killed. A Hugging Face stream that has a state to begin with reports it only
-    when it is read: until then this dataset does.
+    After a resume torchtitan's dataset reads the next document first. The samples are the same, but from then on its
+    state is ahead of that of a run that was never killed.
+
+    A Hugging Face stream that has loaded a state reports this state only once the stream is read. Until then this
+    dataset reports it.
     """
     own = type(dataset)
 
@@ -171,10 +175,10 @@ class TrainState:
 
 @contextlib.contextmanager
 def merged(model: torch.nn.Module) -> Iterator[None]:
-    """Leave fused weights as they are in the model's state, in the block.
+    """Keep fused weights fused in the model's state during the block: remove the hooks that would split them.
 
-    torchtitan's modules with fused weights have hooks that split them into weights of other programs' names, each whole
-    on all ranks. An optimizer's moments are those of the fused weights.
+    torchtitan's modules with fused weights have hooks that split these into weights with the names of other programs,
+    each whole on all ranks. But an optimizer's moments belong to the fused weights.
     """
     found: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for module in model.modules():

@@ -137,7 +137,7 @@ class _Held:
         return self._undo is not None
 
     def await_step(self) -> None:
-        """Record the last step, and take the next. The first call instead undoes the effects of code that ran again."""
+        """Record the last step, and take the next. The first call only undoes the effects of code that ran again."""
         if not self._has_begun:
             self._has_begun = True
             undo, self._undo = self._undo, None
@@ -153,7 +153,7 @@ class _Held:
         """Record the last step of the Trainer.
 
         Raises:
-            RecipeError: it isn't the run's last step.
+            RecipeError: the Trainer's last step isn't the run's last step.
         """
         self._record_loss()
         self._step = next(self._steps, None)
@@ -212,7 +212,7 @@ class _TrainerState(Attributes):
         return lost + self._take_callbacks(saved.get("stateful_callbacks", {}))
 
     def _take_callbacks(self, saved: dict[str, Any]) -> list[str]:
-        """Load the callbacks' attributes from a Trainer's checkpoint. Return the callbacks that it lacks."""
+        """Load the callbacks' attributes from a Trainer's checkpoint. Return the callbacks that aren't in it."""
         lost = []
         for callback in filter(_has_state, self._find_trainer().callback_handler.callbacks):
             found = saved.get(type(callback).__name__)

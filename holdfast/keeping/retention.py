@@ -153,14 +153,16 @@ def prune_by_policy(
     A pruned record is written before any file is deleted. So a kill in between leaves debris, and never a commit that
     counts without its files. A failed deletion is logged, and the next prune finishes it.
 
-    A prune may sleep at any point, and wake when the run has gone on. Before it deletes a folder, it makes sure that no
-    other commit can name the folder (`Journal.assign_folder`). After it has written the pruned records, it checks that
-    the run has no later attempt and no new quarantine. If the run has one, the prune withdraws its records.
+    A prune's process may be suspended at any point, and wake when the run has gone on. Before a prune deletes a folder,
+    it makes sure that no other commit can name the folder (`Journal.assign_folder`). After it has written the pruned
+    records, it checks that the run has no later attempt and no new quarantine. If the run has one, the prune withdraws
+    its records.
 
     Args:
         attempt: the number of the attempt whose policy this is; None for the run's newest attempt.
-        verified: the number of a commit whose bytes the caller has just verified: they are not read again.
-        debris_after_s: also delete the debris of dead attempts that is older than this many seconds; None leaves it.
+        verified: the number of a commit whose bytes the caller has just verified, so that they aren't read again; 0 for
+            none.
+        debris_after_s: also delete the debris of dead attempts that is older than this many seconds; None deletes none.
         dry_run: only report, and delete nothing.
 
     Raises:
@@ -277,7 +279,7 @@ def _check_view(journal: Journal, found: _Found, attempt: int) -> None:
 def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Callable[[], None]) -> set[int]:
     """Write the pruned records of commits, so that their checkpoints may be deleted; return the numbers of pinned ones.
 
-    If ``check_view`` raises, before or after they are written, no record stays.
+    If ``check_view`` raises an error, before or after the records are written, delete them.
     """
     check_view()
     created: list[Commit] = []
@@ -340,7 +342,7 @@ def _find_debris(journal: Journal, found: _Found, folders: set[str], before: dat
 
 
 def _list_behind(journal: Journal, folders: set[str], steps_per_epoch: int) -> list[str]:
-    """Return those folders that are not beyond the run's newest step now: a live attempt may be writing later ones."""
+    """Return the folders of steps up to the run's newest commit now. A live attempt may be writing later folders."""
     head = journal.newest() if folders else None
     return [path for path in sorted(folders) if head and checkpoint.step_of(path, steps_per_epoch) <= head.step]
 

@@ -11,10 +11,10 @@ MARGIN_S = 1.0
 # The lowest bound of a commit's duration, in seconds. A commit follows the message that a save is durable, which a busy
 # machine may deliver late.
 LEAST_MARGIN_S = 0.2
-# With at least this many measured durations their spread is known.
+# With at least this many measured durations their spread counts as known.
 FEW = 5
-# Then the bound is the longest duration and three standard deviations. By Cantelli's inequality at most one duration in
-# ten exceeds even the mean and three deviations, whatever the distribution, and the longest is above the mean.
+# If the spread is known, the bound is the longest duration plus this many standard deviations. By Cantelli's inequality
+# at most one duration in ten exceeds even the mean plus three deviations, and the longest is above the mean.
 DEVIATIONS = 3.0
 # The number of recent steps without a save, with which the steps beside a save are compared.
 RECENT = 256
@@ -26,8 +26,8 @@ class Durations:
     def __init__(self, unknown_s: float = math.inf, least_s: float = 0.0) -> None:
         """
         Args:
-            unknown_s: the bound while nothing is measured.
-            least_s: the lowest bound.
+            unknown_s: the bound, in seconds, while nothing is measured.
+            least_s: the lowest bound, in seconds.
         """
         self._unknown_s, self._least_s = unknown_s, least_s
         self.count = 0

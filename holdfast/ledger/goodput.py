@@ -115,7 +115,7 @@ class AttemptLedger:
 
     @property
     def mark(self) -> str:
-        """Return ``~`` if the attempt's end is not on record, so that its times are only bounds; empty if it is."""
+        """Return ``~`` if the attempt's end is not on record, so that its times are only bounds; else an empty text."""
         return "" if self.is_end_known or not self.reason else "~"
 
     @property
@@ -287,7 +287,7 @@ class _Account:
             self._spend(each.ended + each.stall_s, "stall")
 
     def _find_restart(self, each: Trained, before_s: float) -> float:
-        """Return the restart time before a commit's steps, in seconds, if new ranks trained them; 0 if the same did.
+        """Return the seconds of the restart before a commit's steps, if new ranks trained them; 0 if the same ranks did.
 
         All commits of the same ranks record the same restart time. An adopted commit records none, because its ranks
         had lost their attempt.

@@ -132,7 +132,7 @@ class Losses:
         """Return the mean time between losses, in seconds.
 
         The rate of losses has a Gamma distribution: `PRIOR_LOSSES` in `PRIOR_S`, plus the observed losses and seconds.
-        This is the inverse of its mean, because the expected loss of an interval is linear in the rate.
+        The result is the inverse of the mean rate, because the expected loss of an interval is linear in the rate.
         """
         return (PRIOR_S + self.alive_s) / (PRIOR_LOSSES + self.count)
 
@@ -141,7 +141,7 @@ class Losses:
 
 
 def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Commit | None]]) -> Losses:
-    """Count the losses among some attempts, and the seconds that these were alive.
+    """Count the losses among some attempts, and the seconds that these attempts were alive.
 
     An attempt that was found dead, or that has not ended, counts as alive until its last commit: no record proves more.
 
@@ -170,7 +170,7 @@ class Interval:
     """The chosen length of chunks.
 
     Attributes:
-        bound: the rule that decided: the least expected loss, or a lower bound (the length of a save, the floor).
+        bound: the rule that decided the length: the least expected loss, or a lower bound (a save's length, the floor).
     """
 
     interval_s: float

@@ -22,10 +22,10 @@ class KillCost(BaseModel):
         commit: the number of the last commit; 0 before the first.
         commit_step: the commit's step; 0 before the first.
         committed_at: the time of the commit.
-        since_commit_s: seconds since then.
+        since_commit_s: the seconds since the commit.
         gpus: the GPUs that the run uses on all nodes; 0 on CPUs.
-        lost_s: the training, in seconds, since the commit.
-        lost_gpu_s: the same in GPU seconds.
+        lost_s: the seconds of training since the commit, which a kill without a notice loses.
+        lost_gpu_s: `lost_s` times the number of GPUs.
         save_within_s: the bound on the seconds from the order to end until the save is committed; None before the first
             save. ``holdfast plan --trace`` shows it as the time of a last save.
         restart_s: seconds from an attempt's start until it trains; 0 if unknown.

@@ -51,7 +51,7 @@ class Dealing:
         ranks: the most ranks that the run has.
         virtual_ranks: the shares of a step's batch.
         worst: the number of ranks at which most time is lost.
-        waiting: the time that an average rank then waits for the one with the most shares, as a share of a step.
+        waiting: the time for which an average rank then waits for the rank with the most shares, as a share of a step.
     """
 
     ranks: int

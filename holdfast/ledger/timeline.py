@@ -30,7 +30,7 @@ class Trained:
         slow_s: seconds by which the previous save slowed these steps; a part of the time before `ended`.
         stall_s: seconds after `ended` until training could continue.
         save_s: seconds from the copy of its state until it was durable; 0 if unknown.
-        restart_s: seconds until its ranks began to train; 0 if unknown.
+        restart_s: seconds from the start of its ranks until they began to train; 0 if unknown.
         rehearse_s: seconds that a rehearsal took before its steps, or in the first of them.
         steps: the number of its steps; 0 if unknown.
         reason: ``chunk``, ``preempted`` or ``adopted``.

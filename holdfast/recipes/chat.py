@@ -124,7 +124,8 @@ def make_tokenizer(settings: Settings, conversations: Sequence[Conversation]) ->
     It is a ``PreTrainedTokenizerFast`` of transformers, and has the template of the settings.
 
     Raises:
-        RecipeError: the folder has no tokenizer; or the template doesn't mark the answers, or doesn't suit it.
+        RecipeError: the folder has no tokenizer; or the template doesn't mark the answers, or doesn't suit the
+            tokenizer.
     """
     from holdfast.recipes import chat_tokens
 
@@ -187,7 +188,7 @@ def pad(samples: Sequence[Sample]) -> Sample:
 
 
 def answer_losses(model: nn.Module, batch: Sample) -> Tensor:
-    """Return the loss of each answer's token in nats; shape (number of the tokens,).
+    """Return the loss of each token of the answers, in nats; shape (number of these tokens,).
 
     There is no attention mask: the padding comes after all tokens, and no token attends to later ones.
     """

@@ -53,7 +53,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a model folder.
 
     Raises:
-        RecipeError: there is no such folder, or it has no tokenizer, or none with a fast implementation.
+        RecipeError: the folder doesn't exist, or has no tokenizer with a fast implementation.
     """
     if not Path(folder).is_dir():
         raise RecipeError(
@@ -121,10 +121,10 @@ def _find_template(name: str, tokenizer: PreTrainedTokenizerFast) -> str:
 def encode(
     conversation: Conversation, template: str, tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> tuple[list[int], list[bool]]:
-    """Return a conversation's tokens, and for each whether it is the assistant's.
+    """Return a conversation's tokens, and for each token whether it is the assistant's.
 
     The text is cut where an answer begins and where it ends, and each piece is tokenized alone, as it is when a model
-    answers. So no token crosses a cut, such as one for the line end before an answer and the answer's first line end.
+    answers. So no token crosses a cut: a line end before an answer and the answer's first line end stay two tokens.
 
     Args:
         max_length: the largest number of tokens; further ones are cut off.

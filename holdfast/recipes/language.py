@@ -238,7 +238,7 @@ def bits_per_byte(model: Model, held_out: Windows, device: torch.device) -> floa
 def sample(model: Model, prompts: Tensor, count: int, context: int) -> Tensor:
     """Sample the bytes that follow some prompts, from a generator that always begins with the same seed.
 
-    So only the model makes two epochs' samples differ, and the generators of training stay unchanged.
+    So two epochs' samples differ only because the model has changed. The generators of training stay unchanged.
 
     Args:
         prompts: bytes of shape (n, length).

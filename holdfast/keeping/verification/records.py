@@ -60,8 +60,8 @@ class CheckedRecords:
         problems, notes: as in `VerifyReport`.
         count: the number of records that were read.
         commits: the commits whose records can be read, in order of number.
-        live: the commits among them that count.
-        quarantined: the commits among them that are quarantined and not pruned.
+        live: the commits in `commits` that count.
+        quarantined: the commits in `commits` that are quarantined and not pruned.
     """
 
     problems: list[str]
@@ -167,9 +167,10 @@ def _find_lost(
     """Yield a line for each lost record that a commit relies on, or that the index has.
 
     Args:
-        elsewhere: the first commit's number in an unpacked run, whose attempt is not in the run; 0 for other runs.
+        elsewhere: in an unpacked run, the number of the first commit: the record of its attempt isn't in the run. 0 for
+            other runs.
         counting: the commits that aren't quarantined.
-        live: those among them that aren't pruned: their signatures count.
+        live: the commits in ``counting`` that aren't pruned: their signatures count.
         damaged: the names of records that have a line already.
         map_: see `check_records`.
     """

@@ -9,7 +9,7 @@ class CheckedCheckpoint(BaseModel):
     """One checkpoint that was read back.
 
     Attributes:
-        commit: the number of its commit; None if no commit names it.
+        commit: the number of the commit that names the checkpoint; None if no commit does.
         standing: ``counts``, ``quarantined`` or ``uncommitted``. Damage is a problem only if the checkpoint counts.
         damaged: each file that differs, with both digests; or the error for a file that can't be read.
     """

@@ -24,7 +24,7 @@ class Exporter(Protocol):
     """Carries readings and spans out of the process. One thread calls its methods."""
 
     def tend(self) -> None:
-        """Do what is due; called every half a second."""
+        """Do the exporter's regular work, if any is due. It is called every half second."""
 
     def add(self, span: SpanRecord) -> None:
         """Take a span of the attempt."""
@@ -37,7 +37,7 @@ def check_library(target: MetricsTarget) -> None:
     """Check that the library of a target is installed, without importing all of it.
 
     Raises:
-        ConfigError: it isn't.
+        ConfigError: the library isn't installed.
     """
     try:
         found = importlib.util.find_spec(LIBRARIES[target.kind])

@@ -32,7 +32,7 @@ class Books:
         self._new.put(commit)
 
     def update(self, *, is_last: bool = False) -> None:
-        """Bring the metrics up to date, if that is due; in any case at the end.
+        """Bring the metrics up to date, if that is due or ``is_last`` is True.
 
         Raises:
             HoldfastError: the records can't be read.

@@ -1,7 +1,7 @@
-"""How long the ranks of a machine wait for each of them, sampled from their heartbeats.
+"""The lag of each rank of a machine: how long other ranks wait for it, sampled from the ranks' heartbeats.
 
-Ranks that train together take each step together, so none is behind by more than one. The slow one is the rank that
-computes or loads data while another already waits for it.
+Ranks that train together take each step together, so no rank is more than one step behind. The slow rank is the one
+that computes or loads data while another rank already waits for it.
 """
 
 import time
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from holdfast.looking.metrics.readings import Readings
 from holdfast.machine.heartbeats import Beat, Phase, Place
 
-# A longer pause between two looks was the process's own, or the machine's.
+# The longest time, in seconds, that one look adds. After a longer pause the process or the machine itself was
+# suspended.
 MOST_S = 2.0
 
 
 class Lag:
-    """Adds the time since the last look to the lag of each rank that another one waits for."""
+    """Adds the time since the last look to the lag of each rank for which another rank waits."""
 
     def __init__(self, readings: Readings) -> None:
         self._readings = readings

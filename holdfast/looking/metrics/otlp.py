@@ -37,10 +37,10 @@ MOST_SPANS = 2048
 # The longest wait at the end of an attempt, for metrics and spans together: of a complete run, and of a stopped one,
 # whose machine may go away.
 COMPLETE_WITHIN_S, STOPPED_WITHIN_S = 5.0, 2.0
-# The longest wait for a receiver whose last answer was none.
+# The longest wait for a receiver that didn't take the last request.
 FAILING_WITHIN_S = 0.5
 SCOPE = "holdfast"
-# The system's own words in a message of the SDK's HTTP client.
+# The operating system's error text inside a message of the SDK's HTTP client.
 CAUSE = re.compile(
     r"\[Errno -?\d+\] (?P<errno>[^')\"]+)|(?P<late>timed out)|(?P<code>code: \d.*)|error (?P<other>.+) enc"
 )
@@ -84,7 +84,7 @@ class OtlpExporter:
         yield from (Observation(value, labels) for labels, value in self._readings.read(metric))
 
     def tend(self) -> None:
-        """Do nothing: the SDK's threads do."""
+        """Do nothing: the SDK's own threads send the metrics."""
 
     def add(self, span: SpanRecord) -> None:
         """Queue a span and its children; drop the oldest ones if the queue is full."""
@@ -103,7 +103,7 @@ class OtlpExporter:
         within_s = FAILING_WITHIN_S if self._told.is_failing else within_s
         self._root.set_attributes(attributes)
         self._root.end(_to_ns(ended))
-        # Each waits for a request under way, and its time may be spent by then, so both wait at once.
+        # Each shutdown waits for a request under way, which may take all the time, so call both at once.
         calls: list[Callable[[], object]] = [
             functools.partial(self._meters.shutdown, 1000 * within_s),
             self._tracers.shutdown,
@@ -119,10 +119,10 @@ class OtlpExporter:
 
 
 class _Told(logging.Handler):
-    """Logs once that the receiver takes nothing, in place of the SDK's several lines for each request.
+    """Logs one warning if requests to the receiver fail, in place of the SDK's several lines for each request.
 
     Attributes:
-        is_failing: whether the last request that has ended was in vain.
+        is_failing: whether the last finished request has failed.
     """
 
     def __init__(self, url: str) -> None:
@@ -131,7 +131,7 @@ class _Told(logging.Handler):
         self.is_failing = False
 
     def watch(self, exporter: Any) -> Any:
-        """Return an exporter whose failures are told."""
+        """Let an exporter report its failures to this object, and return it."""
         logger = logging.getLogger(type(exporter).__module__)
         logger.handlers, logger.propagate = [self], False
         export = exporter.export
@@ -147,7 +147,7 @@ class _Told(logging.Handler):
         return exporter
 
     def tell(self, reason: str) -> None:
-        """Log why the receiver takes nothing, the first time."""
+        """Log why requests fail, but only at the first call."""
         if not self._has_warned:
             log.warning("metrics and spans can't be sent to %s: %s; the run goes on without", self._url, reason)
         self._has_warned = True

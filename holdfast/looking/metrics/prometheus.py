@@ -85,7 +85,7 @@ class _ReadingsCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics with their values."""
-        is_awaited = self._is_awaited  # a scrape that began before may have read older values
+        is_awaited = self._is_awaited  # read it first: a scrape that began before `await_scrape` may have older values
         for metric in METRICS.values():
             family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             found = family(metric.exposed, metric.meaning, labels=[*self._readings.common, *metric.labels])
@@ -101,7 +101,7 @@ class _ReadingsCollector:
             self._scraped.notify_all()
 
     def await_scrape(self) -> None:
-        """Wait until a scrape that begins from now on has been answered, if there was one before."""
+        """If there was a scrape before, wait until one that begins from now on has been answered, or time is up."""
         with self._scraped:
             if self._last:
                 self._is_awaited = True

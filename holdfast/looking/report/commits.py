@@ -48,7 +48,7 @@ def _describe(history: History, commit: Commit, kept: str, verified: int) -> lis
 
 
 def _describe_loss(commit: Commit) -> float | str | None:
-    """Return the mean loss of a commit's steps; the text NaN if it isn't finite, and None if there is none."""
+    """Return the mean loss of a commit's steps; the text NaN if it isn't finite, and None if no loss was logged."""
     loss = commit.shown_loss
     return "NaN" if loss is None and "avg_loss" in commit.metrics else loss
 

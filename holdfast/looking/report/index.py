@@ -26,11 +26,11 @@ class Row:
     """One run of an index.
 
     Attributes:
-        standing: None if it can't be read.
-        losses: mean losses of commits, evenly chosen, oldest first; None for one that isn't finite.
-        written: when its newest commit was made; empty if there is none.
-        problem: why its standing can't be read; empty if it can.
-        has_page: whether its folder has a report.
+        standing: the run's standing; None if it can't be read.
+        losses: mean losses of commits, evenly chosen, oldest first; None for a loss that isn't finite.
+        written: when the run's newest commit was made; empty if there is none.
+        problem: why the run's standing can't be read; empty if it can.
+        has_page: whether the run's folder has a report.
     """
 
     run: str

@@ -1,7 +1,7 @@
 """Curves of bounded size: each bucket of steps keeps its least and its greatest value.
 
-A bucket begins at a multiple of its width. So a curve that is thinned with a width and then with its double has the
-same points as one that is thinned with the double alone: a run of any length can be read piece by piece.
+A bucket begins at a multiple of its width. So a curve that is thinned with a width and then with twice the width has
+the same points as a curve that is thinned with twice the width alone. A run of any length can be read piece by piece.
 """
 
 from array import array
@@ -57,7 +57,13 @@ class Curve:
         return self._take(np.unique(np.concatenate([ends, least, greatest, first_odd])))
 
     def _ends(self, places: Steps, keys: Values | Steps, width: int) -> tuple[Steps, Steps]:
-        """Return, for each commit and bucket, the places with the least and the greatest key."""
+        """Return, for each commit and bucket, the indices of the points with the least and the greatest key.
+
+        Args:
+            places: the indices of the points to choose from.
+            keys: the key of each point of the curve.
+            width: the number of steps of a bucket.
+        """
         buckets = self.steps // width
         places = places[np.lexsort((keys[places], buckets[places], self.commits[places]))]
         is_first = _changes(self.commits[places]) | _changes(buckets[places])

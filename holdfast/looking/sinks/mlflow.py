@@ -1,7 +1,8 @@
 """MLflow: a run on a tracking server, over the server's REST API, so that no version of MLflow has to be installed.
 
-The run is found again by a tag. A second tag names the last step, and is set with the step's metrics. The server keeps
-one of several equal metrics, so that a batch which is sent twice draws nothing twice.
+A tag identifies the run, so that every attempt finds it again. A second tag names the last step, and is set in the same
+request as the step's metrics. The server keeps one of several equal metrics, so a batch that is sent twice draws
+nothing twice.
 """
 
 import base64

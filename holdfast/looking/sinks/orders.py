@@ -12,7 +12,7 @@ class SinkOrder(BaseModel):
     Attributes:
         is_end: whether this order is the last.
         is_complete: whether the run is complete.
-        within_s: seconds after which the process ends, whatever it has not sent.
+        within_s: seconds after which the process ends, even if it has not sent everything.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -85,7 +85,7 @@ class Sink:
         """
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:
-        """Draw a commit's steps. A call that is interrupted and repeated draws none twice."""
+        """Draw a commit's steps. If a call is interrupted and repeated, no step is drawn twice."""
         raise NotImplementedError
 
     def close(self, is_complete: bool) -> None:

@@ -39,8 +39,8 @@ class Poll:
 
     Attributes:
         now: the time on this process's monotonic clock.
-        trouble: why the last poll failed; empty if it didn't.
-        silent_s: seconds since the last poll that succeeded, if that is long ago; else 0.
+        trouble: why the last poll failed; empty if it succeeded.
+        silent_s: seconds since the last poll that succeeded, if they are many; else 0.
         notes: warnings of the engine.
     """
 

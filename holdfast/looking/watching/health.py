@@ -1,7 +1,7 @@
 """The verdict on a watched run: whether it trains, stalls or waits, and for what. Pure functions.
 
-Between two commits a store shows no sign of life. So a run has stalled if its next commit takes much longer than those
-before: its attempt has died without a record, hangs, or trains slower. A reader can't tell which.
+Between two commits a store shows no sign of life. So a run counts as stalled if its next commit takes much longer than
+the commits before: its attempt has died without a record, hangs, or trains slower. A reader can't tell which.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def judge_health(seen: Seen, age_s: float) -> Health:
     """Return the verdict on a run.
 
     Args:
-        age_s: seconds since its newest commit or claim.
+        age_s: seconds since the run's newest commit or claim.
     """
     if seen.problem:
         return Health("unreadable", seen.problem)

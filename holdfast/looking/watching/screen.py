@@ -20,7 +20,7 @@ from holdfast.looking.watching.drawing import Poll, draw_run, draw_store
 from holdfast.looking.watching.reading import RunReader, StoreReader
 
 DRAWN_EVERY_S = 0.5
-# The view says so if a poll takes this long. The store's own retries may take a minute.
+# If a poll takes this many seconds, the view says that the store is silent. The store's own retries may take a minute.
 SILENT_AFTER_S = 5.0
 SHOWN_NOTES = 3
 

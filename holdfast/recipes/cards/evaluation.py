@@ -77,7 +77,8 @@ class Level:
     Attributes:
         names: OpenSpiel's names of the information states.
         states: for each information state, a state of the game that belongs to it.
-        before: the number of the same player's information state before each, over all levels; -1 for none.
+        before: for each information state, the number of the same player's previous one, counted over all levels; -1 if
+            there is none.
     """
 
     names: list[str]

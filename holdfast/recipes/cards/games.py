@@ -1,4 +1,4 @@
-"""OpenSpiel's games: the choice of one by name, and many of them played at a time."""
+"""OpenSpiel's games: the choice of a game by name, and many games played at a time."""
 
 import difflib
 import random

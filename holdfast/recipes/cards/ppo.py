@@ -67,14 +67,15 @@ class Targets:
 def estimate(rollout: Rollout, scale: float, gamma: float, gae_lambda: float) -> Targets:
     """Return generalized advantage estimates along each seat's own actions.
 
-    The reward of a seat's action is what the seat wins before its next action. Opponents' actions are not trained, nor
-    are actions after which the seat has not moved again, because their result isn't known. All actions of the last tick
-    are left out: to train only those of them that end a game would favour ending games.
+    The reward of a seat's action is what the seat wins before its next action. Opponents' actions are not trained. An
+    action after which the seat has not moved again is not trained either, because its result isn't known. All actions
+    of the last tick are left out: of these only actions that end a game have a known result, and training them alone
+    would favour ending games.
 
     Source: Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (2016).
 
     Args:
-        scale: the returns are divided by it.
+        scale: the number by which returns are divided.
         gamma: the discount of each own action.
         gae_lambda: the decay of the estimates.
     """

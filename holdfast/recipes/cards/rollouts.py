@@ -19,15 +19,15 @@ class Rollout:
     Attributes:
         seen, legal, seat: see `games.View`.
         action: the action that was taken.
-        chance: the logarithm of the chance with which it was sampled.
+        chance: the logarithm of the probability with which the action was sampled.
         value: the value that the policy expected.
         is_own: whether the policy acted, and not an opponent of the league.
         ended: whether the game ended with the action.
         won: what each seat won in the game that ended, otherwise 0; (ticks, rows, 2).
         memory: the games' memories before the first tick; (rows, 2, 2, hidden).
-        next_seat, next_value: who is to move after the last tick, and the value that the policy expects; (rows,).
+        next_seat, next_value: the seat that moves after the last tick, and the value that the policy expects; (rows,).
         entropy: the mean entropy of the policy's own choices, without smoothing.
-        noop_rate: the share of no-ops among its own choices that include one.
+        noop_rate: the share of no-ops among the policy's own choices that include one.
     """
 
     seen: Tensor
