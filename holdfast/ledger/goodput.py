@@ -287,7 +287,7 @@ class _Account:
             self._spend(each.ended + each.stall_s, "stall")
 
     def _find_restart(self, each: Trained, before_s: float) -> float:
-        """Return the seconds of the restart before a commit's steps, if new ranks trained them; 0 if the same ranks did.
+        """Return the seconds of the restart before a commit's steps; 0 if the same ranks trained them as before.
 
         All commits of the same ranks record the same restart time. An adopted commit records none, because its ranks
         had lost their attempt.
