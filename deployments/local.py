@@ -195,7 +195,7 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
             set_up("process")
-        os.environ[RECIPES] = allow_recipes(recipes)  # for the workers, and so for their flow runs
+        os.environ[RECIPES] = allow_recipes(recipes)  # the workers inherit it, and their flow runs from them
         start_worker(ledger, "stable", url)
         start_gpu_workers(ledger, plan, url)
     print(f"UI          {url.removesuffix('/api')}   asks for a password: the whole line in {STATE / AUTH}")

@@ -38,7 +38,7 @@ def start_postgres(ledger: ProcessLedger) -> str:
     port = ledger.known.get("postgres", {}).get("port")
     if not ledger.is_alive("postgres"):
         port = choose_port(port)
-        # No Unix socket: its path is limited to 107 bytes.
+        # Without a Unix socket, whose path may have only 107 bytes.
         options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
         launch_process(ledger, "postgres", [str(programs / "postgres"), *options], {}, user, port=port)
         await_ready("Postgres", lambda: _is_ready(programs, port), ledger, "postgres")

@@ -30,7 +30,8 @@ def main(pool: str, /) -> int:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--with-healthcheck"]
     environment = os.environ | {"TMPDIR": own_temporary()}
     signal.signal(signal.SIGTERM, interrupt.end)
-    worker = subprocess.Popen(command, env=environment, start_new_session=True)  # Ctrl-C reaches this process alone
+    # In a session of its own, so that Ctrl-C reaches this process alone.
+    worker = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return worker.wait()
     finally:

@@ -43,7 +43,8 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
         # while Prefect's own handler is in place.
         if not asked.is_on_pool:
             here.enter_context(interrupt.raised_once(config.resume.stop_within_s))
-            # Before Prefect reports to its server, which the signal that ends a Slurm job has ended, too.
+            # Queue the job again before Prefect reports to its server: the signal that ends a Slurm job ends the
+            # server, too.
             here.enter_context(queued_again(config))
         try:
             outcome = live(

@@ -57,9 +57,9 @@ WANTED_BY_PREFECT = ("parallelism", "completions")
 PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 UNREACHABLE = ("Failed to query available provider packages", "Failed to install provider")
 NO_CHARTS = "is not a valid chart repository or cannot be reached"
-# kubernetes-validate only warns of a kind that doesn't exist.
+# The text with which kubernetes-validate warns of a kind that doesn't exist. It counts as a fault here.
 NO_SCHEMA = "Couldn't find schema"
-# What a Role of Kubernetes can allow; the schemas take any text.
+# The verbs that a Role of Kubernetes can allow. The schemas take any text.
 VERBS = {
     "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "bind", "escalate",
     "impersonate",
@@ -383,7 +383,7 @@ def is_manifest(path: Path) -> bool:
     """Return whether every document of a file is a resource of Kubernetes."""
     try:
         documents = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each is not None]
-    except yaml.YAMLError:  # yamllint reports the error
+    except yaml.YAMLError:  # not this check's fault to find: yamllint reports it
         return False
     return bool(documents) and all(
         isinstance(each, dict) and {"apiVersion", "kind"} & each.keys() for each in documents

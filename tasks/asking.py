@@ -11,7 +11,7 @@ from prefect.context import SyncClientContext
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 ASK_AGAIN_S = 0.5
-WARN_AFTER = 5  # failures in a row
+WARN_AFTER = 5  # the failures in a row after which a warning is logged
 # HTTP statuses of a server that is busy, or still starting.
 TRANSIENT = {429, 500, 502, 503, 504}
 

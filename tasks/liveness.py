@@ -33,14 +33,15 @@ EVERY_S = 3.0
 LOST_AFTER_S = 10 * EVERY_S
 # Shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was already dead.
 CANCELLED_AFTER_S = 5 * EVERY_S
-# A worker starts a process within seconds; pulling a container image takes longer.
+# The seconds that a worker has to start a process. It needs only a few; pulling a container image takes longer.
 NOT_BEGUN_AFTER_S = 120.0
 # A cluster takes minutes to add a machine with a GPU and to pull the image. While the cloud has no spot machine, it may
 # take hours: then another attempt begins to wait in place of this one.
 NOT_PLACED_AFTER_S = 3600.0
 # After a longer gap between two looks (the server or the watcher's machine was away) the window begins again.
 LONGEST_GAP_S = 10.0
-# Shorter than the automation's window of 10 s, so that nothing waits once more for a process that is really gone.
+# If the server calls a process vanished, the process may still live if its last new mark is at most this many seconds
+# old. They are fewer than the automation's window of 10 s, so that nothing waits once more for a dead process.
 DOUBTED_FOR_S = 3 * EVERY_S
 # A live worker signals the process of a cancelled flow run sooner than this. A dead worker never does.
 SIGNALLED_WITHIN_S = 10.0

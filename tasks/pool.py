@@ -43,7 +43,7 @@ from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 log = logging.getLogger("holdfast.pool")
 
 POLL_EVERY_S = 0.5
-CHECK_OWN_STATE_EVERY = 4  # polls
+CHECK_OWN_STATE_EVERY = 4  # the number of polls between two checks
 LOG_WAIT_AFTER_S = 10.0
 NEWEST_FLOW_RUNS = 50
 

@@ -46,7 +46,7 @@ class ArtifactReport(Observer):
     def __init__(self) -> None:
         self._pending: dict[str, Callable[[], object]] = {}  # a newer update replaces the one that waits
         self._news, self._done = threading.Event(), threading.Event()
-        self._artifacts: dict[str, Any] = {}  # ids by name
+        self._artifacts: dict[str, Any] = {}  # the artifacts' ids, by name
         self._rows: list[dict[str, Any]] = []
         self._last_sent = 0.0
         self._has_warned = False
@@ -213,7 +213,7 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "settings": f"`{standing.config_fingerprint}`" if standing.commit else None,
     }
     table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
-    if journal.store.exists(REPORT):  # below the table: a cell would cut off its path and command
+    if journal.store.exists(REPORT):  # below the table, because a cell would cut off the path and the command
         return [*table, "", f"report: {describe_report(journal)}"]
     return table
 

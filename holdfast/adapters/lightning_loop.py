@@ -147,7 +147,7 @@ class Boundary:
             self._log()
             self._step = next(self._steps)
         assert self._step is not None
-        done = loop.epoch_loop.batch_progress.current.ready  # batches of this epoch
+        done = loop.epoch_loop.batch_progress.current.ready  # the number of this epoch's batches so far
         if done != self._step.number % self.length:
             loop_of(self.run).refuse(
                 f"an epoch of {self.length} batches was left in step {self._step.number}",

@@ -87,7 +87,8 @@ class Counters:
         saved = copy.deepcopy(checkpoint.framework.get("loops", {}).get("fit_loop"))
         progress: dict[str, Any] = saved or self._trainer.fit_loop.state_dict()
         batches, own = progress["epoch_loop.batch_progress"], progress["epoch_loop.state_dict"]
-        if saved is not None and self._trainer.accumulate_grad_batches == 1:  # a save may not count the last batch
+        # Lightning may save before it counts the last batch.
+        if saved is not None and self._trainer.accumulate_grad_batches == 1:
             own["_batches_that_stepped"] += batches["total"]["ready"] - batches["total"]["completed"]
         batches["total"], batches["current"] = dict.fromkeys(READY, step), dict.fromkeys(READY, within)
         batches["is_last_batch"] = False
@@ -109,7 +110,8 @@ class Counters:
         )
         lost = [] if saved else ["the counters of Lightning's loops"]
         plateaus = [each.scheduler for each in self._trainer.lr_scheduler_configs if each.reduce_on_plateau]
-        if any(each.last_epoch < epoch for each in plateaus):  # Lightning steps it after an epoch's last save
+        # Lightning steps ReduceLROnPlateau after an epoch's last save.
+        if any(each.last_epoch < epoch for each in plateaus):
             lost.append(f"the step of ReduceLROnPlateau at the end of epoch {epoch}")
         return lost + (["the numbers and metrics that this epoch has logged so far"] if within else [])
 
@@ -279,7 +281,7 @@ class Checkpointed:
         return {"state_dict": self._module.state_dict(), "global_step": step, "epoch": epoch}
 
 
-# In the state, this prefix and a name stand for a tensor of the module.
+# The prefix of a text in the state that stands for a tensor of the module: the tensor's name follows.
 OWN = "holdfast, of the module: "
 
 

@@ -22,7 +22,7 @@ from holdfast.training.own_loop.run import Run, loop_of
 try:
     import torchtitan
 
-    if not torchtitan.__version__.startswith("0.3."):  # the adapter names private attributes of its datasets
+    if not torchtitan.__version__.startswith("0.3."):  # the adapter uses private attributes of the datasets of 0.3
         raise ImportError(f"found {torchtitan.__version__}")
     from torchtitan.tools.utils import device_type, get_local_device
     from torchtitan.trainer import Trainer

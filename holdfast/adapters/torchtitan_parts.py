@@ -101,7 +101,7 @@ def _drain(dataset: Any) -> None:
     own = type(dataset)
 
     class Drained(own):  # type: ignore[misc,valid-type]
-        unread: Any = None  # the state with which the stream begins
+        unread: Any = None  # the state that the stream has loaded, until the stream is read
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             super().load_state_dict(state)

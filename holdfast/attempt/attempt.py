@@ -196,7 +196,7 @@ class Attempt:
                 elif self._claim(self._build()):
                     self._begin()
                 else:
-                    self.close()  # nothing was restored into these ranks, and nothing is left to train
+                    self.close()  # the ranks hold no state, and no step is left to train
         except (RankDied, OutOfMemory) as error:
             self.close()
             raise self._note_failure(error) from error.__cause__
@@ -238,17 +238,17 @@ class Attempt:
             return False
         known.refuse_unfinished_import(self.journal)
         reason = known.find_reason(self.steps_per_epoch, self.total_steps)
-        self.journal.begin(self.config.recipe)  # refuses a later format
+        self.journal.begin(self.config.recipe)  # raises an error for a run in a later version's format
         present = self.ranks.present
         self.journal.claim_attempt(
             self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
         )
         self._reason = reason
-        # At once, so that a process that sleeps hardly ever replaces the settings of a later attempt.
+        # Right after the claim: if this process is suspended in between, it replaces the settings of a later attempt.
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         known.record_lost_attempts(self.journal, self.number)
         self._history = CostHistory(self.journal, self.number) if self.config.chunk.is_auto else None
-        self.upkeep.is_owed = known.newest is not None  # the attempt before may have left it, or died in it
+        self.upkeep.is_owed = known.newest is not None  # the last attempt may have left upkeep to do
         if is_end:
             log.info("attempt %d (%s): nothing is left to train; finishing the run's upkeep", self.number, reason)
         return not is_end
@@ -349,7 +349,7 @@ class Attempt:
         try:
             with self.journal.fenced(self.number):
                 if self.notice is not None:
-                    self.rehearsals.forget()  # the living ranks go on as they are
+                    self.rehearsals.forget()  # no time for a rehearsal: the living ranks train on
                 if self.rehearsals.is_pending:
                     self.rehearsals.finish(self.line, self._renew)
                     self._is_fresh = False
@@ -366,7 +366,7 @@ class Attempt:
             self.close()
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
-                if error.data.get("is_silent"):  # without it the ranks ended in time, and had no new step to save
+                if error.data.get("is_silent"):  # if not silent, the ranks ended in time, and had no new step to save
                     log.warning("no checkpoint was durable before the notice's deadline; earlier commits stay")
                 return None
             raise self._note_failure(error) from error.__cause__
@@ -410,7 +410,7 @@ class Attempt:
         if not is_rehearsed:
             self._order_next(stop)  # the ranks train it while this chunk is committed
         self._do_owed_upkeep()
-        if self.ranks.running is None:  # the upkeep has fallen back
+        if self.ranks.running is None:  # the upkeep found damage and ended the ranks
             return None
         while True:
             self._pass_on_notice()
@@ -484,7 +484,7 @@ class Attempt:
 
     def _commit_adopted(self, saved: Saved) -> None:
         self._commit(Proposal(saved, "adopted", self.is_stopping))
-        self.upkeep.is_owed = True  # later: only the restore that follows verifies the checkpoint
+        self.upkeep.is_owed = True  # do the upkeep later, after the restore has verified the checkpoint
 
     def _do_owed_upkeep(self) -> None:
         """Do the upkeep if an earlier commit still waits for it and no notice has told the attempt to end."""
@@ -555,7 +555,7 @@ class Attempt:
                     event = ranks.next_event(max(0.0, deadline - time.monotonic()))
                     if isinstance(event, Saved):
                         self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
-            except RankDied as error:  # without silence the ranks have ended, as they were told to
+            except RankDied as error:  # if not silent, the ranks have ended as ordered
                 within_s = self.config.resume.stop_within_s
                 reason = (
                     f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"

@@ -121,7 +121,7 @@ class Line:
         self._taken: set[str] = set()  # folders of checkpoints that can't be adopted
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
-        self._noted: tuple[int, _RehearsalVerdict] | None = None  # the commit's number, and the verdict since it
+        self._noted: tuple[int, _RehearsalVerdict] | None = None  # a commit's number, and the verdict since that commit
         self._near = near
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
@@ -392,7 +392,7 @@ class Line:
                 if not self._is_refused(saved) and self._is_worth_copying(saved):
                     log.info("copying step %d from the near folder to the store", saved.step)
                     yield checkpoint.copy_checkpoint(self._near.store, saved, self.journal.store)
-        except (CheckpointDamaged, StoreError) as error:  # without it the run goes on from its newest commit
+        except (CheckpointDamaged, StoreError) as error:  # the run continues from its newest commit instead
             log.warning("%s; nothing is adopted from the near folder", error)
 
     def _is_refused(self, saved: Saved) -> bool:

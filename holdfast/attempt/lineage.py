@@ -240,7 +240,8 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
     names = [change.name for change in chosen] or [name for name in resume.accept_drift if name == BUILT]
     if not names:
         return error
-    first = " ".join(line.strip() for line in error.message.splitlines()[:2])  # torch's text goes on with every tensor
+    # Torch's message continues with a line for every tensor.
+    first = " ".join(line.strip() for line in error.message.splitlines()[:2])
     lines = [f"{past.commit.path} can't be resumed with the accepted {', '.join(names)}: {first}"]
     return ConfigDrift(
         "\n".join([*lines, *(f"  {change}" for change in chosen)]),

@@ -26,7 +26,7 @@ from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
-# How often the thread looks at the ranks' heartbeats.
+# The seconds between two looks at the ranks' heartbeats.
 EVERY_S = 0.5
 # The longest wait for the exporter when a run is complete, and when an attempt is stopped.
 COMPLETE_WITHIN_S = 61.0
@@ -172,7 +172,8 @@ class Measuring(Observer):
         try:
             self._export()
         except Exception as error:  # metrics must not end a run
-            # A thread that nothing waits for fails when Python ends: "cannot schedule new futures after shutdown".
+            # If the attempt has stopped waiting for this thread, Python's exit makes the export fail ("cannot schedule
+            # new futures after shutdown"). Don't warn of that.
             if not self._is_left:
                 log.warning("metrics end here: %s; the run continues", error or repr(error))
 

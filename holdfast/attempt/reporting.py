@@ -83,8 +83,8 @@ class Reporting(Observer):
         except Superseded:
             pass  # the later attempt writes the report
         except Exception as error:  # a report must not end a run
-            # If the wait for this thread is over, it fails when Python ends ("cannot schedule new futures after
-            # shutdown"): don't warn of that.
+            # If the attempt has stopped waiting for this thread, Python's exit makes the report fail ("cannot schedule
+            # new futures after shutdown"). Don't warn of that.
             if not self._has_warned and not self._is_left:
                 log.warning("the report can't be written: %s; the run continues", error or repr(error))
             self._has_warned = True

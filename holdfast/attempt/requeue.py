@@ -35,7 +35,7 @@ from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
 
-ANSWER_WITHIN_S = 10.0  # for one request to Slurm's controller
+ANSWER_WITHIN_S = 10.0  # the timeout of one request to Slurm's controller
 TRIES, TRY_AGAIN_S = 3, 1.0
 # The states, with their reasons, in which a job may be queued again. `scancel` gives COMPLETING with the reason None.
 RETURNING = (("RUNNING", None), ("COMPLETING", "TimeLimit"))
@@ -121,7 +121,8 @@ def _find_last_life(journal: Journal, newest: int, job: SlurmJob) -> int:
 def _requeue(job: SlurmJob) -> None:
     """Ask Slurm for the job's state, and queue the job again if that state allows it."""
     before = signal.getsignal(signal.SIGTERM)
-    # Slurm signals every process of the job that it queues again, also scontrol, which inherits that it ignores this.
+    # When Slurm queues a job again, it sends SIGTERM to all processes of the job, the scontrol that asked for it among
+    # them. So ignore SIGTERM here: the child processes inherit that.
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     found = _ask("squeue", "-h", "-j", job.name, "-O", "State:|,Reason:|")

@@ -32,7 +32,7 @@ class Upkeep:
         """
         self._line, self._ranks, self._fall_back = line, ranks, fall_back
         self._has_read_back = False
-        self._verified = 0  # the number of the commit whose bytes the last `read_back` knows to be right
+        self._verified = 0  # the number of the commit that the last `read_back` has verified
         self._pruned: PruneReport | None = None
         self.is_owed = False
 

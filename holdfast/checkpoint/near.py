@@ -30,7 +30,7 @@ from holdfast.store.contract import translate_errors
 from holdfast.store.local import LocalStore
 
 RUN_FOLDER = re.compile(r".+-[0-9a-f]{16}")
-# Whoever can write into the folder can offer a state for adoption, as whoever can write to the store can.
+# Only the owner may write into the folder: a checkpoint in it may be adopted, as on the store.
 MODE = 0o700
 
 

@@ -45,7 +45,7 @@ def copy_pieces(pieces: Iterable[Piece], target: memoryview) -> None:
     Raises:
         ValueError: the target is too small.
     """
-    import numpy as np  # Python's own copies hold the GIL
+    import numpy as np  # NumPy's copies release the GIL, Python's don't
 
     copy = np.frombuffer(target, np.uint8)
     start, position = copy.ctypes.data, 0

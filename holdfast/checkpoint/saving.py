@@ -27,7 +27,7 @@ from holdfast.journal import FileRecord
 from holdfast.memory import Buffers, Priority
 from holdfast.store import Bytes, Store
 
-# Memory bandwidth is the limit: more threads copy no faster.
+# The number of threads that copy the state. More threads copy no faster, because memory bandwidth is the limit.
 COPIERS = 4
 # The number of the buffer for the windows; the parts' buffers are numbered from 0.
 WINDOWS_NUMBER = -1

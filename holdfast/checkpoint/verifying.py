@@ -72,7 +72,8 @@ def read_payload(
                 return None
             return fill_part(folder, commit.path, part, own, readers)
 
-        if damaged := _check_files(fill, parts, waits=True):  # the next read may use the same memory
+        # Wait for all threads: the next read may use the same memory.
+        if damaged := _check_files(fill, parts, waits=True):
             raise damage_error(commit, damaged)
     return deserialize(images)
 

@@ -80,7 +80,7 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
 
 
 def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
-    if not commit:  # such as a script's unset variable: it must not mean the newest
+    if not commit:  # an empty text, such as a script's unset variable, must not mean the newest commit
         raise WrongUse("expected a commit", hint=HOW_TO_NAME)
     journal = open_journal(run)
     journal.read_run()

@@ -29,7 +29,8 @@ def report(
         what: <store>/<run>, one or several; or a store, a folder or URL that holds runs.
         out: The file to write.
     """
-    from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows  # numpy
+    # Imported here, because this imports numpy, which takes time.
+    from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows
 
     if not what:
         raise WrongUse("expected a run, several runs or a store", hint="holdfast report runs/language")

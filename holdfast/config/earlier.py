@@ -42,6 +42,7 @@ def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             value = "auto" if value else None
         table, _, moved = MOVED[name].partition(".")
         now = found.get(table, {})
-        if isinstance(now, Mapping) and now.get(moved) is None:  # validation refuses anything else
+        # Leave any other value to the validation, which refuses it.
+        if isinstance(now, Mapping) and now.get(moved) is None:
             found[table] = {**now, moved: value}
     return found, lines

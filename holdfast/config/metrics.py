@@ -58,7 +58,7 @@ def _read_url(url: str) -> str:
     parts = urlsplit(url)
     try:
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port that is no number
+    except ValueError:  # the port is no number
         is_url = False
     if not is_url:
         raise ValueError(f"{EXPECTED}; the URL begins with http:// or https://")

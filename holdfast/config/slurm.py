@@ -8,9 +8,9 @@ from typing import Any
 
 from holdfast.errors import ConfigError
 
-# One number of tasks, on each of several nodes: 4(x2). Nodes with different numbers are listed: 4,3.
+# An entry in Slurm's list of tasks per node: 4, or 4(x2) for two nodes with 4 tasks each.
 TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")
-# The first of several hosts: node1 of node[1-3,7], and of node1,node2. Source: scontrol(1), show hostnames.
+# The first host in Slurm's list of hosts: node1 in node[1-3,7] and in node1,node2. Source: scontrol(1), show hostnames.
 FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)")
 OF_A_BATCH_FILE = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
 FIRST_PORT, PORTS = 15000, 15000  # below the ports that Linux gives to clients

@@ -18,7 +18,7 @@ class IterableBatches:
     """
 
     has_state = True
-    has_common_position = False  # each rank reads a part of its own
+    has_common_position = False  # each rank reads another part of the data
     is_at_end = False  # not known before the next batch is read
 
     def __init__(self, batches: Any, ranks: Gathering) -> None:
@@ -44,7 +44,7 @@ class IterableBatches:
         return ""
 
     def __next__(self) -> tuple[str, Any]:
-        for _ in range(2):  # the second time after the end of a pass
+        for _ in range(2):  # at the end of a pass, try a second time with a new pass
             if self._batches is None:
                 self._pass += 1
                 begin_pass(self._given, self._pass)

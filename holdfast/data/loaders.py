@@ -84,7 +84,7 @@ class LoaderBatches:
         self._samples = 0  # the size of the dataset at the beginning of the pass
         self._indices: list[list[Any]] | LongPass = []
         self._batches: Iterator[tuple[str, Any]] | None = None
-        self._requests = Requests()  # for the rest of this pass
+        self._requests = Requests()  # the requests for the rest of this pass
         self._staying = StayingWorkers(loader, workers)
         self._attributes = [keep_attributes(each) for each in list_samplers(loader)[1:]]
 

@@ -26,7 +26,8 @@ class LongPass:
         batches: Any = loader.batch_sampler if loader.batch_sampler is not None else ([each] for each in loader.sampler)
         self._length = len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)  # type: ignore[arg-type]
         begun = iter(batches)
-        self._batches = itertools.chain([next(begun)], begun)  # `next` makes the sampler draw its seed now
+        # Take the first batch now: with it the sampler draws its seed.
+        self._batches = itertools.chain([next(begun)], begun)
 
     def __len__(self) -> int:
         return self._length

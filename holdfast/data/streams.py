@@ -66,7 +66,7 @@ def refuse_inexact(keeping: str, value: Any) -> None:
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
-        flaw = "its position is known only once it is read"  # so the gate couldn't compare it after a restore
+        flaw = "its position is known only once it is read"  # so after a restore the gate couldn't compare the position
     if is_begun(value):
         flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"
     if flaw:

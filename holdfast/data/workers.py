@@ -92,7 +92,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
             hint="define what it names at the top of a module, or set compute.loader_workers = 0",
         ) from error
     started = {*multiprocessing.active_children()} - others
-    _workers.intersection_update(others)  # the rest have ended
+    _workers.intersection_update(others)  # all other workers have ended
     _workers.update(started)
     return found
 

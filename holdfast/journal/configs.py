@@ -68,7 +68,8 @@ def _compare(record: ConfigRecord, config: RunConfig) -> str:
     if missing := [name for name in NEEDED if name not in record.identity]:
         return f"its identity has no {missing[0]}"
     for name, (identity, given) in diff(record.identity, config.identity).items():
-        is_later = identity == ABSENT and not name.startswith("settings.")  # an older version had no such setting
+        # The version that wrote the record didn't have this setting.
+        is_later = identity == ABSENT and not name.startswith("settings.")
         is_newest = name == "init_from.commit" and given is None
         if not (given == ABSENT or is_later or is_newest or _is_same_time(identity, given)):
             return f"its configuration has {name} = {given!r}, but its fingerprint is of {identity!r}"

@@ -60,7 +60,7 @@ class Journal(RunFolder):
     def __init__(self, store: Store, run: str) -> None:
         super().__init__(store, run)
         self._commits: dict[int, Commit] = {}  # a record never changes
-        # The highest known number in each folder. Other processes may have added higher ones since.
+        # The highest known number in each folder. Other processes may have added higher numbers since.
         self._reached: dict[str, int] | None = None
 
     # ---- attempts: who may write
@@ -452,7 +452,7 @@ class Journal(RunFolder):
         for number in self.numbers("quarantine"):
             try:
                 reasons.append(read_record(self.store, Quarantine, record_name("quarantine", number)).reason)
-            except (NameMissing, RecordDamaged) as error:  # such as a folder with the record's name
+            except (NameMissing, RecordDamaged) as error:  # the record can't be read; it may be a folder
                 reasons.append(str(error))
         return reasons
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-READERS = 16  # an object store takes some 30 ms for each record
+READERS = 16  # the number of threads: an object store takes some 30 ms for each record
 
 T = TypeVar("T")
 

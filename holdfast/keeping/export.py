@@ -57,8 +57,8 @@ def creating(out: Path) -> Iterator[Writer]:
     """Create a file on this machine's disk, as a store's `creating` does.
 
     Raises:
-        ConfigError: the file can't be made there.
-        NameTaken: the name exists.
+        ConfigError: the file can't be made in its folder.
+        NameTaken: the file exists.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -328,7 +328,7 @@ def _list_passed(journal: Journal, found: _Found, steps_per_epoch: int) -> set[s
 def _find_unfinished(journal: Journal, found: _Found, folders: set[str]) -> set[str]:
     """Return the folders whose checkpoints an earlier prune recorded as pruned but didn't finish deleting."""
     others = folders - {commit.path for commit in found.live}
-    if others <= found.reported:  # then the records of the unreported commits need not be read
+    if others <= found.reported:  # if so, the records of the unreported commits needn't be read
         return others
     return others & (found.reported | {journal.path_of(number) for number in found.unreported})
 

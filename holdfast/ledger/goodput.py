@@ -270,7 +270,7 @@ class _Account:
             self._lost_steps += lost_s / self._usual.step_s if self._usual.step_s else 0.0
 
     def add_training(self) -> None:
-        """Add the time from the start of the ranks until the last recorded save let training continue."""
+        """Add the time from the start of the ranks to the end of the last recorded save's stall."""
         restart_s = 0.0  # the restart time of the current ranks
         for before, each in zip([None, *self._life.trained], self._life.trained, strict=False):
             self._spend(min(each.began, self.at + each.rehearse_s), "rehearsal")

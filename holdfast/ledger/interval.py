@@ -158,7 +158,7 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Co
 
 
 def _is_loss(ending: EndingRecord, last: Commit | None) -> bool:
-    is_unsaved = last is not None and last.why == "chunk"  # any other commit has the save that a stop made
+    is_unsaved = last is not None and last.why == "chunk"  # all other kinds of commits are made by a stop's save
     return ending.ending.row.is_loss or (ending.reason == "preempted" and is_unsaved)
 
 

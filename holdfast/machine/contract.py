@@ -41,7 +41,7 @@ class Term:
     free: str = ""
 
 
-# The parts of an environment from which, with three ranks or more, the order follows in which NCCL adds.
+# The parts of an environment that decide, with three ranks or more, in which order NCCL adds.
 TOPOLOGY = ("nodes", "gpus_per_node", "links")
 VIRTUAL = "only with compute.virtual_ranks would the bits be equal"
 

@@ -14,7 +14,7 @@ from holdfast.errors import DeterminismError
 
 # The interpreter, cuBLAS and torch's compiler read these variables once, when they start. Later changes have no effect.
 PREAMBLE = {
-    # Source: cuBLAS documentation, "Results Reproducibility": one workspace per stream.
+    # One workspace per stream makes cuBLAS reproducible. Source: cuBLAS documentation, "Results Reproducibility".
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONHASHSEED": "0",
     # torch.use_deterministic_algorithms would set this, too, but it imports torch._inductor first, which takes 2 s.
@@ -73,7 +73,8 @@ def apply(settings: Determinism, seed: int) -> None:
     torch.set_num_threads(settings.threads)
     if settings.mode == "strict":
         missing = sorted(name for name, value in PREAMBLE.items() if os.environ.get(name) != value)
-        if sys.flags.hash_randomization and "PYTHONHASHSEED" not in missing:  # set after Python's start
+        # If the variable was set after Python's start, it has no effect.
+        if sys.flags.hash_randomization and "PYTHONHASHSEED" not in missing:
             missing.append("PYTHONHASHSEED")
         if missing:
             raise DeterminismError(

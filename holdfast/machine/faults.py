@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.machine.processes import is_rank
 
-# A kill at any point leaves a run that resumes and a store that verifies.
+# The names of the points. A kill at any of them leaves a run that resumes and a store that verifies.
 POINTS = (
     "payload-written",  # in a rank: the payload is written, but may not be on the disk yet
     "payload-durable",  # in a rank: the payload is durable and has its final name

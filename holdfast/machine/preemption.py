@@ -39,7 +39,8 @@ GCP_WITHIN_S = 30.0
 MAX_WITHIN_S = 365 * 24 * 3600.0
 MAX_DRAIN_BYTES = 1024
 AZURE_ENDS = {"Preempt", "Terminate", "Reboot", "Redeploy"}
-# The firmware's description of a machine names its cloud. Azure's asset tag is the same on all of its machines.
+# The folder with the firmware's description of the machine, which names the cloud. (Azure's asset tag is the same on
+# all of its machines.)
 FIRMWARE = Path("/sys/class/dmi/id")
 AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 METADATA_URLS = {
@@ -67,7 +68,7 @@ class Notice:
     _deadline: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        within_s = self.within_s if self.within_s > 0 else 0.0  # also for NaN
+        within_s = self.within_s if self.within_s > 0 else 0.0  # 0 also if it is NaN
         object.__setattr__(self, "within_s", min(within_s, MAX_WITHIN_S))
         object.__setattr__(self, "_deadline", time.monotonic() + self.within_s)
 
@@ -143,7 +144,8 @@ def find_cloud(firmware: Path = FIRMWARE) -> str:
     """Return the cloud of this machine, as its firmware says; empty for none. Use no network."""
     names = ("sys_vendor", "bios_version", "product_name", "chassis_asset_tag")
     said = {name: read_system_file(firmware / name) for name in names}
-    if said["sys_vendor"].startswith("Amazon EC2") or said["bios_version"].endswith(".amazon"):  # the latter on Xen
+    # On machines with Xen only the BIOS version names Amazon.
+    if said["sys_vendor"].startswith("Amazon EC2") or said["bios_version"].endswith(".amazon"):
         return "aws"
     if said["product_name"].startswith("Google"):
         return "gcp"

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.memory.switches import is_on
 
-HUGE_PAGE_BYTES = 2**21  # on Linux
+HUGE_PAGE_BYTES = 2**21  # the size on Linux
 
 
 class Buffers:
@@ -72,7 +72,7 @@ def map_memory(size_bytes: int) -> mmap.mmap:
         mapped = mmap.mmap(
             -1, -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
-    except OSError as error:  # ENOMEM
+    except OSError as error:  # ENOMEM: too little memory
         raise MemoryError(f"{size_bytes:,} bytes: {error.strerror}") from None
     if size_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE") and is_on("huge pages"):
         mapped.madvise(mmap.MADV_HUGEPAGE)

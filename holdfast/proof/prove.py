@@ -153,7 +153,7 @@ class _Run:
         self.is_complete = False
         self.lost: dict[tuple[str, str], Found] = {}  # values that the resumes have lost, by key
         self._examined: list[Examined] = []
-        self._at_commit: list[Found] = []  # found when the newest commit was made
+        self._at_commit: list[Found] = []  # the values outside the checkpoint that were found at the newest commit
 
     @property
     def content_id(self) -> str:

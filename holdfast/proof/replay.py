@@ -42,13 +42,14 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         "recipe": trust.choose_recipe(config.recipe, journal.store_url),
         "store": journal.store_url,
         "run": journal.run,
-        "retention": config.retention.model_copy(update={"keep_best": None}),  # a replay keeps nothing
+        "retention": config.retention.model_copy(update={"keep_best": None}),  # a replay keeps no best checkpoint
         "log": Log(every=config.log.every, folder=str(scratch)),
         "epochs": _count_epochs(journal, config, commit),
         "near": NearTier(),  # an audit reads what the store has
     }
     with contextlib.suppress(RecordDamaged):
-        if metadata := checkpoint.read_metadata(journal.store, commit.path):  # ``part_bytes`` may change within a run
+        # ``part_bytes`` may differ in the run's commits.
+        if metadata := checkpoint.read_metadata(journal.store, commit.path):
             moved["checkpoint"] = config.checkpoint.model_copy(update={"part_bytes": metadata.part_bytes})
     if config.init_from is not None:
         commit_number = record.identity["init_from"]["commit"]

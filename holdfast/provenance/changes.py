@@ -18,7 +18,7 @@ Kind = Literal["value", "added", "removed", "renamed", "source", "built", "file"
 
 FIELD_CLASSES = dict(list_classes(RunConfig))
 
-# The first part of the names of changes that are not changes of settings.
+# The beginning of a change's name, for each kind of change except those of settings.
 PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}
 # The class of each change that is not a change of settings, by its kind.
 CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}

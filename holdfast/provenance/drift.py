@@ -19,10 +19,10 @@ GROUPS: dict[Kind, str] = {
     "package": "changed packages",
 }
 
-# The words of a message for changes that are not changes of settings.
+# The words for changes other than changes of settings, in a message.
 CALLED: dict[Kind, str] = {"source": "code", "built": "values", "file": "files"}
 SHOWN_CHANGES = 12
-# In the names of the built values that are digests of a function's bytecode.
+# The part of a built value's name that marks it as the digest of a function's bytecode.
 CODE = f".code.{sys.implementation.cache_tag}"
 
 

@@ -39,7 +39,7 @@ def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> lis
         now = current.get("holdfast", ABSENT)
         changes.append(Change(name="holdfast", kind="package", saved=saved["holdfast"], current=now))
     changes += packages
-    if saved.get("built"):  # last, since these may be many
+    if saved.get("built"):  # built values come last, because they may be many
         changes += compare_built(saved["built"], current.get("built") or {}, is_upgraded=is_upgraded)
     return changes
 

@@ -87,7 +87,7 @@ def hash_source(data: bytes) -> str:
     """Return the SHA-256 of a Python file's code; of the file's bytes if it is not valid Python."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = io.TextIOWrapper(io.BytesIO(data), encoding).read()  # every line end becomes \n
+        text = io.TextIOWrapper(io.BytesIO(data), encoding).read()  # the wrapper turns every line end into \n
         return hashlib.sha256(strip_source(text).encode()).hexdigest()
     except (SyntaxError, UnicodeError, tokenize.TokenError):
         return hashlib.sha256(data).hexdigest()

@@ -9,7 +9,8 @@ from torch import distributed
 # After a step of at least this length the ranks wait for the answers at once. To take them later would cost one more
 # long step.
 SLOW_STEP_S = 0.25
-# The timeout is long, because a rank may evaluate alone for hours while the others wait. The attempt finds hung ranks.
+# The timeout of an exchange. It is long, because a rank may evaluate alone for hours while the others wait. The attempt
+# finds hung ranks.
 WITHIN = datetime.timedelta(days=1)
 
 

@@ -13,7 +13,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from holdfast.errors import RankDied
 from holdfast.terminal import spell_s
 
-# A node counts as lost after so many missing signs in a row: a busy node or network may lose a few.
+# A node counts as lost after this many missing signs in a row: a busy node or network may lose a few.
 SIGNS = 6
 LEFT = "left"
 

@@ -44,7 +44,7 @@ def await_code(code: int) -> int:
     """
     if not is_attached():
         return code
-    # The launcher may end the remaining ranks as soon as the first rank has ended.
+    # The launcher may end the remaining ranks as soon as one rank has ended.
     signal.signal(signal.SIGTERM, lambda *_: pass_on_stop())
     given = os.read(int(os.environ[END_VARIABLE]), 1)
     if number := int(os.environ.get(BESIDE_VARIABLE, "0")):

@@ -34,7 +34,7 @@ NAME_WITHIN_S = 10.0
 TELL_WITHIN_S = 10.0
 # Variables of the launcher that differ between two starts of its processes.
 KEYS = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-PEER = struct.Struct("3i")  # the process, the user and the group at the other end
+PEER = struct.Struct("3i")  # the format of SO_PEERCRED: the ids of the process, the user and the group at the other end
 FILES = 4
 ANSWER_BYTES = 65536
 

@@ -64,7 +64,7 @@ from holdfast.recipe.probe import Gate
 log = logging.getLogger(__name__)
 
 END_WITHIN_S = 5.0
-KILLED_WITHIN_S = 60.0  # a process with much memory takes seconds to end
+KILLED_WITHIN_S = 60.0  # the longest wait after SIGKILL: a process with much memory takes seconds to end
 CAUSE_WITHIN_S = 45.0  # longer than torchrun takes to end the other ranks once it notices a dead one: 30 s
 
 E = TypeVar("E", bound=BaseModel)
@@ -108,7 +108,7 @@ class Ranks:
         """
         self.began = time.monotonic()
         self._compute = config.compute
-        claim_recipe(config.recipe)  # to find the user's line in the stack of a rank that hangs
+        claim_recipe(config.recipe)  # so that the user's line is found in the stack of a rank that hangs
         self._is_built = False  # whether the ranks have met and built the recipe
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)

@@ -20,7 +20,7 @@ from holdfast.provenance.canonical import spell_floats
 # The variable with the path of the file that the main rank writes; unset if it writes no file.
 LIVED_VARIABLE = "HOLDFAST_LIVED"
 SUFFIX = ".steps.jsonl"
-# The size at which the file takes no further steps.
+# The size in bytes at which no further steps are written to the file.
 MOST_BYTES = 2**24
 
 Line = dict[str, Any]
@@ -63,7 +63,7 @@ class LivedSteps:
     def _append(self, lines: Sequence[Line]) -> None:
         if self._path is None or self._is_full:
             return
-        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # only a proof is lost
+        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # costs a proof alone
             self._is_full = file.tell() > MOST_BYTES
             file.write(_spell(lines))
 

@@ -378,7 +378,7 @@ def _decode(line: str | bytes, kinds: Mapping[str, type[BaseModel]]) -> Any:
     try:
         name, fields = json.loads(line)
         return kinds[name].model_validate(fields)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:  # pydantic and json raise a ValueError
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # pydantic's and json's are ValueErrors
         start = line[:SHOWN_LETTERS]
         raise RunStopped(
             f"attempt and ranks don't understand each other: {start!r}: {type(error).__name__}",

@@ -86,7 +86,7 @@ class Nodes:
                 cause = decode_event(self._store.get(CAUSE).decode())
                 return cause.error if isinstance(cause, Failed) else error
         except (DistError, RuntimeError):
-            pass  # no rank has told its error, or the store has ended
+            pass  # no rank has sent an error of its own, or the store has ended
         return error
 
     def leave(self) -> None:

@@ -44,7 +44,7 @@ def resolve(annotation: Any, function: Any) -> Any:
     """Return the object that an annotation names; the annotation itself if only a type checker can resolve it."""
     found = annotation
     try:
-        for _ in range(2):  # twice, for quotes in a module with postponed annotations
+        for _ in range(2):  # twice: a quoted annotation in a module with postponed annotations is a text in a text
             if isinstance(found, str):
                 found = eval(found, getattr(function, "__globals__", {}))
     except Exception:

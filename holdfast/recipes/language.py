@@ -147,7 +147,7 @@ class Decoder(nn.Module):
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
         for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):  # outputs that are added to the residual stream
+            if name.endswith(("out.weight", "down.weight")):  # layers whose output is added to the residual stream
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
     def forward(self, text: Tensor) -> Tensor:

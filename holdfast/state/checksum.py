@@ -17,7 +17,8 @@ from holdfast.state.sharded import is_sharded, list_regions, local_of
 
 ROW_WORDS = 1024
 WORD_BYTES = 8
-# Odd, so that multiplying loses no bit of a row's sum. Source: the increment of SplitMix64 (Steele, Lea, Flood, 2014).
+# The factor of the weights. It is odd, so that no bit of a row's sum is lost. Source: SplitMix64 (Steele, Lea, Flood,
+# 2014).
 WEIGHT = 0x9E3779B97F4A7C15 - 2**64
 
 

@@ -29,7 +29,7 @@ DTYPES = {
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
     "F4": torch.float4_e2m1fn_x2,
 }  # fmt: skip
-PAIRS = "F4"  # torch packs two such numbers into an element; safetensors counts each
+PAIRS = "F4"  # 4-bit floats: torch packs two numbers into an element, but safetensors counts each number
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 NUMPY_NAMES = {
     np.dtype(name): dtype

@@ -22,7 +22,7 @@ class Ties:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
         self._kept: dict[str, Any] = {}  # the tensors and arrays that are kept by themselves, outside of containers
-        self._originals: dict[str, Originals] = {}  # by the name of the kept value
+        self._originals: dict[str, Originals] = {}  # the originals, by the name of the kept value
         # By a saved value's place in memory: the saved value, and the value into which it was restored. An entry is
         # valid only while the saved value lives, because later another value may have its place.
         self._restored: dict[Any, tuple[Ref, Ref]] = {}

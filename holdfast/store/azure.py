@@ -53,7 +53,7 @@ class AzureUpload:
             metadata = {WRITER: self._token}
             self._call("commit_block_list", blocks, metadata=metadata, match_condition=MatchConditions.IfMissing)
         except HttpResponseError as error:
-            # The first commit of a blob discards the blocks of all other writers.
+            # Another writer has committed the blob first, which discards the blocks of all other writers.
             if getattr(error, "error_code", "") in ("BlobAlreadyExists", "InvalidBlockList"):
                 raise FileExistsError(self._key) from None
             raise

@@ -32,7 +32,7 @@ class GcsStore(ObjectStore):
 
     def _options(self) -> dict[str, Any]:
         limits = ClientTimeout(total=REQUEST_WITHIN_S, sock_connect=CONNECT_WITHIN_S, sock_read=SILENT_S)
-        # An emulator takes no credentials; Google's own client sends it none either.
+        # An emulator takes no credentials, and Google's own client sends none to an emulator either.
         token = {"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {}
         return super()._options() | {"requests_timeout": limits} | token
 

@@ -16,7 +16,7 @@ from holdfast.store import folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, temporary, translate_errors
 from holdfast.store.naming import NO_LINKS, link_once, name_once
 
-# How long a write whose file vanished waits for the folder to vanish too.
+# The longest wait, in seconds, after a write's file has vanished: does the whole folder vanish, too?
 DELETED_WITHIN_S = 2.0
 
 

@@ -82,7 +82,7 @@ def send_ignored_again() -> None:
         if not isinstance(told, BaseException) or isinstance(told, Exception) or number is None:
             before(ignored)
             return
-        # Later, and from another thread: this function still runs in the destructor.
+        # Send the signal later, and from another thread, because this function still runs in the destructor.
         again = threading.Timer(SENT_AGAIN_AFTER_S, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()

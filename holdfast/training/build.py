@@ -98,7 +98,8 @@ class Training:
         _check_anneals(self.recipe, self.own_steps_per_epoch)
         self.model, self.optimizer = program.prepare(config, self.ranks)
         self.synchronized = Synchronized(self.recipe, self.ranks)
-        if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:  # FSDP2 doesn't share buffers
+        # FSDP2 doesn't copy the main rank's buffers to all ranks.
+        if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:
             self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None

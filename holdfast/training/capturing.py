@@ -142,7 +142,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
                 load(name, target, saved)
     load_optimizer(training, state["optimizer"], are_laid_out=are_laid_out)
     for name, extra in training.recipe.extras.items():
-        if _wraps_optimizer(training, extra):  # again: its saved state has the order of the optimizer's state
+        if _wraps_optimizer(training, extra):  # load it again, now that the optimizer's state has the saved order
             load(f"extra {name}", extra, extras.get(name))
     restore_generators(training, state)
 

@@ -20,11 +20,11 @@ HINT = "before the loop, run.data_parallel(mesh) names the mesh dimensions whose
 
 @dataclass(frozen=True)
 class DataRanks:
-    """The data rank of every rank.
+    """The data-parallel rank of every rank.
 
     Attributes:
         numbers: the data ranks, by rank. Ranks of one data rank train the same samples, with the same random numbers.
-        rank: this rank.
+        rank: this rank's number.
     """
 
     numbers: tuple[int, ...]

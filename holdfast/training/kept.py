@@ -103,7 +103,8 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         elif isinstance(each, LRScheduler | ReduceLROnPlateau):
             schedulers[name] = each
         else:
-            refuse_inexact(f"run.keep({name}=...)", each)  # again: since `keep` the loop may have made an iterator
+            # Check again: since `keep` the loop may have begun to iterate over the loader.
+            refuse_inexact(f"run.keep({name}=...)", each)
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     # An optimizer inside another kept optimizer is saved with that optimizer.

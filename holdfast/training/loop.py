@@ -171,7 +171,7 @@ def end_epoch(training: Training) -> None:
     training.record.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.record.measured}
     known = {name for each in [*progress.history, {"metrics": metrics}] for name in each["metrics"]}
-    if known:  # an evaluation may give none at first
+    if known:  # an evaluation may return no metric at first
         check_best(training.config.retention.keep_best, known)
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.record.measured)) if value}
     if not training.recipe.has_own_loop:  # a user's own loop steps its schedulers itself

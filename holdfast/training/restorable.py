@@ -40,7 +40,7 @@ def check_step(training: Training) -> None:
     """
     is_changed = training.structure.check(training.progress.step)
     training.grouping.check(training.progress.step, is_looked_at=is_changed)
-    if training.progress.step == 1:  # the optimizers have their moments now, and the data has a position
+    if training.progress.step == 1:  # only now do the optimizers have moments, and the data a position
         check_savable(training, "after the first step", {"data": training.batches.state_dict()})
         check_same_ranks(training)
 

@@ -65,7 +65,7 @@ def begin_save(
     check_same_ranks(training)
     payload, shown = state.to_payload(capture(training)), training.record.gallery.take()
     if not training.ranks.has_others:
-        payload = state.localize(payload)  # one rank holds all rows
+        payload = state.localize(payload)  # a single rank holds all rows
     peers = training.ranks.exchange if state.has_shards(payload) else None
     if training.ranks.is_main or peers is not None:
         training.saver.wait()  # the end of the last save sets training.parent

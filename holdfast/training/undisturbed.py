@@ -113,7 +113,7 @@ class ModelSnapshot:
         self, name: str, module: nn.Module, attributes: dict[str, Any], copies: list[tuple[Any, Any]]
     ) -> None:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            return  # a checkpoint may have all values in the module's extra state
+            return  # a module's extra state may save these values
         lost, own = module._non_persistent_buffers_set, vars(module)
         filled = {id(container) for container, items in copies if not _has_items(container, items)}
         for key in sorted(((attributes.keys() | own.keys()) - OF_TORCH) | lost):
@@ -146,7 +146,8 @@ def _version_of(tensor: torch.Tensor) -> object:
     if is_lazy(tensor) or tensor.is_inference():
         return 0
     own = local_of(tensor) if is_sharded(tensor) else tensor
-    return tensor._version, own.data_ptr() if own.layout is torch.strided else 0  # a sparse one has several addresses
+    # A sparse tensor has several addresses.
+    return tensor._version, own.data_ptr() if own.layout is torch.strided else 0
 
 
 def _sum_up(parameters: Sequence[torch.Tensor]) -> list[int]:

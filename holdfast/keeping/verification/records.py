@@ -48,7 +48,7 @@ NUMBERED: dict[str, tuple[type[Record], str]] = {
 }
 
 
-# The built-in map, or one that runs in several threads.
+# The built-in map, or a thread pool's.
 Map = Callable[..., Iterable[Any]]
 
 
@@ -250,7 +250,7 @@ def _check_links(
             if number not in quarantined:
                 yield str(commit)
             continue
-        if number in quarantined:  # no run continues from it
+        if number in quarantined:  # its links don't matter, because no run continues from it
             continue
         before, parent = (
             each if isinstance(each, Commit) else None for each in map(found.get, (number - 1, commit.parent))

@@ -13,7 +13,7 @@ from holdfast.keeping.verification.checkpoints import check_checkpoint, check_un
 from holdfast.keeping.verification.records import check_records
 from holdfast.keeping.verification.report import VerifyReport
 
-# Threads gain here: hashing and waiting for a storage both release the GIL.
+# The number of threads. They work in parallel, because hashing and waiting for a storage both release the GIL.
 WORKERS = 8
 
 

@@ -41,7 +41,7 @@ def check_library(target: MetricsTarget) -> None:
     """
     try:
         found = importlib.util.find_spec(LIBRARIES[target.kind])
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # a package around the module is missing
         found = None
     if found is None:
         library = LIBRARIES[target.kind].replace(".", "-") if target.kind == "otlp" else LIBRARIES[target.kind]

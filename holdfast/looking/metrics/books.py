@@ -57,7 +57,7 @@ class Books:
         self._next_at = time.monotonic() + max(LEDGER_EVERY_S, took_s / LEDGER_SHARE)
 
     def _count_endings(self, records: Records) -> None:
-        for reason in REASONS.values():  # at 0, so that Prometheus sees the first one as a rise
+        for reason in REASONS.values():  # begin at 0, so that Prometheus sees the first restart as a rise
             if reason.retries:
                 self._readings.put("holdfast.restarts", 0, reason.name)
         for record in records.attempts.values():

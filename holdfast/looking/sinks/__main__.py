@@ -53,7 +53,7 @@ class Sender:
                 self._sink.close(order.is_complete)
         except Superseded:
             self._is_superseded = True
-        except Exception as error:  # whatever a library raises
+        except Exception as error:  # a sink's library may raise any error
             self._fail(error)
 
     def _deliver(self) -> None:

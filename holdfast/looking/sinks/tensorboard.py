@@ -46,7 +46,7 @@ class TensorBoard(Sink):
             drawn = path.name.removeprefix(PREFIX).partition(".")[0]
             if drawn.isdecimal() and int(drawn) > number:
                 path.unlink(missing_ok=True)
-        self.step = 0  # so no step is skipped: the files show which commits are drawn
+        self.step = 0  # 0, so that no step is skipped: `has` looks at the files
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:
         path = self._path(commit)

@@ -57,7 +57,7 @@ class Wandb(Sink):
             project=facts.project, id=facts.id, name=facts.run, resume="allow", dir=facts.folder, config=facts.settings,
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True,
-                x_disable_stats=True, x_disable_meta=True,  # statistics of this process, which doesn't train
+                x_disable_stats=True, x_disable_meta=True,  # no statistics of this process, because it doesn't train
             ),
         )  # fmt: skip
 

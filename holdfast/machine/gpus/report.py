@@ -12,7 +12,7 @@ from holdfast.terminal import counted
 
 PROGRAM = "nvidia-smi"
 GPU_NAME, STYLE = re.compile(r"GPU\d+"), re.compile(r"\x1b\[[0-9;]*m")
-# On a machine with eight GPUs and without NVIDIA's persistence daemon, nvidia-smi takes ten seconds.
+# The timeout of nvidia-smi, which takes ten seconds on a machine with eight GPUs and without the persistence daemon.
 WITHIN_S = 60.0
 
 XML = re.compile(r"<\?xml.*</nvidia_smi_log>", re.S)
@@ -107,7 +107,7 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     if "No devices were found" in text:
         return GpuReport()
     shown = XML.search(text)
-    said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]  # warnings around the XML
+    said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]  # the warnings around the XML
     fault = next(filter(UNREACHABLE.search, said), "")
     with contextlib.suppress(ElementTree.ParseError):
         if shown and not fault:  # the XML may lack a GPU that is lost

@@ -9,7 +9,7 @@ from holdfast.proof.comparison.suspects import Suspect, Tier, describe_change
 from holdfast.proof.differing import SHOWN_NAMES, Differing
 
 SHOWN_SUSPECTS = 12
-# Fields of a trail's line whose values are digests or tables, which tell a person nothing.
+# The fields of a trail's line whose values aren't shown: digests and tables, which a person can't read.
 HASHED = {"samples", "rng", "logged", "metrics"}
 TITLES: dict[Tier, str] = {"likely": "most likely", "possible": "possible", "unlikely": "no explanation"}
 NOTHING_RECORDED = (

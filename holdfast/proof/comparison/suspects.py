@@ -26,7 +26,8 @@ Evidence = Literal[
 Tier = Literal["likely", "possible", "unlikely"]
 TIERS: tuple[Tier, ...] = ("likely", "possible", "unlikely")
 
-# float32 rounds to 6e-8. A sum in another order, or by another kernel, differs by some hundred times as much.
+# The largest relative difference that counts as rounding. float32 rounds to 6e-8; a sum in another order, or by another
+# kernel, differs by some hundred times as much.
 ROUNDING = 1e-5
 COMPUTED: tuple[Evidence, ...] = ("start", "loss", "rounding", "gradient", "update", "state")
 EVERYTHING: tuple[Evidence, ...] = ("samples", "content", "rates", *COMPUTED, "random", "metrics")
@@ -38,9 +39,9 @@ class Kind:
 
     Attributes:
         names: the prefixes of the dotted names that changes of this kind have.
-        likely: the evidence that it explains best.
-        possible: further evidence that it may cause.
-        reason: why it causes this evidence.
+        likely: the evidence that this kind explains best.
+        possible: further evidence that this kind may cause.
+        reason: why this kind causes the evidence.
     """
 
     name: str

@@ -18,7 +18,7 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Failed, decode_order, encode_message
 from holdfast.rank.rendezvous import NODE_VARIABLE
 
-# Longer than `LOOK_EVERY_S`, so that each wait for events lets the watch look at the ranks.
+# The longest wait for events. It is longer than `LOOK_EVERY_S`, so that the watch looks at the ranks in each wait.
 TAKE_WITHIN_S = 2.5
 LOG_BYTES = 1 << 16  # the most bytes of the log in one answer
 

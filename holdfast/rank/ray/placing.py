@@ -19,8 +19,8 @@ from holdfast.terminal import counted, spell_s
 
 REACHED_WITHIN_S = 5.0
 LOOK_EVERY_S = 1.0
-# Long enough to know whether a number of nodes has room: Ray reserves bundles in milliseconds, on a busy cluster in a
-# second.
+# The time after which a number of nodes counts as having no room. Ray reserves bundles in milliseconds, on a busy
+# cluster in a second.
 RESERVED_WITHIN_S = 5.0
 SHOWN_LETTERS = 300
 

@@ -28,7 +28,8 @@ from holdfast.rank.ray.carrying import Carrier, Host, Start, Taken
 from holdfast.rank.ray.orders import OrderLines
 from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, list_alive, list_nodes, reserve_nodes
 
-# A carrier's process starts in 5 s on a busy machine, and loads a working directory in minutes.
+# The longest wait for the carriers. A carrier's process starts in 5 s on a busy machine, but takes minutes to load a
+# working directory.
 STARTS_WITHIN_S = 300.0
 ENDS_WITHIN_S = 4.0
 LOOK_FOR_NODES_EVERY_S = 5.0
@@ -50,7 +51,7 @@ def relay_ranks(config: RunConfig, commit: int, patience: float, events: Events)
     """
     orders = OrderLines()
     connect()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # instead of Ray's handler: no ranks run yet
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of Ray's handler: while no ranks run, end at once
     placement = reserve_nodes(config.compute, lambda: not orders.has_ended)
     relay = Relay(config, placement, events)
     signal.signal(signal.SIGTERM, lambda *_: relay.stop())

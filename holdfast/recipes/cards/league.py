@@ -179,10 +179,10 @@ class League:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore the league around its players, whose weights are restored already.
+        """Restore the league's records. Call it when the players' weights are restored.
 
         Raises:
-            ValueError: a member's weights differ from those that joined the league.
+            ValueError: a member's weights differ from those with which it joined the league.
         """
         self.members = [Member(**member) for member in saved["members"]]
         for member in self.members:

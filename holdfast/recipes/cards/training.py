@@ -38,7 +38,8 @@ def cards(run: Run, settings: Settings) -> None:
     rollouts = Rollouts(games, own.rows, policy, league, sampler, draw)
     learner = Learner(model, optimizer, run.accelerator, sampler, ent_coef, own, draw)
     scale = ReturnScale()
-    behaviour = {"rollout_entropy": math.nan, "rollout_noop_rate": math.nan}  # the last rollout's numbers
+    # The numbers of the last rollout; NaN before the first.
+    behaviour = {"rollout_entropy": math.nan, "rollout_noop_rate": math.nan}
     run.keep(policy=policy, opponents=league.players, optimizer=optimizer, scheduler=scheduler)
     run.keep(league=league, rollouts=rollouts, scale=scale, behaviour=behaviour)
     tree = find_tree(game, settings.evaluation.nash_conv_histories)

@@ -59,7 +59,8 @@ def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
         live = _find_live(places, {*places})[min(places)]
         stored |= {name.removeprefix(own) for each in places.values() for name in each.stores if name.startswith(own)}
         read |= {name.removeprefix(own) for name in live if name.startswith(own)}
-        read |= {each for each in code.co_consts if isinstance(each, str)}  # `getattr(self, "count", 0)` reads it
+        # A text may be an attribute's name, as in `getattr(self, "count", 0)`: count it as read.
+        read |= {each for each in code.co_consts if isinstance(each, str)}
     return stored - read
 
 
@@ -144,7 +145,7 @@ def _note_names(place: _Instruction, instructions: list[dis.Instruction], index:
         for kind, name in zip(kinds, names, strict=False):
             if kind != "LOAD":
                 place.stores.add(name)
-            elif name not in place.stores:  # one instruction may store and then load
+            elif name not in place.stores:  # an instruction that stores the name first doesn't read the old value
                 place.reads.add(name)
     elif each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR") and index:
         before = instructions[index - 1]

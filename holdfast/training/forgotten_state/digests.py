@@ -33,7 +33,7 @@ CONTAINERS = (dict, *SEQUENCES)
 CACHES = type(functools.lru_cache(lambda: None))
 # The modules of iterators whose `__reduce__` returns the position without moving the iterator.
 ITERATORS = ("builtins", "itertools")
-# Clocks whose readings a program keeps, to say how long something takes.
+# The clocks that `is_reading` knows. Programs keep their readings, to measure how long something takes.
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 NANOSECONDS = 10**9
 IsKnown = Callable[[Any], bool]

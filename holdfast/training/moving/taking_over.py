@@ -183,7 +183,8 @@ class _Into:
         )
         self._used |= found.used
         self.notes += found.paired
-        self.notes += [] if training.schedulers else found.notes  # a scheduler sets the rates, and has them itself
+        # The notes are about learning rates. If there are schedulers, they set the rates.
+        self.notes += [] if training.schedulers else found.notes
         if found.state and found.stateless:
             shown = ", ".join(found.stateless[:SHOWN_NAMES])
             self.notes.append(f"the source has no state of {counted(len(found.stateless), 'parameter')}: {shown}")
@@ -224,7 +225,8 @@ class _Into:
         names = recipe.scheduler_names if isinstance(recipe, Kept) else self._training.schedulers.names
         if {*names} == {*sources}:
             return list(zip(names, own, strict=True))
-        if all(map(NUMBERED.fullmatch, sources)):  # a list, as accelerate and Lightning save it
+        # The source saved its schedulers in a list, as accelerate and Lightning do.
+        if all(map(NUMBERED.fullmatch, sources)):
             in_order = sorted(sources, key=lambda each: int(each.rpartition("_")[2]) if "_" in each else 0)
             shown = ", ".join(f"{each} is {name}" for each, name in zip(in_order, names, strict=True))
             self.notes.append(f"the source's schedulers have no names, and are taken in their order: {shown}")

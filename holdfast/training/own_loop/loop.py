@@ -163,7 +163,7 @@ class OwnLoop:
         self._has_epochs = self._has_steps = self._has_ended = False
         self._is_at_end = False  # whether only the code after the epoch's inner loop has still to run
         self._is_last = False  # whether the loop has got the run's last step
-        self._undo: Callable[[], None] | None = None  # restores the state that the run resumed with
+        self._undo: Callable[[], None] | None = None  # restores the state with which the run has resumed
 
     # ---- the process
 
@@ -416,7 +416,8 @@ class OwnLoop:
         if self._undo is not None:
             undo, self._undo = self._undo, None
             undo()
-            self._noted.numbers, self._noted.shown = {}, []  # the repeated code's numbers and pictures are recorded
+            # The numbers and pictures of the repeated code are on record already.
+            self._noted.numbers, self._noted.shown = {}, []
         step = self._step
         if step is None or self._is_at_end:
             return

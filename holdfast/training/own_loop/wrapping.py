@@ -76,7 +76,8 @@ class Wrapping:
         self._replaced += [each for each in before.values() if id(each) in replaced]
         self._placed.append(model)
         is_bare = bool(self._config.compute.virtual_ranks) or is_cut(self._config, self._accelerator)
-        is_bare |= not any(each.requires_grad for each in model.parameters())  # DDP refuses such a model, as a teacher
+        # DDP refuses a model of which no parameter requires a gradient, such as a teacher.
+        is_bare |= not any(each.requires_grad for each in model.parameters())
         wrapped = self._accelerator.prepare_model(model, evaluation_mode=is_bare)
         assert isinstance(wrapped, nn.Module)
         return wrapped

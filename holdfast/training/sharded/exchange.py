@@ -30,8 +30,8 @@ from holdfast.training.sharded.extents import (
     view_held,
 )
 
-# The timeout is long because waiting for a slow store is no error. A rank that dies closes its connections, and the
-# other ranks notice that at once.
+# The timeout of an exchange. It is long, because waiting for a slow store is no error. A rank that dies closes its
+# connections, and the other ranks notice that at once.
 PATIENCE = datetime.timedelta(days=7)
 
 # The number of layouts whose holders the ranks remember: the layout of a save, of the checks before it, and of a
@@ -101,7 +101,7 @@ class Exchange:
                 raise
             if isinstance(error, HoldfastError):
                 return _Failure(error)
-            return _Failure(RunStopped(f"rank {self.rank}: {type(error).__name__}: {error}"))  # can be pickled
+            return _Failure(RunStopped(f"rank {self.rank}: {type(error).__name__}: {error}"))  # sure to be pickled
 
     @contextlib.contextmanager
     def _noting_loss(self) -> Iterator[None]:

@@ -260,7 +260,7 @@ class VirtualRanks(Cooperation):
         return total
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        if self.is_alone:  # read the names of other ranks' shares from the data again
+        if self.is_alone:  # the other ranks are lost: read the names of their shares from the data again
             others = [share for share in range(self.shares) if share not in self.own]
             both = [others, self.own]
             return [_in_order(both, [read_names(each.step - 1, others), each.samples]) for each in steps]
