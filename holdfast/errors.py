@@ -181,7 +181,8 @@ class StoreDenied(StoreError, PermissionError):
 class Unreadable(StoreError, Damage):
     """A name on the store is there and can't be read: the disk reports an error, or it is a link, a pipe or a device.
 
-    Unlike a cloud that doesn't answer, this concerns one name and stays so: it is damage, too, with exit code 2.
+    Unlike a cloud that doesn't answer, this concerns a single name and doesn't pass. So it counts as damage, with exit
+    code 2.
     """
 
 

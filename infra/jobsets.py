@@ -27,7 +27,8 @@ MODELS = {
     ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): "TrainerV1alpha1TrainingRuntime",
     ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"): "TrainerV1alpha1ClusterTrainingRuntime",
 }
-# The package describes a quantity, and a number or a text, as an empty object; kubernetes-validate knows them.
+# Two types that the package describes as empty objects: a quantity, and a number or text. kubernetes-validate checks
+# their values.
 UNKNOWN = ("IoK8sApimachineryPkgApiResourceQuantity", "IoK8sApimachineryPkgUtilIntstrIntOrString")
 # The texts that the descriptions in the schemas list, by the end of a path.
 TEXTS = {

@@ -79,7 +79,7 @@ class Attempt:
 
     Attributes:
         ranks: the attempt's ranks.
-        upkeep: what is done after a commit, once the ranks are built.
+        upkeep: reads back and prunes checkpoints after a commit; set once the ranks are built.
         notice: the notice that this machine goes away; None if there is none.
     """
 

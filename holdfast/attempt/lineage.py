@@ -152,7 +152,8 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
     """
     changes = changes_since(past, present)
     let_through = check_drift(changes, config.resume.accept_drift, past.fingerprint, present.fingerprint)
-    _warn_of([change for change in let_through if not is_of_ranks(change)])  # `judge_environment` warns of the ranks
+    # `judge_environment` warns of changed ranks.
+    _warn_of([change for change in let_through if not is_of_ranks(change)])
     if epochs not in (None, config.epochs):
         let_through.append(Change(name="epochs", kind="value", saved=epochs, current=config.epochs))
     return to_lineage(let_through)

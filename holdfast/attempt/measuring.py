@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 
 def make_measuring(config: RunConfig) -> list[Observer]:
-    """Return the observer that ``log.metrics`` asks for; none without it.
+    """Return the observer for ``log.metrics``, in a list; an empty list if that isn't set.
 
     Raises:
-        ConfigError: the library that it needs is not installed.
+        ConfigError: the library that the observer needs is not installed.
     """
     if config.log.metrics is None:
         return []

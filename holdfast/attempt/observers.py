@@ -23,7 +23,7 @@ class CheckpointVerdict:
     Attributes:
         judge: the ``gate`` when it was restored, a ``rehearsal``, or the steps that dead ranks (``death``) had trained
             after it.
-        result: ``passed``, ``refused``, or ``damaged`` if its bytes are not what was committed.
+        result: ``passed``, ``refused``, or ``damaged`` if the checkpoint's bytes are not the committed bytes.
         commit: the commit's number.
         took_s: seconds that the judgement took; for the gate, with the restore.
     """

@@ -5,7 +5,7 @@
     [log]
     observers = ["holdfast.attempt.published:KillCostFile", "holdfast.attempt.published:KillCostAnnotations"]
 
-The numbers are those of `holdfast.ledger.kill_cost.KillCost`.
+`holdfast.ledger.kill_cost.KillCost` describes the published numbers.
 """
 
 import contextlib

@@ -57,7 +57,7 @@ class AttemptRanks:
         present: the settings, code and machine that the ranks train with.
         ancestor: the checkpoint of another run that this run begins with; None if it begins with its own weights.
         restart_s: the seconds from the start of the running ranks until they began to train; 0 before that.
-        verified: the number of the last commit whose bytes were verified, mostly in a restore; 0 if none was.
+        verified: the number of the last commit whose bytes on the store were verified in this attempt; 0 for none.
         hangs: how often ranks hung in a row, without a save in between.
         is_quiet: True during a rehearsal, whose builds and restores are not logged.
         tolerance: the relative difference that is allowed between the ranks' numbers and those of other ranks that
@@ -232,7 +232,7 @@ class AttemptRanks:
         self.restart_s = self.restart_s or time.monotonic() - self.own.began
 
     def end(self) -> None:
-        """End all ranks of the attempt, also those that wait."""
+        """End all ranks of the attempt: running, set aside and started ahead."""
         self.ahead.end()
         self.end_aside()
         self.end_running()

@@ -78,7 +78,8 @@ def find_refusal(
 
     Args:
         before: the number of the run's last attempt before this one.
-        error: the error that ended the attempt; None without one, as after a notice that this machine goes away.
+        error: the error that ended the attempt; None if it ended without an error, for example after a notice that this
+            machine goes away.
 
     Returns:
         An empty text if the run is complete.

@@ -140,7 +140,7 @@ def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[st
 
 
 def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
-    """Yield a part's fact with its name; for ``state``, the checksum of each component with the component's name."""
+    """Yield the value of a field of a rank or share, with the field's name; of ``state``, each component's checksum."""
     if name == "state":
         yield from part.get("state", {}).items()
     elif name in part:

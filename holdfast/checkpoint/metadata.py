@@ -128,8 +128,8 @@ class Saved(Record):
         save_s: seconds from the start of the copy of its state until it was durable.
         restart_s: seconds from the start of the ranks, or of their attempt, until the order to train.
             Each duration is 0 if it is unknown.
-        near_problem: why the near folder has no copy of it, for a person; empty if it has one, if there is no near
-            folder, or if the reason is that of the save before.
+        near_problem: why the near folder has no copy of this checkpoint, for a person. Empty if the folder has a copy,
+            if there is no near folder, or if the save before failed for the same reason.
     """
 
     path: str

@@ -57,7 +57,7 @@ def prove_command(
 
 
 def _read_numbers(ranks: str) -> list[int]:
-    """Return the numbers in a list such as ``1,2,4``; none for an empty one.
+    """Return the numbers in a text such as ``1,2,4``; no numbers for an empty text.
 
     Raises:
         WrongUse: the text isn't such a list.

@@ -55,10 +55,10 @@ def report(
 
 
 def _find_store(what: tuple[str, ...]) -> Store | None:
-    """Return the store that the user names; None if no name is a store's.
+    """Return the store that the user names; None if none of the names is a store's.
 
     Raises:
-        WrongUse: a store is one of several names.
+        WrongUse: there are several names, and one of them is a store's.
     """
     for each in what:
         if not _is_run(each):

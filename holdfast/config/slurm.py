@@ -42,7 +42,7 @@ class SlurmJob:
 
 
 def find_job(environ: Mapping[str, str] = os.environ) -> SlurmJob | None:
-    """Return the Slurm job of a process with these variables; None if it belongs to none."""
+    """Return the Slurm job of a process with these environment variables; None if the process is in no job."""
     if not environ.get("SLURM_JOB_ID", "").isdecimal():
         return None
     is_step = "SLURM_STEP_NUM_NODES" in environ

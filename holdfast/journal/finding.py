@@ -55,7 +55,7 @@ def open_place(place: str) -> Journal | Store:
 
 
 def find_commit(journal: Journal, text: str = "") -> Commit:
-    """Return the commit with this number or checkpoint folder, or the best one; the newest one for an empty text.
+    """Return the commit that a text names: by its number, its checkpoint's folder or ``best``; if empty, the newest.
 
     Raises:
         WrongUse: there is no such commit, or its checkpoint was pruned.
@@ -84,7 +84,7 @@ def find_commit(journal: Journal, text: str = "") -> Commit:
 
 
 def find_best_commit(journal: Journal, policy: KeepBest) -> Commit | None:
-    """Return the commit that scores best, among those that the run may continue from; None if none has the metric."""
+    """Return the best commit among those that the run may continue from; None if no commit has the metric."""
     return next(iter(rank_by_metric(journal.candidates(), policy)), None)
 
 

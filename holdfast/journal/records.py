@@ -375,7 +375,7 @@ class Pin(Record):
 
 
 class AuditRecord(Record):
-    """``audits/00000007-00000002.json``: an audit of a commit, which trained its steps again, here the second one."""
+    """``audits/00000007-00000002.json``: an audit, which trained a commit's steps again: here the 2nd of commit 7."""
 
     commit: int = Field(ge=1)
     number: int = Field(ge=1, description="the number of this audit among those of the commit")

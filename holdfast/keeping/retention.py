@@ -209,7 +209,7 @@ def prune_by_policy(
 
 
 def _find(journal: Journal) -> _Found:
-    """Find the commits that are left. The last prune's report names them; without one, all commits are listed."""
+    """Find the commits that weren't pruned. The last prune's report names them; without a report, list all commits."""
     newest = journal.newest_number()
     reported: set[str] = set()
     for number in range(newest, max(newest - REPORTS_TRIED, 0), -1):

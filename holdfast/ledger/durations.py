@@ -1,4 +1,4 @@
-"""Bounds on how long the next step, save or commit takes, from the measured ones."""
+"""Bounds on the duration of the next step, save or commit, computed from measured durations."""
 
 import collections
 import math

@@ -1,4 +1,4 @@
-"""The goodput that a run can expect on a recorded history of preemptions, from a replay of each interval without one.
+"""The goodput that a run can expect on recorded preemptions, from a replay of each interval between two preemptions.
 
 An interval begins with a restart. Then the run trains chunks; each save takes training time, and counts once it is
 durable. A loss without a notice costs all training since the newest durable save. A loss with a notice that leaves time

@@ -3,7 +3,7 @@
 ==============  =====================================================================================
 bucket          seconds
 ==============  =====================================================================================
-``productive``  in steps that the run still stands on
+``productive``  in steps that the newest commit contains
 ``lost``        in steps that died with their attempt, or that a quarantine took back, until the loss was noticed
 ``stall``       that saves took from training, which stood still and then ran more slowly beside them
 ``restart``     from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained
@@ -61,7 +61,7 @@ class Spent:
 
     @property
     def goodput(self) -> float:
-        """Return the productive share of the available time; 0 if none was available."""
+        """Return the productive share of the available time; 0 if there was no available time."""
         return self.productive_s / self.available_s if self.available_s else 0.0
 
     @property
@@ -131,7 +131,7 @@ class Ledger:
     Attributes:
         wall_s: seconds from the start of the first attempt to the end of the last, or to now if it trains.
         buckets: seconds by bucket, in the order of `BUCKETS`; they sum to `wall_s`.
-        goodput: productive seconds over available ones (G); 0 if none was available.
+        goodput: productive seconds over available seconds (G); 0 if there were no available seconds.
         limit: the goodput if nothing but restarts cost time.
         efficiency: `goodput` over `limit` (E).
         preemptions: the number of attempts that lost their machine or their processes.
@@ -299,8 +299,8 @@ class _Account:
     def _add_start(self, first: Trained) -> None:
         """Add the time until the first recorded step.
 
-        Ranks that died before their first save trained in vain. But if the record of the commit before can't be read,
-        the time counts as productive, because the run stands on that commit's steps.
+        The time counts as lost if ranks died before their first save. But if the record of the commit before can't be
+        read, the time counts as productive, because the newest commit contains that commit's steps.
         """
         if first.restart_s and first.began - self.at > first.restart_s + ORDERED_WITHIN_S:
             self._spend(min(self.at + first.restart_s, first.began - first.restart_s), "restart")

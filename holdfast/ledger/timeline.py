@@ -35,7 +35,7 @@ class Trained:
         steps: the number of its steps; 0 if unknown.
         reason: ``chunk``, ``preempted`` or ``adopted``.
         is_last: whether its ranks ended with its save, so that they lost no later step.
-        is_kept: whether the run still stands on these steps: False if the commit is quarantined.
+        is_kept: whether the run still contains these steps: False if the commit is quarantined.
         is_after_gap: whether the commit before it in the run can't be read.
     """
 
@@ -188,7 +188,7 @@ def _begin(number: int, record: AttemptRecord | None, trained: tuple[Trained, ..
 
 
 def find_trainer(commit: Commit, attempts: dict[int, AttemptRecord]) -> int:
-    """Return the number of the attempt whose ranks trained a commit: for an adopted one, perhaps an earlier attempt.
+    """Return the number of the attempt whose ranks trained a commit. For an adopted commit it may be an earlier one.
 
     An adopted commit that doesn't say when it was trained counts for the attempt that adopted it.
     """

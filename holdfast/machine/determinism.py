@@ -213,8 +213,8 @@ def derive_seed(*names: int | str) -> int:
 def separate_threads() -> None:
     """Give the threads that Python starts a separate generator for the functions of `random`.
 
-    This thread keeps the global generator. So do torch's own threads: on a GPU a backward pass, which may call the
-    recipe, runs in one.
+    This thread and torch's own threads keep the global generator: on a GPU the backward pass, which may call the
+    recipe's code, runs in a thread of torch.
 
     Call it before another module imports functions of `random` by name: such a name would still draw from the global
     generator in every thread.

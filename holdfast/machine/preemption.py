@@ -141,7 +141,7 @@ def find_sources(drain_file: str | None) -> list[Source]:
 
 
 def find_cloud(firmware: Path = FIRMWARE) -> str:
-    """Return the cloud of this machine, as its firmware says; empty for none. Use no network."""
+    """Return the name of this machine's cloud, as its firmware says; empty if it is in no cloud. Use no network."""
     names = ("sys_vendor", "bios_version", "product_name", "chassis_asset_tag")
     said = {name: read_system_file(firmware / name) for name in names}
     # On machines with Xen only the BIOS version names Amazon.

@@ -49,7 +49,7 @@ def prove(
 ) -> Proof:
     """Train some steps twice, each time in a temporary folder: straight, and in chunks with SIGKILLs of the ranks.
 
-    Both runs cut an epoch to at most half of the steps, so that they cross the end of one.
+    In both runs an epoch is shortened to at most half of the steps, so that the runs cross an epoch's end.
 
     Args:
         steps: the number of steps; None for as many as fit into ``within_s``, at least 20, and at most 1000 or the

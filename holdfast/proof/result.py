@@ -94,7 +94,7 @@ class Proof(Differing, BaseModel):
         return lines + self.describe_difference()
 
     def _describe_ranks(self) -> str:
-        """Return a phrase with the number of ranks of the straight run, and between the kills of the other one."""
+        """Return a phrase with the numbers of ranks: of the straight run, and of the killed run between its kills."""
         lives = [number for number, _ in zip(itertools.cycle(self.ranks), [0, *self.resumed_from], strict=False)]
         return f"{self.ranks[0]} straight, and {', '.join(map(str, lives[:-1]))} and {lives[-1]} between the kills"
 

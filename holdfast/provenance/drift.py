@@ -76,7 +76,8 @@ def check_drift(
     Args:
         changes: the changes from `compare_identities` and `holdfast.provenance.recorded`.
         accept: the names in ``resume.accept_drift``; names that match no change are ignored.
-        saved_fingerprint: empty if none was saved. If it equals the current one, no setting can have changed.
+        saved_fingerprint: the commit's fingerprint; empty if it was lost. If it equals the current fingerprint, no
+            setting can have changed.
 
     Raises:
         ConfigDrift: a change is neither harmless nor accepted; the error names every such change. Or the fingerprints

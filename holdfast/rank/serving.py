@@ -310,7 +310,7 @@ def _describe_near(training: Training, near: NearReader | None) -> dict[str, Any
 
 
 def _name_rank(problems: list[Tripped | None]) -> Tripped:
-    """Return the first rank's problem, of those that have one. The message names the rank unless all have a problem."""
+    """Return the problem of the first rank that has a problem. The message names the rank unless all ranks have one."""
     rank, problem = next((rank, each) for rank, each in enumerate(problems) if each)
     return problem if all(problems) else problem.model_copy(update={"message": f"rank {rank}: {problem.message}"})
 

@@ -21,8 +21,8 @@ class Conversation:
     """A conversation.
 
     Attributes:
-        messages: its turns, each with ``role`` and ``content``.
-        place: the file and the line that it comes from.
+        messages: the conversation's turns, each with ``role`` and ``content``.
+        place: the file and the line from which the conversation comes.
     """
 
     messages: Sequence[dict[str, str]]

@@ -60,7 +60,7 @@ def language(
     Args:
         data: ``stdlib``, or an fsspec URL or glob of text files, such as ``s3://bucket/books/*.txt``.
         context: the length of a window, in bytes.
-        steps_per_epoch: None for one pass over the text.
+        steps_per_epoch: the number of steps of an epoch; None for one pass over the text.
         schedule_epochs: epochs until the learning rate reaches its last value; see `holdfast.schedule`.
         compiled: whether `torch.compile` compiles the model for training. It needs a C++ compiler, or a GPU.
         sample_bytes: bytes of text to sample after each prompt at the end of an epoch; 0 samples none.

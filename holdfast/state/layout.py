@@ -116,7 +116,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def index_once(strides: Sequence[int]) -> tuple[slice, ...]:
-    """Return slices that select, of the elements of an expanded tensor that share memory, one each."""
+    """Return slices of an expanded tensor that select each element in memory exactly once."""
     return tuple(slice(None) if stride else slice(1) for stride in strides)
 
 

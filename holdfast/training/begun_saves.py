@@ -1,7 +1,7 @@
 """The last saves that all ranks have begun, each with the lines of the trail since the save before.
 
-The main rank knows which of its saves is durable. A rank that saves in the main rank's place doesn't know: it looks for
-these checkpoints on the store. The newest that it finds becomes the parent of its own checkpoint.
+The main rank knows which of its saves is durable. A rank that saves in the main rank's place doesn't know that. It
+looks for these checkpoints on the store, and the newest found checkpoint becomes the parent of its own checkpoint.
 """
 
 import contextlib

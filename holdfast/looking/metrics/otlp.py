@@ -47,7 +47,7 @@ CAUSE = re.compile(
 
 
 class OtlpExporter:
-    """Sends the readings every `EVERY_S` seconds, and the spans of one attempt as children of one."""
+    """Sends the readings every `EVERY_S` seconds, and an attempt's spans as children of the attempt's own span."""
 
     def __init__(self, url: str, readings: Readings, attempt: int, began: float) -> None:
         """

@@ -13,11 +13,11 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: its name in OpenTelemetry.
-        kind: a ``counter`` only rises while a process lives.
-        unit: in UCUM's spelling; ``1`` is a share, empty is a number without a unit.
-        meaning: one sentence for a person.
-        labels: the labels of its series, besides ``run``.
+        name: the metric's name in OpenTelemetry.
+        kind: ``counter`` or ``gauge``; a counter only rises while a process lives.
+        unit: the unit in UCUM's spelling; ``1`` for a share, empty for a number without a unit.
+        meaning: a sentence for a person.
+        labels: the labels of the metric's series, besides ``run``.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Metric:
 
     @property
     def exposed(self) -> str:
-        """Return its name in Prometheus, also after a collector of OpenTelemetry has translated it."""
+        """Return the metric's name in Prometheus, which OpenTelemetry's collector gives it, too."""
         parts = [self.name.replace(".", "_"), WORDS.get(self.unit, ""), "total" if self.kind == "counter" else ""]
         return "_".join(filter(None, parts))
 

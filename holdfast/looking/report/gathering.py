@@ -122,7 +122,7 @@ class Gatherer:
         """Read the run's new records, and return its history.
 
         Raises:
-            RunUnknown: there is no such run, nor anything left of one.
+            RunUnknown: there is no such run, and no record of one is left.
             WrongUse: a later version of Holdfast wrote the run.
         """
         journal = self._journal

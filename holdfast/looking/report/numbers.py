@@ -30,5 +30,5 @@ def show_time(time: str) -> str:
 
 
 def round_all(values: Iterable[float]) -> list[float | None]:
-    """Return numbers with six significant digits, for JSON; None for one that isn't finite."""
+    """Return numbers with six significant digits, for JSON; None in place of a number that isn't finite."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

@@ -21,7 +21,7 @@ Point = tuple[float, float]
 
 
 def draw_loss(journal: Journal) -> str:
-    """Return an SVG of a run's loss; empty if fewer than two commits have a finite one.
+    """Return an SVG of a run's loss; empty if fewer than two commits have a finite loss.
 
     It reads at most 65 commits and 40 endings, however long the run is.
     """

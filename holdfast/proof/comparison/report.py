@@ -22,9 +22,10 @@ class Side(BaseModel):
     """One of the two trainings.
 
     Attributes:
-        label: its name in messages: the run's, or what the user typed if both runs have one name.
-        commit: the number of the commit up to which it is compared.
-        first: the number of its first commit whose content id differs; 0 if none does.
+        label: the training's name in messages: the run's name, or, if both runs have the same, the text that the user
+            typed.
+        commit: the number of the commit up to which the training is compared.
+        first: the number of its first commit whose content id differs; 0 if there is none.
         content_id: the content id of that commit, or of the last common commit if none differs.
     """
 

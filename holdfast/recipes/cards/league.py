@@ -39,8 +39,8 @@ class Member:
     Attributes:
         number: the snapshot's number in the run, from 1.
         step: the steps that the policy was trained.
-        slot: its place among the league's modules.
-        sha256: the hash of its weights.
+        slot: the snapshot's place among the league's modules.
+        sha256: the hash of the snapshot's weights.
     """
 
     number: int
@@ -64,7 +64,7 @@ def choose_buckets(numbers: Sequence[int], settings: LeagueSettings) -> dict[str
 
 
 def wilson_lower(wins: float, games: float) -> float:
-    """Return the lower end of the interval of a share of wins.
+    """Return the lower end of the 95 % confidence interval of a share of wins.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927).
     """

@@ -22,9 +22,9 @@ class _Instruction:
     """One instruction of a function.
 
     Attributes:
-        line: its line in the source.
-        nexts: the offsets of the instructions that may follow it.
-        reads, stores: the variables that it reads and assigns, and attributes of variables: ``self.best``.
+        line: the instruction's line in the source.
+        nexts: the offsets of the instructions that may follow this one.
+        reads, stores: the variables that the instruction reads and assigns, and attributes of variables: ``self.best``.
     """
 
     line: int

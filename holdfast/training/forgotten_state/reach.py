@@ -48,8 +48,8 @@ class InnerValue:
     """A value that is directly reachable from another value.
 
     Attributes:
-        label: the last part of its name, such as ``best``.
-        name: its whole name, which begins with a variable, such as ``self.best``.
+        label: the last part of the value's name, such as ``best``.
+        name: the value's whole name, which begins with a variable, such as ``self.best``.
         is_noted: whether a finding may name it: True for a variable or an attribute, False for a container's item.
     """
 

@@ -72,7 +72,7 @@ def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequen
 
 
 def count_steps(imported: ForeignCheckpoint) -> int | None:
-    """Return the number of steps in the state of the source's optimizers; None if it is missing, or they differ."""
+    """Return the number of steps in the state of the source's optimizers; None if it is missing or not unique."""
     counts = {
         as_count(state["step"])
         for optimizer in imported.optimizers.values()
@@ -94,7 +94,8 @@ Own = list[list[tuple[str, Any]]]
 def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[str, Any]) -> str:
     """Return the name of the source's optimizer that belongs to an optimizer of the training.
 
-    Take the one of the same name, or the only one, or else the only one whose parameters have the same shapes.
+    Take the source's optimizer of the same name, or its only optimizer, or else its only optimizer whose parameters
+    have the same shapes.
 
     Args:
         name: the name of the training's optimizer.

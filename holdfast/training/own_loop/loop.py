@@ -246,7 +246,7 @@ class OwnLoop:
         return any(each is value for each in self._objects.values())
 
     def find_name(self, value: Any) -> str:
-        """Return the name of a variable of the loop's functions that holds a value; if none does, its class's name."""
+        """Return the name of a variable of the loop's functions that holds a value; without one, the class's name."""
         variables = (pair for frame in find_frames(self._function) for pair in frame.f_locals.items())
         return next((name for name, each in variables if each is value), type(value).__name__)
 
