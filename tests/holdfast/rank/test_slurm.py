@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from holdfast.journal import Journal
@@ -172,7 +173,13 @@ def test_of_two_jobs_of_a_run_the_later_one_trains_it(batch: Batch, cluster: Clu
     """They would take the run from each other for ever."""
     first = batch.submit("--nodes=1")
     batch.await_step(8)
-    second = batch.submit("--nodes=1")
+    attempt = psutil.Process(batch.journal().read_attempt(1).pid)
+    attempt.suspend()  # on a busy machine it would complete the run before the other job begins
+    try:
+        second = batch.submit("--nodes=1")
+        await_equal(batch.journal().attempts, 2)
+    finally:
+        attempt.resume()
     ended = [cluster.await_ended(job) for job in (first, second)]
     assert [(each["JobState"], each["Restarts"]) for each in ended] == [("FAILED", "0"), ("COMPLETED", "0")]
     assert f"job {first} is not queued again: another attempt can't help: another process has started" in batch.said()
