@@ -133,6 +133,13 @@ class Recipe:
                 f"the recipe's clip_norm = {self.clip_norm!r}: expected a number above 0", hint="inf means no limit"
             )
 
+        for name, extra in self.extras.items():
+            if not (hasattr(extra, "state_dict") and hasattr(extra, "load_state_dict")):
+                raise RecipeError(
+                    f"the recipe's extras[{name!r}] is of {type(extra).__name__}, without state_dict and "
+                    "load_state_dict, so that no checkpoint can have its state",
+                    hint="give it both methods, or put the value in a module; for a tensor, register_buffer",
+                )
         self._check_step()
         self._check_batches()
 

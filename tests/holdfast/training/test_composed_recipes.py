@@ -165,6 +165,7 @@ def make(**parts: Any) -> Recipe:
         ({"loss": None, "step": fit, "clip_norm": 1.0}, r"clip_norm = 1\.0 has no effect"),
         ({"data": DataLoader(Points(noise=False)), "batch_size": 8}, "a DataLoader, which gives batches already"),
         ({"data": DataLoader(Points(noise=False)), "collate": list}, "collate has no effect"),
+        ({"extras": {"seen": torch.zeros(1)}}, r"extras\['seen'\] is of Tensor, without state_dict"),
     ],
 )
 def test_arguments_that_exclude_each_other_are_refused(parts: dict[str, Any], message: str) -> None:
