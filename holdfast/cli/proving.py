@@ -14,6 +14,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit, open_journal
 from holdfast.proof.audit import audit_commit, choose_commits, keep_audit
 from holdfast.proof.evaluation import evaluate_commit
+from holdfast.proof.explanation import explain_step
 from holdfast.proof.prove import prove
 from holdfast.recipe.permission import Trust
 
@@ -131,6 +132,44 @@ def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None)
             hint="raise retention.keep_last, then train a chunk: a replay begins at the checkpoint before it",
         )
     return commits
+
+
+@app.command(name="explain")
+def explain_command(
+    run: str,
+    step: int,
+    /,
+    *,
+    most: int = 5,
+    recipe: str = "",
+    trust_records: TrustRecords = False,
+    json: Json = False,
+) -> int:
+    """Train a step again and say why its loss has jumped: the machine, the data, or an update that was too large.
+
+    It begins with a checkpoint before the step, and writes nothing. The exit code is 2 if the step gives other bits
+    than on record, and 0 otherwise.
+
+    Args:
+        run: <store>/<run>.
+        step: The step's number, from 1.
+        most: The largest number of samples, and of parameters, to show.
+        recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
+            trained only if its code is this folder's or Holdfast's own.
+        trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
+        json: Print JSON.
+    """
+    if most < 1:
+        raise WrongUse(f"--most {most}: expected at least 1")
+    journal = open_journal(run)
+    journal.read_run()
+    log_plain_lines()
+    found = explain_step(journal, step, most, Trust(recipe, trust_records))
+    if json:
+        print_json(found.model_dump() | {"cause": found.cause})
+    else:
+        print(found.describe(most))
+    return 2 if found.cause == "bits" else 0
 
 
 @app.command(name="evaluate")

@@ -160,6 +160,15 @@ class Batches:
         samples = Samples(self._data, self._collate, self._seed)
         return [samples.__getitems__(asked)[0] for asked in _StepSampler(self._order, parts, step, step + 1)]
 
+    def list_indices(self, step: int) -> list[list[int]]:
+        """Return the samples' indices of each micro-batch of map-style data that this rank trains in a step.
+
+        Args:
+            step: the number of steps that are completed before this step.
+        """
+        assert self._order is not None
+        return [asked.indices for asked in _StepSampler(self._order, self._shares, step, step + 1)]
+
     def state_dict(self) -> Any:
         """Return the data's position in the form of a state.
 

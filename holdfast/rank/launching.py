@@ -41,6 +41,8 @@ from holdfast.rank.messages import (
     Import,
     Imported,
     Keep,
+    Observe,
+    Observed,
     Order,
     Problem,
     Proceed,
@@ -321,6 +323,15 @@ class Ranks:
             HoldfastError: see `next_event`.
         """
         return self.expect(Rehearsed)
+
+    def observe(self, step: int, most: int) -> Observed:
+        """Train until a step and return what was observed of it; see `Observe`.
+
+        Raises:
+            HoldfastError: see `next_event`.
+        """
+        self.send(Observe(step=step, most=most))
+        return self.expect(Observed)
 
     def list_pids(self) -> list[int]:
         """Return the process ids of the ranks on this machine."""

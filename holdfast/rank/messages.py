@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from holdfast import errors
 from holdfast.checkpoint import Saved
 from holdfast.checkpoint.found import Found
+from holdfast.checkpoint.observed import Activation, SampleLoss, Update
 from holdfast.errors import HoldfastError, RunStopped
 from holdfast.journal import Commit, Origin
 from holdfast.recipe.probe import Gate, Probe
@@ -109,6 +110,18 @@ class Rehearse(Message):
     fingerprint: str
     is_kept: bool
     is_detailed: bool = True
+
+
+class Observe(Message):
+    """Train until a step, observe that step and save nothing. Answered by `Observed`; then the ranks have to end.
+
+    Attributes:
+        step: the step to observe.
+        most: the number of samples with a gradient norm, and of updates of a step, to return.
+    """
+
+    step: int
+    most: int
 
 
 class Proceed(Message):
@@ -245,6 +258,20 @@ class Rehearsed(Message):
     is_ending: bool = False
 
 
+class Observed(Message):
+    """The observations of the step of an `Observe`; see `holdfast.training.observing.Observation`.
+
+    Attributes:
+        lines: the trail of all steps that were trained, with a line for each step.
+    """
+
+    lines: list[dict[str, Any]]
+    samples: list[SampleLoss]
+    updates: list[Update]
+    activations: list[Activation]
+    notes: list[str]
+
+
 class Evaluated(Message):
     """The result of an evaluation.
 
@@ -321,7 +348,7 @@ class Woken(Message):
     """An event that no rank sends: `Ranks.wake` queues it to interrupt a caller that waits for an event."""
 
 
-Order = Proceed | Restore | Begin | Import | Keep | Train | Rehearse | Save | Stop | Evaluate | Examine | End
+Order = Proceed | Restore | Begin | Import | Keep | Train | Rehearse | Observe | Save | Stop | Evaluate | Examine | End
 # `Saved` (a checkpoint is durable) is a class of `holdfast.checkpoint`.
 Event = (
     Ready
@@ -331,6 +358,7 @@ Event = (
     | Imported
     | Progress
     | Rehearsed
+    | Observed
     | Saved
     | Evaluated
     | Examined

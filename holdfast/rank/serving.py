@@ -44,6 +44,8 @@ from holdfast.rank.messages import (
     Import,
     Imported,
     Keep,
+    Observe,
+    Observed,
     Proceed,
     Progress,
     Ready,
@@ -63,6 +65,7 @@ from holdfast.rank.surviving import RankChunk, Survivor
 from holdfast.recipe.function import default_settings
 from holdfast.store import Store, open_store
 from holdfast.training import (
+    StepObserver,
     Training,
     begin_from,
     begin_from_folder,
@@ -93,6 +96,7 @@ PHASES: dict[type, Phase] = {
     Examine: Phase.EVALUATING,
     Train: Phase.SAVING,
     Rehearse: Phase.SAVING,
+    Observe: Phase.SAVING,
 }
 
 
@@ -168,6 +172,8 @@ def obey(
                         save = Train(stop=training.progress.step, fingerprint=order.fingerprint)
                         yield from train_and_save(training, folder, save, orders, events, record, ran_on, survivor)
                     return
+            case Observe():
+                yield from observe(training, order, events)
             case Train():
                 if (yield from train_and_save(training, folder, order, orders, events, record, ran_on, survivor)):
                     return
@@ -236,6 +242,19 @@ def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events
     orders.note_wait()
     training.record.unsaved_s += time.monotonic() - began
     return is_stopping
+
+
+def observe(training: Training, order: Observe, events: Events) -> Generator[None, None, None]:
+    """Train until the order's step, and report what was observed of that step. Yield before each step."""
+    observer = StepObserver(training, order.step, order.most)
+    first = training.progress.step
+    with observer.watching():
+        for _ in steps(training, order.step, lambda: False):
+            with observer.trained(training.progress.step + 1):
+                yield
+    lines = [spell_floats(line) for line in read_lines(training) if line["step"] > first]
+    heartbeats.begin(Phase.EVALUATING)
+    events.send(Observed(lines=lines, **vars(observer.finish())))
 
 
 def share_environment(training: Training, record: CodeRecord | None, ran_on: dict[str, Any]) -> dict[str, Any]:

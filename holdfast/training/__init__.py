@@ -9,6 +9,7 @@ from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.init_from import begin_from, begin_from_folder
 from holdfast.training.loop import evaluate_recipe, steps
 from holdfast.training.moving import TakenOver, move_in
+from holdfast.training.observing import StepObserver
 from holdfast.training.probing import measure_probe
 from holdfast.training.progress import TrainingProgress
 from holdfast.training.recording import read_lines
@@ -22,6 +23,7 @@ from holdfast.training.surviving import go_back, save_alone
 __all__ = [
     "Exchange",
     "Gate",
+    "StepObserver",
     "TrainingProgress",
     "Resumed",
     "Training",

@@ -1,0 +1,280 @@
+"""The explanation of one step, whose loss may have jumped: the machine, the data or the parameters.
+
+The step is trained again, from a checkpoint before it. If its bits differ from those on record, a machine has computed
+wrongly, or the program isn't deterministic. If they are equal, the losses of the step's samples tell data from
+dynamics: they are compared with those of the step before, all with the parameters before the step.
+"""
+
+import logging
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from holdfast import checkpoint
+from holdfast.checkpoint import Lines
+from holdfast.checkpoint.departure import find_departure
+from holdfast.checkpoint.observed import Activation, SampleLoss, Update
+from holdfast.errors import WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.proof.audit import list_notes
+from holdfast.proof.differing import Differing, to_fields
+from holdfast.proof.replay import ranks_at
+from holdfast.recipe.permission import BY_DEFAULT, Trust
+from holdfast.terminal import counted
+from holdfast.terminal.columns import tabulate
+
+log = logging.getLogger(__name__)
+
+Cause = Literal["bits", "data", "dynamics", "none", "unknown"]
+WINDOW = 64  # steps before the step, whose losses are the usual ones
+# Steps to train before the step: they show the usual range of each layer. The replay begins with the nearest checkpoint
+# instead if these steps need one that lies this many steps further back.
+LEAD, FURTHER = 8, 100
+# A loss is far from others if it exceeds their median by this many median absolute deviations. Those of a normal
+# distribution exceed it once in 10**11 times.
+DEVIATIONS = 10.0
+# The least deviation, as a share of the median: losses that hardly vary must not make every other loss a far one.
+LEAST_DEVIATION = 0.01
+MEANINGS: dict[Cause, str] = {
+    "bits": "the machine or the program: trained again, the step gives other bits. holdfast audit on another machine "
+    "tells which of them",
+    "data": "data: with the same parameters, samples of this step have losses far above those of the step before",
+    "dynamics": "dynamics: with the parameters before this step, the samples of the step before have high losses, too. "
+    "An earlier update was too large; is the learning rate too high?",
+    "none": "the loss of this step is not far from the losses before it",
+    "unknown": "not known: the bits agree with the record, so that the machine is not the cause",
+}
+
+
+class UsualLoss(BaseModel):
+    """The usual loss: the median and the median absolute deviation of several losses."""
+
+    median: float
+    deviation: float
+    count: int
+
+    def is_far(self, loss: float) -> bool:
+        """Return whether a loss is far above these losses, or not finite."""
+        least = LEAST_DEVIATION * abs(self.median)
+        return not loss <= self.median + DEVIATIONS * max(self.deviation, least)
+
+
+class Explanation(Differing, BaseModel):
+    """The explanation of one step.
+
+    Attributes:
+        step: the number of the explained step.
+        commit: the number of the commit that has the step.
+        start: the step after which the replay began.
+        loss, grad_norm: the step's numbers on record; None if there are none, or if they aren't finite.
+        usual: the losses of the steps before, on record; None if fewer than three are.
+        samples: the losses of the step's samples, and of the samples of the step before.
+        updates: the largest changes of parameters by the step and by the step before.
+        activations: the layers whose outputs left their range, in the order in which they were computed.
+        notes: what was not observed.
+        unpromised: changes since the commit, and the reasons why equal bits aren't promised here.
+    """
+
+    run: str
+    step: int
+    commit: int
+    start: int
+    loss: float | None
+    grad_norm: float | None
+    usual: UsualLoss | None
+    samples: list[SampleLoss]
+    updates: list[Update]
+    activations: list[Activation]
+    notes: list[str]
+    unpromised: list[str]
+
+    @property
+    def cause(self) -> Cause:
+        """Return the cause of the step's loss."""
+        if self.first_step is not None and not self.unpromised:
+            return "bits"
+        if self.usual is not None and not self.usual.is_far(math.nan if self.loss is None else self.loss):
+            return "none"
+        before = [each.loss for each in self.samples if each.step < self.step]
+        if usual := make_usual([loss for loss in before if math.isfinite(loss)]):
+            if self.usual is not None and self.usual.is_far(usual.median):
+                return "dynamics"
+            if any(usual.is_far(each.loss) for each in self.samples if each.step == self.step):
+                return "data"
+        elif before:
+            return "dynamics"  # no sample has a finite loss
+        return "unknown"
+
+    def list_far(self) -> list[SampleLoss]:
+        """Return the step's samples, largest losses first."""
+        own = [each for each in self.samples if each.step == self.step]
+        return sorted(own, key=lambda each: -(math.inf if math.isnan(each.loss) else each.loss))
+
+    def describe(self, most: int) -> str:
+        """Return the explanation for a person.
+
+        Args:
+            most: the largest number of samples, updates and layers to show.
+        """
+        return "\n".join([*self._describe_step(), *self._describe_rows(most), *self._describe_notes()])
+
+    def _describe_step(self) -> Iterator[str]:
+        norm = "" if self.grad_norm is None else f", gradient norm {self.grad_norm:.4g}"
+        yield f"step {self.step} of run {self.run} (commit {self.commit}): loss {_spell(self.loss)}{norm}"
+        if self.usual:
+            yield (
+                f"  the {self.usual.count} steps before: median {self.usual.median:.4g}, "
+                f"median absolute deviation {self.usual.deviation:.2g}"
+            )
+        same = "other bits than on record" if self.first_step else "the bits on record"
+        yield f"  trained again from step {self.start}: {same}"
+        yield from self.describe_first()
+        yield f"cause: {MEANINGS[self.cause]}"
+
+    def _describe_rows(self, most: int) -> Iterator[str]:
+        if far := self.list_far()[:most]:
+            yield "samples with the largest losses:"
+            rows = [(str(each.index), each.content, _spell(each.loss), _spell(each.grad_norm)) for each in far]
+            yield from (f"  {line}" for line in tabulate([("index", "content", "loss", "gradient norm"), *rows]))
+            before = make_usual([each.loss for each in self.samples if each.step < self.step])
+            if before:
+                yield (
+                    f"  the {before.count} samples of step {self.step - 1}, with the same parameters: "
+                    f"median {before.median:.4g}"
+                )
+        if self.updates:
+            yield "largest updates, relative to the parameter's norm:"
+            chosen = [each for step in (self.step - 1, self.step) for each in self._updates_of(step)[:most]]
+            changes = [(each.name, str(each.step), f"{each.size:.2g}") for each in chosen]
+            yield from (f"  {line}" for line in tabulate([("parameter", "step", "change"), *changes]))
+        if self.activations:
+            first = self.activations[0]
+            yield (
+                f"first layer whose output left its range: {first.layer} on rank {first.rank}: "
+                f"{first.largest:.4g}, at most {first.before:.4g} in the steps before"
+            )
+
+    def _updates_of(self, step: int) -> list[Update]:
+        return [each for each in self.updates if each.step == step]
+
+    def _describe_notes(self) -> Iterator[str]:
+        yield from (f"  not observed: {note}" for note in self.notes)
+        if self.first_step is not None:
+            yield from (f"  equal bits are not promised here: {note}" for note in self.unpromised)
+
+
+def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_DEFAULT) -> Explanation:
+    """Train a committed step again from a checkpoint before it, and observe it.
+
+    Args:
+        step: the step's number, from 1.
+        most: how many of the step's samples get a gradient norm, and how many updates are kept.
+        trust: how to choose the recipe, and whether to accept the one in the run's records.
+
+    Raises:
+        WrongUse: the step isn't committed, or the checkpoint before it was pruned, or the recipe is not trusted.
+        CheckpointDamaged, GateTripped: the checkpoint before it can't be restored.
+        RunStopped: the ranks ended early.
+    """
+    commit, start = _find_commits(journal, step)
+    begin = start.step if start else 0
+    log.info("training %s again, from step %d", counted(step - begin, "step"), begin)
+    trail = _read_trail(journal, commit, step)
+    with ranks_at(journal, start, commit, trust) as (ranks, present):
+        unpromised = [f"commit {commit.number} was pruned, and with its checkpoint the record of its machine"]
+        if not journal.is_pruned(commit.number):
+            unpromised = list_notes(journal, commit, present)
+        found = ranks.observe(step, most)
+    line: dict[str, Any] = next((line for line in trail if line["step"] == step), {})
+    window = [each for line in trail if (each := _read_number(line, "loss")) is not None and line["step"] < step]
+    return Explanation(
+        run=journal.run,
+        step=step,
+        commit=commit.number,
+        start=begin,
+        loss=_read_number(line, "loss"),
+        grad_norm=_read_number(line, "grad_norm"),
+        usual=make_usual(window[-WINDOW:]),
+        samples=found.samples,
+        updates=found.updates,
+        activations=found.activations,
+        notes=found.notes,
+        unpromised=unpromised,
+        **to_fields(find_departure(trail, found.lines)),
+    )
+
+
+def make_usual(losses: Sequence[float]) -> UsualLoss | None:
+    """Return the median and the median absolute deviation of losses; None for fewer than three."""
+    if len(losses) < 3:
+        return None
+    median = statistics.median(losses)
+    deviation = statistics.median(abs(loss - median) for loss in losses)
+    return UsualLoss(median=median, deviation=deviation, count=len(losses))
+
+
+def _find_commits(journal: Journal, step: int) -> tuple[Commit, Commit | None]:
+    """Return the commit that has a step, and the commit to begin with; None for the beginning of the run.
+
+    Raises:
+        WrongUse: no commit has the step, or the checkpoint before it was pruned.
+    """
+    newest = journal.newest()
+    if newest is None or not 0 < step <= newest.step:
+        committed = f"its newest commit has step {newest.step}" if newest else "it has no commits"
+        raise WrongUse(f"step {step} of run {journal.run!r} is not committed: {committed}")
+    commit = newest
+    while commit.parent and (parent := journal.read_commit(commit.parent)).step >= step:
+        commit = parent
+    if commit.origin:
+        raise WrongUse(f"step {step} of run {journal.run!r} was not trained here: it was imported from {commit.origin}")
+    starts = [*_list_starts(journal, commit)]
+    if not starts:
+        raise WrongUse(
+            f"step {step} of run {journal.run!r} can't be trained again: no checkpoint before it is left",
+            hint="retention.keep_last, retention.keep_every and holdfast pin keep more checkpoints",
+        )
+    steps = [start.step if start else 0 for start in starts]
+    leads = [place for place, begin in enumerate(steps) if begin < step - LEAD and steps[0] - begin <= FURTHER]
+    return commit, starts[leads[0] if leads else 0]
+
+
+def _list_starts(journal: Journal, commit: Commit) -> Iterator[Commit | None]:
+    """Yield the commits from which a commit's steps can be trained again, newest first; None for the run's beginning.
+
+    All of the steps have the commit's settings.
+    """
+    before = commit
+    while before.config_fingerprint == commit.config_fingerprint and not before.origin:
+        if not before.parent:
+            yield None
+            return
+        before = journal.read_commit(before.parent)
+        if not (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
+            yield before
+
+
+def _read_parent(journal: Journal, commit: Commit) -> Commit | None:
+    return journal.read_commit(commit.parent) if commit.parent else None
+
+
+def _read_trail(journal: Journal, commit: Commit, step: int) -> Lines:
+    """Return the trail of a commit, and of so many commits before it that a window of losses is full."""
+    lines: Lines = [*checkpoint.read_commit_lines(journal.store, commit)]
+    before: Commit | None = commit
+    while before is not None and (not lines or step - int(lines[0]["step"]) < WINDOW):
+        before = _read_parent(journal, before)
+        lines = [*checkpoint.read_commit_lines(journal.store, before), *lines] if before else lines
+    return lines
+
+
+def _read_number(line: dict[str, Any], name: str) -> float | None:
+    value = line.get(name)
+    return value if isinstance(value, float) and math.isfinite(value) else None
+
+
+def _spell(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

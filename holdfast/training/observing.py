@@ -1,0 +1,246 @@
+"""The observation of one step while it is trained: its samples, its updates and its activations.
+
+Observing changes none of the step's bytes. Afterwards the model has other weights, so that the process must end.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.utils import find_batch_size, slice_tensors
+from torch import Tensor, nn
+
+from holdfast.checkpoint.observed import Activation, SampleLoss, Update
+from holdfast.data import digest_content
+from holdfast.state import gather_whole, is_sharded, local_of
+from holdfast.training.build import Training
+from holdfast.training.naming import name_parameters
+from holdfast.training.optimizers import list_stepped
+
+# An output whose largest absolute value exceeds this multiple of the largest one before has left its range.
+RANGE_FACTOR = 2.0
+
+
+@dataclass
+class Observation:
+    """The observations of all ranks.
+
+    Attributes:
+        activations: the layers whose outputs left their range, in the order in which they were computed.
+        notes: the reasons why something was not observed.
+    """
+
+    samples: list[SampleLoss] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    activations: list[Activation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class StepObserver:
+    """The observer of a step in this rank.
+
+    Args:
+        step: the number of the step, from 1.
+        most: how many samples of the step get a gradient norm, those with the largest losses; and how many updates of
+            each step are returned, the largest ones.
+    """
+
+    def __init__(self, training: Training, step: int, most: int) -> None:
+        self._training, self._step, self._most = training, step, most
+        self._now = 0  # the step that is being trained
+        self._batches: list[tuple[int, Any]] = []
+        self._before: dict[str, Tensor] = {}
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        self._updates: list[Update] = []
+        self._usual: dict[str, Tensor] = {}
+        self._found: dict[str, Tensor] = {}
+        self._notes: list[str] = []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the losses and the layers of the steps in the block. Call `trained` around each step."""
+        recipe = self._training.recipe
+        loss = recipe.loss
+
+        def watch_loss(model: nn.Module, batch: Any) -> Tensor:
+            if self._is_near:
+                self._batches.append((self._now, copy.deepcopy(batch)))
+            assert loss is not None
+            return loss(model, batch)
+
+        with contextlib.ExitStack() as stack:
+            if loss is not None:
+                recipe.loss = watch_loss
+                stack.callback(setattr, recipe, "loss", loss)
+            if is_compiled(recipe.model):
+                self._notes.append("activations: the model is compiled, so that its layers can't be watched")
+            else:
+                for name, module in recipe.model.named_modules():
+                    if not any(True for _ in module.children()):
+                        stack.callback(module.register_forward_hook(self._make_hook(name)).remove)
+            yield
+
+    @property
+    def _is_near(self) -> bool:
+        """Return whether the step that is being trained is the observed step, or the one before it."""
+        return self._step - self._now in (0, 1)
+
+    @contextlib.contextmanager
+    def trained(self, step: int) -> Iterator[None]:
+        """Note what a step, trained in the block, does to the parameters."""
+        self._now = step
+        if self._is_near:
+            model: nn.Module = self._training.recipe.model
+            self._before = {name: each.detach().clone() for name, each in self._parameters()}
+            self._buffers = [(each, each.detach().clone()) for each in model.buffers()]
+        yield
+        if self._is_near:
+            found = [Update(step=step, name=name, size=self._measure(name, each)) for name, each in self._parameters()]
+            self._updates += sorted(found, key=lambda each: -each.size)[: self._most]
+
+    def finish(self) -> Observation:
+        """Compute the losses of the samples, and return the observations of all ranks. All ranks call it together.
+
+        The weights before the observed step are put back into the model, which stays in evaluation mode.
+        """
+        samples = self._compute_losses()
+        own = Observation(samples, self._updates, self._list_activations(), self._notes)
+        every = self._training.ranks.gather(own)
+        samples = [each for found in every for each in found.samples]
+        return Observation(
+            samples=[*{(each.step, each.index, each.content): each for each in samples}.values()],
+            updates=own.updates,
+            activations=[each for found in every for each in found.activations],
+            notes=[*dict.fromkeys(note for found in every for note in found.notes)],
+        )
+
+    # ---- updates
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [*zip(name_parameters(self._training), list_stepped(self._training.optimizer), strict=True)]
+
+    def _measure(self, name: str, now: nn.Parameter) -> float:
+        before = self._before[name]
+        change, norm = (_take_norm(each) for each in (now.detach() - before, before))
+        return change / norm if norm else (math.inf if change else 0.0)
+
+    # ---- activations
+
+    def _make_hook(self, layer: str) -> Any:
+        def note(module: nn.Module, given: Any, output: Any) -> None:
+            for tensor in _list_numbers(output):
+                largest = tensor.abs().amax().float()
+                largest = torch.where(largest.isnan(), math.inf, largest)
+                known = self._found if self._now == self._step else self._usual
+                known[layer] = torch.maximum(known[layer], largest) if layer in known else largest
+
+        return note
+
+    def _list_activations(self) -> list[Activation]:
+        rank, usual = self._training.ranks.own_number, self._usual
+        seen = [(name, float(each), float(usual[name])) for name, each in self._found.items() if name in usual]
+        return [
+            Activation(layer=name, rank=rank, largest=now, before=before)
+            for name, now, before in seen
+            if now > RANGE_FACTOR * before or not math.isfinite(now)
+        ]
+
+    # ---- samples
+
+    def _compute_losses(self) -> list[SampleLoss]:
+        """Return the loss of each sample of the two steps, with the parameters before the observed step."""
+        self._found, found = dict(self._found), list[tuple[SampleLoss, Any]]()
+        with torch.no_grad():
+            for name, parameter in self._parameters():
+                parameter.copy_(self._before[name])
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+        self._training.recipe.model.eval()
+        places: dict[int, int] = {}
+        for step, batch in self._batches:
+            for sample in self._cut(batch):
+                place = places[step] = places.get(step, -1) + 1
+                try:
+                    loss = self._take_loss(sample, has_gradient=False)[0]
+                except Exception as error:  # a loss may need more than one sample
+                    self._notes.append(f"samples: the loss of a single sample fails: {type(error).__name__}: {error}")
+                    return []
+                index = self._find_index(step, place)
+                content, rank = digest_content(sample), self._training.ranks.own_number
+                found.append((SampleLoss(step=step, rank=rank, index=index, content=content, loss=loss), sample))
+        if not self._batches:
+            self._notes.append("samples: the program has no loss function that takes a batch")
+        return self._add_norms(found)
+
+    def _add_norms(self, found: list[tuple[SampleLoss, Any]]) -> list[SampleLoss]:
+        """Return the samples; those of the observed step with the largest losses get their gradient norm."""
+        if any(is_sharded(parameter) for _, parameter in self._parameters()):
+            self._notes.append("gradient norms of samples: the parameters are sharded")
+            return [each for each, _ in found]
+        largest = [place for place, (each, _) in enumerate(found) if each.step == self._step]
+        largest.sort(key=lambda place: -_order(found[place][0].loss))
+        chosen = {*largest[: self._most]}
+        return [
+            each.model_copy(update={"grad_norm": self._take_loss(sample, has_gradient=True)[1]})
+            if place in chosen
+            else each
+            for place, (each, sample) in enumerate(found)
+        ]
+
+    def _cut(self, batch: Any) -> Iterator[Any]:
+        size = find_batch_size(batch)
+        if size is None:
+            self._notes.append("samples: the batch has no tensors to cut")
+            return
+        for place in range(size):
+            yield slice_tensors(batch, slice(place, place + 1))
+
+    def _find_index(self, step: int, place: int) -> int:
+        """Return the index of a sample in map-style data; in a stream, its place."""
+        if self._training.order is None:
+            return place
+        return int([index for part in self._training.batches.list_indices(step - 1) for index in part][place])
+
+    def _take_loss(self, sample: Any, *, has_gradient: bool) -> tuple[float, float | None]:
+        training, norm = self._training, None
+        with training.generators.borrowed(training.config.seed), torch.set_grad_enabled(has_gradient):
+            with training.accelerator.autocast():
+                loss = training.recipe.loss(training.recipe.model, copy.deepcopy(sample))  # type: ignore[misc]
+            if has_gradient:
+                trained = [each for _, each in self._parameters() if each.requires_grad]
+                gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+                norm = float(nn.utils.get_total_norm([each.float() for each in gradients if each is not None]))
+        return float(gather_whole(loss.detach())), norm
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether torch.compile has compiled the model or a layer of it."""
+    # By the class's name, because the import of torch._dynamo takes a second.
+    return any(
+        type(each).__name__ == "OptimizedModule" or each._compiled_call_impl is not None for each in model.modules()
+    )
+
+
+def _order(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+def _take_norm(tensor: Tensor) -> float:
+    return float(gather_whole(torch.linalg.vector_norm(tensor.float())))
+
+
+def _list_numbers(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors of floating-point numbers in a layer's output: on this rank, and not empty."""
+    if isinstance(output, Tensor):
+        own = local_of(output) if is_sharded(output) else output.detach()
+        if own.is_floating_point() and own.numel():
+            yield own
+    elif isinstance(output, list | tuple):
+        for each in output:
+            yield from _list_numbers(each)
+    elif isinstance(output, dict):
+        yield from _list_numbers([*output.values()])
