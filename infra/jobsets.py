@@ -76,7 +76,7 @@ def _name(resource: Object) -> str:
 
 
 def list_jobs(resource: Object) -> Iterator[Object]:
-    """Yield the Jobs inside a JobSet or a runtime. A TrainJob has none of its own."""
+    """Yield the Jobs inside a JobSet or a runtime. A TrainJob holds no Jobs, so nothing is yielded for a TrainJob."""
     outer = resource["spec"] if resource["kind"] == "JobSet" else resource["spec"].get("template", {}).get("spec", {})
     for each in outer.get("replicatedJobs", ()):
         metadata = each["template"].get("metadata", {}) | {"name": each["name"]}

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Outputs(pl.Callback):
-    """The last callback, which collects the numbers that each step has logged."""
+    """A callback that collects the numbers that each step has logged; it must be called last."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, Tensor] = {}

@@ -128,7 +128,7 @@ class Attempt:
 
     @property
     def head(self) -> Commit | None:
-        """The commit that the run continues from; None before the first."""
+        """The commit that the run continues from; None before the first commit."""
         return self._line.head if self._line else None
 
     @property

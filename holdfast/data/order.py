@@ -58,7 +58,7 @@ def _indices(order: Order, number: int, start: int, stop: int) -> NDArray[np.int
 
 
 def permute(positions: NDArray[np.uint64], size: int, seed: int, number: int) -> NDArray[np.int64]:
-    """Return the images of some positions under a permutation of ``range(size)``, without the images of all others.
+    """Return the images of some positions under a permutation of ``range(size)``, and compute no others.
 
     A Feistel network permutes the range up to the next power of four. Applying it again until the result is below
     ``size`` (cycle walking) permutes ``range(size)``. The result is the same on every machine and with every library

@@ -126,7 +126,7 @@ def seconds_of(time: str) -> float:
 
 
 def format_time(seconds: float) -> str:
-    """Return a time in seconds since 1970 as records hold exact ones: UTC, ISO 8601, milliseconds."""
+    """Return a time in seconds since 1970 as ISO 8601 text in UTC, to the millisecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 

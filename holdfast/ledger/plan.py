@@ -61,7 +61,7 @@ class Dealing:
 
     @classmethod
     def of(cls, ranks: int, virtual_ranks: int) -> "Dealing":
-        """Return how virtual ranks are dealt to this number of ranks or fewer, at the worst of these numbers."""
+        """Return the dealing of virtual ranks to at most ``ranks`` ranks and the number that wastes most time."""
         waiting, worst = max(
             (1 - virtual_ranks / (each * -(-virtual_ranks // each)), each) for each in range(1, ranks + 1)
         )

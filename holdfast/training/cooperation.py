@@ -143,7 +143,7 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
-        """Seed this rank's random numbers, after all have built the same model from the same seed.
+        """Seed this rank's random numbers, after all ranks have built the same model from the same seed.
 
         Args:
             keeps_seeds: whether to leave this rank's seed as it is if the program has seeded the ranks differently.
@@ -163,7 +163,7 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
-        """Scale the gradient of some parameters down to a norm of at most ``limit``. Return the norm before that."""
+        """Scale the gradient of some parameters down to a norm of at most ``limit``. Return the norm before scaling."""
 
     @abc.abstractmethod
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:

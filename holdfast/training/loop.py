@@ -155,7 +155,7 @@ def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[st
 
 
 def clip(training: Training) -> torch.Tensor:
-    """Scale the gradient down to the recipe's ``clip_norm``. Return the norm before that."""
+    """Scale the gradient down to the recipe's ``clip_norm``. Return the norm before scaling."""
     limit = math.inf if training.recipe.clip_norm is None else training.recipe.clip_norm
     return training.ranks.clip(list(training.model.parameters()), limit)
 

@@ -149,7 +149,8 @@ def _take_gradient(training: Training, batch: Any) -> str:
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-            kept.put_back()  # reentrant checkpointing supports backward(), not autograd.grad
+            # reentrant checkpointing supports backward() only: undo the failed try with autograd.grad
+            kept.put_back()
             training.ranks.share_buffers(model)
         if gradient is None:
             with training.generators.borrowed(training.config.seed):

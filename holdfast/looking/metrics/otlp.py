@@ -98,7 +98,7 @@ class OtlpExporter:
         own.end(_to_ns(span.ended))
 
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
-        """Send the last metrics and spans, and wait for that for some seconds at most."""
+        """Send the last metrics and spans; wait some seconds at most until they are sent."""
         within_s = COMPLETE_WITHIN_S if is_complete else STOPPED_WITHIN_S
         within_s = FAILING_WITHIN_S if self._told.is_failing else within_s
         self._root.set_attributes(attributes)

@@ -32,12 +32,12 @@ class Readings:
             self._values[name][labels] = self._values[name].get(labels, 0.0) + value
 
     def follow(self, name: str, measure: Callable[[], float]) -> None:
-        """Ask a function for a metric's value whenever it is read: an age, for example."""
+        """Call a function for a metric's value whenever the metric is read, such as the age of the newest commit."""
         with self._lock:
             self._followed[name] = measure
 
     def read(self, metric: Metric) -> list[tuple[dict[str, str], float]]:
-        """Return the series of a metric: all labels, and the value. A metric without a value has none."""
+        """Return the series of a metric, each as all its labels and its value; empty if the metric has no value yet."""
         with self._lock:
             series, measure = dict(self._values[metric.name]), self._followed.get(metric.name)
         if measure is not None:

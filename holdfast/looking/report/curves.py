@@ -21,7 +21,7 @@ SPEED, SAVE = "run/steps_per_s", "run/save_s"
 
 
 def make_curves(histories: Sequence[History]) -> dict[str, Any]:
-    """Return the curves of several runs for the page's script: by name, one for each run that has it.
+    """Return several runs' curves for the page's script: for each curve's name, the curve of each run that has it.
 
     Each curve keeps the least and the greatest value of each bucket of steps, so that no peak is lost.
     """

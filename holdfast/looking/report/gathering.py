@@ -103,7 +103,7 @@ class History:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the newest commit ends the epochs of the run's last settings."""
+        """Return whether the run has committed all steps that its last settings plan."""
         return bool(self.total_steps and self.newest and self.newest.step >= self.total_steps)
 
 

@@ -46,7 +46,7 @@ class Curve:
     def thin(self, width: int) -> "Curve":
         """Return the least, the greatest and the first infinite or NaN value of every ``width`` steps of a commit.
 
-        The first point of all and the last one stay, too.
+        The curve's first point and its last one stay, too.
         """
         if width <= 1 or len(self) <= 2:
             return self

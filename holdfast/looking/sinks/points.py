@@ -60,7 +60,7 @@ def _name_values(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _in_group(group: str, name: str) -> str:
-    """Return a name in its group; a name with a slash already names its group."""
+    """Return ``group/name``; a name with a slash is returned unchanged, because it already has a group."""
     return name if "/" in name else f"{group}/{name}"
 
 

@@ -153,7 +153,7 @@ class League:
         return torch.tensor(gone, dtype=torch.int64)
 
     def describe(self) -> dict[str, float]:
-        """Return numbers to log: how many members play, and after which step the champion was."""
+        """Return numbers to log: how many members play, and the champion's step (0 without a champion)."""
         return {
             "league/members": float(len(self.members) if self.is_active else 0),
             "league/champion_step": float(self._find(self.champion).step if self.champion else 0),
