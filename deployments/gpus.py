@@ -71,7 +71,7 @@ def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> WorkerPlan:
 
 
 def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
-    """Return the plan for GPUs that nvidia-smi doesn't describe. CUDA_VISIBLE_DEVICES names them, or else numbers do.
+    """Return the plan for GPUs that nvidia-smi doesn't describe, named as in CUDA_VISIBLE_DEVICES, or else by number.
 
     Args:
         is_split: whether a GPU is in parts (MIG), which have no numbers.

@@ -232,7 +232,7 @@ class Attempt:
         return known
 
     def _claim(self, known: Known) -> bool:
-        """Claim the run, unless nothing is left to do; return whether it is not complete yet."""
+        """Claim the run, unless nothing is left to do. Return whether the run still has steps to train."""
         is_end, lineage = self._judge(known)
         if is_end and (known.is_finished or self._is_being_finished(known)):
             return False

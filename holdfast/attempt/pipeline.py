@@ -35,11 +35,11 @@ class Pipeline:
         self.uncommitted: list[Saved] = []
 
     def stop_after(self, step: int) -> int:
-        """Return the last step of the chunk that follows a step: the ordered stop, if the ranks have an order."""
+        """Return the last step of the chunk that begins after ``step``: the ranks' ordered stop, if they have one."""
         return next((stop for stop in self._ordered if stop > step), 0) or self._choose_stop(step)
 
     def next_commit_step(self, step: int) -> int:
-        """Return the step of the first checkpoint after a step that is ordered or saved; 0 if there is none."""
+        """Return the step of the first ordered or uncommitted checkpoint after ``step``; 0 if there is none."""
         steps = [*(saved.step for saved in self.uncommitted), *self._ordered]
         return min((each for each in steps if each > step), default=0)
 

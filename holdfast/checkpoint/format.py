@@ -37,7 +37,7 @@ SMALL_SHARE = 64
 # safetensors writes several metadata keys in random order. One key that holds canonical JSON keeps the bytes stable.
 METADATA_KEY = "holdfast"
 HEADER_METADATA = "__metadata__"  # reserved by safetensors: a tensor can't have this name
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -127,7 +127,7 @@ def digest_payload(payload: Payload) -> str:
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
-    """Return the bytes of a safetensors file with tensors only, in pieces; its metadata is that of torch's files."""
+    """Return the bytes of a safetensors file with tensors only, in pieces. Its metadata names torch's format, ``pt``."""
     (layout,) = _lay_out(_describe(tensors), None)
     return map(in_memory, _make_pieces(layout, tensors, {"format": "pt"}))
 

@@ -116,7 +116,7 @@ class Near:
             self._make_room(size_bytes)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Delete the oldest checkpoints until one of ``size_bytes`` fits, into `most_bytes` and onto the disk."""
+        """Delete the oldest checkpoints until ``size_bytes`` more fit within the folder's limit and on its disk."""
         copies = sorted(self._list_copies())
         room = self._most_bytes - sum(each.size_bytes for each in copies)
         room = min(room, shutil.disk_usage(self.root).free)

@@ -30,7 +30,7 @@ from holdfast.state import capture_rng, digest_rng, has_methods, restore_rng
 
 
 class NoBatches:
-    """The batches of a loop that makes its own batches: none."""
+    """The empty source for a loop that makes its own batches."""
 
     has_state = False
     has_common_position = True

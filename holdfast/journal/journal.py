@@ -377,7 +377,7 @@ class Journal(RunFolder):
         return number
 
     def _may_name(self, number: int, path: str) -> bool:
-        """Return whether a commit may name a folder: no other commit was the first to name it, or that one is void."""
+        """Return whether a commit may name a folder: no other commit named it first, or the commit that did is void."""
         owner = self.assign_folder(path, number)
         if owner == number or not owner:
             return owner == number

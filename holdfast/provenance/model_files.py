@@ -11,7 +11,7 @@ MODEL_FILES = (
 
 
 def find_model_files(folder: Path) -> Path | None:
-    """Return the file in a folder that has a model's weights, or the index of several; None if there is none."""
+    """Return the weights file in a model's folder, or the index of several weights files; None if it has neither."""
     return next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
 
 

@@ -1,6 +1,6 @@
 """The comparison of a checkpoint's record of code, files, packages and built values with the current ones.
 
-Pure. A record that an older checkpoint lacks is not compared.
+The functions are pure. A record that an older checkpoint lacks is not compared.
 """
 
 import math

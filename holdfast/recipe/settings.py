@@ -25,7 +25,7 @@ def _list_parameters(function: Function) -> list[inspect.Parameter]:
 
 
 def _find_model(parameters: list[inspect.Parameter]) -> type[BaseModel] | None:
-    """Return the pydantic model that takes all settings, if a parameter is annotated so.
+    """Return the pydantic model that the parameter for all settings is annotated with; None without such a parameter.
 
     Raises:
         RecipeError: the function has further parameters.

@@ -110,7 +110,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _list_public(scope: ast.AST, path: str) -> Iterator[tuple[Definition, str]]:
-    """Yield the public classes and functions of a module, and those of its public classes, with their dotted names."""
+    """Yield a module's public functions and classes, and these classes' public members, with their dotted names."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, Definition) and not node.name.startswith("_"):
             yield node, f"{path}.{node.name}"

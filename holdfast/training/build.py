@@ -179,7 +179,7 @@ class Training:
 
     @property
     def samples_per_step(self) -> int:
-        """Return the number of samples of a step over all ranks; if the batch size isn't known, that of batches."""
+        """Return the number of samples per step over all ranks; the number of batches if the batch size isn't known."""
         return (self.program.batch_size or 1) * self.recipe.grad_accum
 
     @property

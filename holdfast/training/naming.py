@@ -61,7 +61,7 @@ def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in saved.items() if key not in (REGROUPED, FROZEN)}
     return plain | {
         "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
-        # This doesn't check whether a parameter is now in another group: the gate would find that.
+        # A parameter that is now in another group isn't noticed here; the gate that a resume has to pass notices it.
         "param_groups": [
             group | {"params": built["params"]}
             for group, built in zip(saved["param_groups"], own["param_groups"], strict=True)

@@ -1,4 +1,4 @@
-"""The check that no step adds or removes layers or tensors: a resumed process builds them as the recipe does."""
+"""The check that no step adds or removes layers or tensors: a resumed process has only those that the recipe builds."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -62,7 +62,7 @@ class PrometheusExporter:
         return f"metrics {can} {which} of {self._target.host}: {reason}; the run trains on, and tries again{hint}"
 
     def add(self, span: SpanRecord) -> None:
-        """Ignore a span: Prometheus has none."""
+        """Ignore a span: Prometheus has no spans."""
 
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
         """Wait for a last scrape, if the run is complete and has been scraped; then free the port."""

@@ -225,7 +225,7 @@ class RunReader:
 
 
 class StoreReader:
-    """Reads all runs of a store. A poll costs one listing a run, and now and then one of the store."""
+    """Reads all runs of a store. Each poll lists every run once; some polls also list the store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -47,7 +47,7 @@ class Poller:
         self._notes.append(text)
 
     def describe(self) -> Poll:
-        """Return the present state of the polls: how long the store is silent, its last error, and the warnings."""
+        """Return the state of the polls: how long the store has been silent, its last error, and the warnings."""
         now = time.monotonic()
         silent_s = now - self._answered_at - self._every_s
         is_silent = bool(self._trouble) or silent_s > SILENT_AFTER_S

@@ -95,7 +95,7 @@ def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, P
 
 
 def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]) -> list[str]:
-    """Return the names of the values that differ in two checkpoints; add a note if one was pruned or can't be read."""
+    """Return the names of the values that differ in two checkpoints. Add a note if either is pruned or unreadable."""
     for line, commit in zip((one, other), pair, strict=True):
         if line.journal.is_pruned(commit.number):
             notes.append(f"the tensors at step {commit.step} weren't compared: those of {line.label} were pruned")

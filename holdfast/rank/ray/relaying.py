@@ -76,7 +76,7 @@ class Failure:
 
 
 class Relay:
-    """The carriers of an attempt's ranks, one on each node."""
+    """The Ray actors (`Carrier`) that run an attempt's ranks, one actor on each node."""
 
     def __init__(self, config: RunConfig, placement: Placement, events: Events) -> None:
         self._config, self._placement, self._events = config, placement, events

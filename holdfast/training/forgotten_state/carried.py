@@ -51,7 +51,7 @@ def find_constants(frame: types.FrameType) -> set[str]:
 
 
 def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
-    """Return the attributes that each method of a class assigns before it reads them: no call depends on the last."""
+    """Return the attributes that every method of a class assigns before it reads them, so that no old value matters."""
     stored, read = set[str](), set[str]()
     for code in codes:
         own = f"{code.co_varnames[0]}." if code.co_argcount else "."
