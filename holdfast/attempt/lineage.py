@@ -192,7 +192,7 @@ def count_ranks(identity: dict[str, Any] | None) -> int | None:
 
 
 def describe_job() -> dict[str, Any]:
-    """Return this process's Slurm job for an attempt's lineage; nothing outside of a job."""
+    """Return this process's Slurm job for an attempt's lineage; an empty dict outside a job."""
     job = find_job()
     return {JOB: {"name": job.name, "restarts": job.restarts}} if job else {}
 
@@ -237,7 +237,8 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
     impossible. Otherwise return the ranks' own error.
     """
     changed = [change for change in changes_since(past, present) if not is_harmless(change)]
-    chosen = [change for change in changed if change.kind != "built"] or changed  # built values follow from the rest
+    # A changed built value is only an effect of the other changes, so name it only if there are no others.
+    chosen = [change for change in changed if change.kind != "built"] or changed
     names = [change.name for change in chosen] or [name for name in resume.accept_drift if name == BUILT]
     if not names:
         return error

@@ -127,7 +127,7 @@ def digest_payload(payload: Payload) -> str:
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
-    """Return the bytes of a safetensors file with tensors only, in pieces. Its metadata names torch's format, ``pt``."""
+    """Return the bytes of a safetensors file with tensors only, in pieces. Its metadata is ``{"format": "pt"}``."""
     (layout,) = _lay_out(_describe(tensors), None)
     return map(in_memory, _make_pieces(layout, tensors, {"format": "pt"}))
 

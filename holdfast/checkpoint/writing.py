@@ -61,7 +61,7 @@ class File:
         return self.last is not None and self.last.is_lasting and self.last.sharing < self.shared_by
 
     def written(self, path: str) -> Written:
-        """Return the description of the part when it is written to this folder."""
+        """Return this part as written to the folder ``path``, so that the next save can compare with it."""
         record, last = self.record.result(), self.last
         sharing = last.sharing + 1 if last and self.is_copied else 1
         return Written(record, path, sharing, is_lasting=last is not None and last.record == record)

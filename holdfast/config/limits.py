@@ -1,4 +1,4 @@
-"""Limits of settings, so that each fits a clock, a path, JSON and a process's environment."""
+"""Limits of settings, so that numbers fit clocks and JSON, and texts fit a path and a process's environment."""
 
 import math
 from collections.abc import Iterable, Mapping

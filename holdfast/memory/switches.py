@@ -20,7 +20,11 @@ def is_on(name: str) -> bool:
 
 
 def check_names() -> None:
-    """Raise ConfigError if HOLDFAST_WITHOUT has an unknown name. Call it before ranks start, because they would die."""
+    """Check the names in HOLDFAST_WITHOUT. Call this before ranks start: an unknown name would end them.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
     _read(os.environ.get(WITHOUT_VARIABLE, ""))
 
 

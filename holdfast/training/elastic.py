@@ -32,7 +32,7 @@ def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
     """Return the number of ranks that saved a state; None if each present rank continues one saved rank's state.
 
     Virtual ranks save a single rank's state, whatever the number of ranks. If the ranks are grouped into data ranks in
-    another way than at the save, return the number, even if it is unchanged.
+    another way than at the save, return the number of ranks that saved the state, even if it is unchanged.
     """
     others, ranks = len(saved["rng"]), training.ranks
     is_same = ranks.has_common_state or _list_data_ranks(saved) == [*ranks.data.numbers]

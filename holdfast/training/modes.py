@@ -92,7 +92,7 @@ class Modes:
             delattr(owner, key)
 
     def list_tensors(self) -> dict[str, dict[str, Any]]:
-        """Return, by object and attribute name, the changed tensors and arrays of the objects with changed attributes."""
+        """Return, by object and attribute, the changed tensors and arrays of the objects with changed attributes."""
         objects = self._list_objects()
         found: dict[str, dict[str, Any]] = {}
         for name in self._list_changed():

@@ -55,7 +55,7 @@ class Seen:
         """Return whether the run is trained to its end, and no later attempt has begun to train it further."""
         if self.head is None or self.total_steps is None or self.head.step < self.total_steps:
             return False
-        # If the record of the head's attempt is lost, the last known attempt has a lower number, or 0.
+        # If the record of the head's attempt is lost, `last_attempt` is lower than `head.attempt`, or 0.
         return self.head.attempt >= self.last_attempt or self.find_ending(self.last_attempt) is not None
 
     @property
