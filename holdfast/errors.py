@@ -52,8 +52,8 @@ Check = Literal["state", "results", "health"]
 IN_LOG = "the traceback is in the attempt's log"
 
 # The hints of errors whose remedy is longer than a line; see `choose_hint`.
-AFTER_AN_END = "docs/troubleshooting.md#what-to-do-when-an-attempt-ends has what to do"
-AFTER_AN_ERROR = "docs/troubleshooting.md#what-to-do-after-an-error has what to do"
+AFTER_AN_END = "docs/troubleshooting.md#what-to-do-when-an-attempt-ends says what to do"
+AFTER_AN_ERROR = "docs/troubleshooting.md#what-to-do-after-an-error says what to do"
 
 
 class HoldfastError(Exception):
@@ -196,7 +196,7 @@ class RunGone(StoreError):
         """Return the error for the run in this folder."""
         return cls(
             f"the run's folder {folder} is gone: it was moved or deleted while the run was trained",
-            hint="put it back; the same command then continues the run",
+            hint="put the folder back; the same command then continues the run",
         )
 
 

@@ -35,12 +35,12 @@ from holdfast.training.own_loop.run import Run, loop_of
 
 # Callbacks that can't be resumed exactly, each with the reason.
 REFUSED_CALLBACKS: tuple[tuple[type[pl.Callback], str], ...] = (
-    (Timer, "ends a run by the clock, so that no two runs are equal"),
-    (StochasticWeightAveraging, "exchanges schedulers and adds an epoch"),
-    (BaseFinetuning, "adds parameters to the optimizer while it trains"),
-    (ModelPruning, "replaces parameters while it trains"),
-    (LearningRateFinder, "trains in a loop of its own before the run's"),
-    (BatchSizeFinder, "trains in a loop of its own before the run's"),
+    (Timer, "ends training by the clock, so a resumed run would end at another step"),
+    (StochasticWeightAveraging, "replaces the schedulers and adds an epoch, so a run can't be resumed exactly"),
+    (BaseFinetuning, "adds parameters to the optimizer during training, so a run can't be resumed exactly"),
+    (ModelPruning, "replaces parameters during training, so a run can't be resumed exactly"),
+    (LearningRateFinder, "trains trial steps of its own before the run's steps, so a run can't be resumed exactly"),
+    (BatchSizeFinder, "trains trial steps of its own before the run's steps, so a run can't be resumed exactly"),
 )
 
 
@@ -67,18 +67,22 @@ def fit(
     """
     if not isinstance(trainer, pl.Trainer):
         found = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-        loop_of(run).refuse(f"fit: expected a lightning.pytorch.Trainer, found a {found}", hint="import lightning as L")
+        loop_of(run).refuse(
+            f"fit: expected a lightning.pytorch.Trainer, found a {found}",
+            hint="create the Trainer with `import lightning as L`",
+        )
     if ckpt_path is not None:
         loop_of(run).refuse(
-            f"fit(ckpt_path={ckpt_path!r}): a run begins where its last checkpoint stands",
-            hint="leave ckpt_path out; to begin with the weights of a file, load them into the module before",
+            f"fit(ckpt_path={ckpt_path!r}): a run resumes from its own last checkpoint only",
+            hint="leave ckpt_path out; to begin with the weights of a file, load them into the module before fit",
         )
     _refuse_settings(run, trainer)
     _refuse_devices(run, trainer)
     _refuse_callbacks(run, trainer)
     if is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True):
         loop_of(run).refuse(
-            "training_step(dataloader_iter) takes batches by itself", hint="training_step(batch, batch_idx)"
+            "training_step(dataloader_iter) takes the batches itself, so a resume can't restore their position",
+            hint="write training_step(batch, batch_idx)",
         )
     if isinstance(trainer.strategy, DDPStrategy):
         trainer.strategy._ddp_kwargs |= required_of_ddp(run.world_size)
@@ -90,21 +94,24 @@ def fit(
 
 def _refuse_settings(run: Run, trainer: pl.Trainer) -> None:
     """Raise RecipeError for a setting with which a run can't be resumed exactly."""
-    length = "the configuration's epochs say how long the run is, and limit_train_batches how long an epoch is"
+    length = "leave it out: epochs in the configuration sets the run's length, limit_train_batches an epoch's"
     refused = {
-        "fast_dev_run": (trainer.fast_dev_run, "holdfast prove tries the first steps"),
-        "overfit_batches": (trainer.overfit_batches, "limit_train_batches=..., and a loader without shuffle"),
+        "fast_dev_run": (trainer.fast_dev_run, "leave it out; holdfast prove tries the first steps"),
+        "overfit_batches": (trainer.overfit_batches, "use limit_train_batches=... and a loader without shuffle"),
         "max_steps": (trainer.max_steps != -1, length),
-        "reload_dataloaders_every_n_epochs": (trainer.reload_dataloaders_every_n_epochs, "make the loaders once"),
-        "val_check_interval": (trainer._val_check_time_interval is not None, "a number of batches, in place of a time"),
+        "reload_dataloaders_every_n_epochs": (
+            trainer.reload_dataloaders_every_n_epochs,
+            "leave it out: the run uses one train loader",
+        ),
+        "val_check_interval": (trainer._val_check_time_interval is not None, "give a number of batches, not a time"),
     }
     for name, (is_set, hint) in refused.items():
         if is_set:
-            loop_of(run).refuse(f"Trainer({name}=...): a run with it can't be resumed exactly", hint=hint)
+            loop_of(run).refuse(f"a run with Trainer({name}=...) can't be resumed exactly", hint=hint)
     if run.accelerator.mixed_precision != "no":
         loop_of(run).refuse(
             f"compute.mixed_precision = {run.accelerator.mixed_precision!r} has no effect on Lightning's loop",
-            hint='Trainer(precision="bf16-mixed"), and leave compute.mixed_precision out',
+            hint='set Trainer(precision="bf16-mixed"), and leave compute.mixed_precision out',
         )
 
 
@@ -114,15 +121,15 @@ def _refuse_devices(run: Run, trainer: pl.Trainer) -> None:
     if type(trainer.strategy) is not wanted or trainer.world_size != run.world_size:
         found = f"{type(trainer.strategy).__name__} over {counted(trainer.world_size, 'rank')}"
         loop_of(run).refuse(
-            f"the Trainer uses {found}, and the run has {counted(run.world_size, 'rank')}: expected {wanted.__name__}",
-            hint='Trainer(devices=run.world_size, strategy="ddp" if run.world_size > 1 else "auto"); compute.ranks in '
-            "the configuration says how many",
+            f"the Trainer uses {found}, but the run has {counted(run.world_size, 'rank')}: expected {wanted.__name__}",
+            hint='create Trainer(devices=run.world_size, strategy="ddp" if run.world_size > 1 else "auto"); '
+            "compute.ranks in the configuration sets the number of ranks",
         )
     if _normalize(trainer.strategy.root_device) != _normalize(run.device):
         loop_of(run).refuse(
-            f"the Trainer trains on {trainer.strategy.root_device}, and the run on {run.device}",
-            hint=f"Trainer(accelerator={'gpu' if run.device.type == 'cuda' else run.device.type!r}, devices=1), or "
-            "compute.device in the configuration",
+            f"the Trainer trains on {trainer.strategy.root_device}, but the run on {run.device}",
+            hint=f"set Trainer(accelerator={'gpu' if run.device.type == 'cuda' else run.device.type!r}, devices=1), or "
+            "change compute.device in the configuration",
         )
 
 
@@ -135,4 +142,4 @@ def _refuse_callbacks(run: Run, trainer: pl.Trainer) -> None:
     for callback in trainer.callbacks:
         for kind, reason in REFUSED_CALLBACKS:
             if isinstance(callback, kind):
-                loop_of(run).refuse(f"the callback {type(callback).__name__} {reason}", hint="leave it out")
+                loop_of(run).refuse(f"the callback {type(callback).__name__} {reason}", hint="leave this callback out")

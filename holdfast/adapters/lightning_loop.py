@@ -72,24 +72,26 @@ class Boundary:
         """
         if isinstance(loader, CombinedLoader | list | tuple | dict):
             loop_of(self.run).refuse(
-                "train_dataloader: several loaders can't be put back to a position",
-                hint="one DataLoader over a dataset that joins them, such as torch.utils.data.StackDataset",
+                "train_dataloader: a resume can't restore the position of several loaders",
+                hint="use one DataLoader over a dataset that joins the others, such as torch.utils.data.StackDataset",
             )
         if self.run.world_size > 1 and not isinstance(getattr(loader, "sampler", None), DistributedSampler):
             loop_of(self.run).refuse(
                 "train_dataloader: all ranks would get the same batches",
-                hint="Trainer(use_distributed_sampler=True), or a DataLoader with a DistributedSampler",
+                hint="set Trainer(use_distributed_sampler=True), or give the DataLoader a DistributedSampler",
             )
         limit = self._trainer.limit_train_batches
         length = sized_len(loader)
         if length is None:
             loop_of(self.run).refuse(
-                "train_dataloader: the loader has no length", hint="a DataLoader of a map-style dataset"
+                "train_dataloader: the loader has no length (len), so the length of an epoch is unknown",
+                hint="use a DataLoader over a map-style dataset",
             )
         own = int(_parse_num_batches(RunningStage.TRAINING, length, limit))
         if not own:
             loop_of(self.run).refuse(
-                "an epoch has no batch", hint="more data, a smaller batch_size, or limit_train_batches=1.0"
+                "train_dataloader: an epoch has no batch",
+                hint="give more data, a smaller batch_size, or limit_train_batches=1.0",
             )
         self.length = cut_epoch(own)
         self._steps = self.run.steps(loader, per_epoch=own)
@@ -150,8 +152,8 @@ class Boundary:
         done = loop.epoch_loop.batch_progress.current.ready  # the number of this epoch's batches so far
         if done != self._step.number % self.length:
             loop_of(self.run).refuse(
-                f"an epoch of {self.length} batches was left in step {self._step.number}",
-                hint="on_train_batch_start may not return -1; limit_train_batches says how long an epoch is",
+                f"Lightning left an epoch of {self.length} batches early, in step {self._step.number}",
+                hint="on_train_batch_start may not return -1; limit_train_batches sets the length of an epoch",
             )
         if not done:
             loop_of(self.run).end_pass()
@@ -181,9 +183,9 @@ class Boundary:
         epochs, rest = divmod(done, self.length)
         loop_of(self.run).refuse(
             f"the Trainer stopped early, after step {done} of {total}{reason}",
-            hint="EarlyStopping(check_on_train_epoch_end=True) stops at an epoch's end, where a run can end"
+            hint="EarlyStopping(check_on_train_epoch_end=True) stops at the end of an epoch; a run can end only there"
             if rest
-            else f"epochs = {epochs} in the configuration ends the run there",
+            else f"set epochs = {epochs} in the configuration to end the run after this step",
         )
 
     def _log(self) -> None:
@@ -233,7 +235,9 @@ class HeldFitLoop(_FitLoop):
         epochs = boundary.run.config.epochs
         super().__init__(trainer, min_epochs=given.min_epochs, max_epochs=epochs)
         if given.max_epochs not in (None, -1, epochs):
-            log.warning("Trainer(max_epochs=%s): the configuration's epochs = %d count", given.max_epochs, epochs)
+            log.warning(
+                "Trainer(max_epochs=%s) is ignored: the configuration has epochs = %d", given.max_epochs, epochs
+            )
         self.epoch_loop = given.epoch_loop
         self._boundary = boundary
 

@@ -57,7 +57,7 @@ def train(run: Run, config: Any) -> Any:
             found = f"{type(config).__module__}.{type(config).__qualname__}"
             raise RecipeError(
                 f"train(run, config): expected a torchtitan Trainer.Config, found a {found}",
-                hint="a function of a config_registry of torchtitan returns one; leave .build() out",
+                hint="pass what a function in torchtitan's config_registry returns, without calling .build()",
             )
         check_config(run.config.compute, run.world_size, config)
         length = divide_steps(run.config.epochs, config.training.steps)
@@ -85,7 +85,7 @@ def _join_group(run: Run) -> None:
     found = get_local_device() if device_type == run.device.type else torch.device(device_type)
     if (found.type, found.index or 0) != (run.device.type, run.device.index or 0):
         raise RecipeError(
-            f"torchtitan trains on {found}, and the run on {run.device}",
+            f"torchtitan trains on {found}, but the run on {run.device}",
             hint="torchtitan trains on the machine's accelerator: leave compute.device out",
         )
 
@@ -123,7 +123,7 @@ class _Held:
         if self._step is not None:
             loop.refuse(
                 f"the Trainer ended after step {self._step.number}, before the run's last one",
-                hint="training.steps says how long a run is, and a proof with --steps can't be longer",
+                hint="raise training.steps in torchtitan's config; a proof's --steps may not exceed it",
             )
 
     def _begin(self) -> None:

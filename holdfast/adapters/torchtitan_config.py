@@ -26,37 +26,41 @@ def check_config(compute: Compute, ranks: int, config: Any) -> None:
     """
     for name, is_set, hint in _list_refused(config):
         if is_set:
-            raise RecipeError(f"{name} can't be resumed exactly", hint=hint)
+            raise RecipeError(f"a run with {name} in torchtitan's config can't be resumed exactly", hint=hint)
     for name, is_set, hint in (
-        ("mixed_precision", compute.mixed_precision != "no", "training.mixed_precision_param in torchtitan's config"),
-        ("virtual_ranks", compute.virtual_ranks > 0, "torchtitan shares out the batches itself"),
-        ("parallel", ranks > 1 and compute.parallel != "ddp", "parallelism in torchtitan's config"),
+        (
+            "mixed_precision",
+            compute.mixed_precision != "no",
+            "set training.mixed_precision_param in torchtitan's config",
+        ),
+        ("virtual_ranks", compute.virtual_ranks > 0, "torchtitan divides the batches over the ranks itself"),
+        ("parallel", ranks > 1 and compute.parallel != "ddp", "set parallelism in torchtitan's config"),
     ):
         if is_set:
             found = f"compute.{name} = {getattr(compute, name)!r}"
-            raise RecipeError(f"{found} has no effect on torchtitan's loop", hint=f"leave it out: {hint}")
+            raise RecipeError(f"{found} has no effect on torchtitan's loop", hint=f"leave compute.{name} out: {hint}")
     degrees = config.parallelism
     whole = degrees.data_parallel_replicate_degree * degrees.tensor_parallel_degree
     shard = degrees.data_parallel_shard_degree
     if whole * (ranks // whole if shard < 0 else shard) != ranks:
         found = f"{degrees.data_parallel_replicate_degree} x {shard} x {degrees.tensor_parallel_degree}"
         raise RecipeError(
-            f"parallelism is replicate x shard x tensor = {found}, and the run has {counted(ranks, 'rank')}",
-            hint="compute.ranks in the configuration says how many; a shard degree of -1 takes the rest",
+            f"parallelism is replicate x shard x tensor = {found}, but the run has {counted(ranks, 'rank')}",
+            hint="make the product equal to compute.ranks; a shard degree of -1 takes all remaining ranks",
         )
 
 
 def _list_refused(config: Any) -> Iterator[tuple[str, bool, str]]:
     """Yield settings that can't be resumed exactly: the name, whether it is set, and what to write instead."""
-    yield "fault_tolerance (torchft)", hasattr(config, "fault_tolerance"), "a config of torchtitan's own Trainer"
+    yield "fault_tolerance (torchft)", hasattr(config, "fault_tolerance"), "use a config of torchtitan's own Trainer"
     yield "checkpoint.enable", config.checkpoint.enable, "leave it out: the run saves and resumes by itself"
     yield "checkpoint.create_seed_checkpoint", config.checkpoint.create_seed_checkpoint, "leave it out"
     for name in ("pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree"):
         degree = getattr(config.parallelism, name)
-        yield f"parallelism.{name} = {degree}", degree > 1, f"the run can have {DEGREES}"
+        yield f"parallelism.{name} = {degree}", degree > 1, f"set it to 1; a run can use {DEGREES}"
     workers = getattr(config.dataloader, "num_workers", 0)
-    yield f"dataloader.num_workers = {workers}", workers > 0, "0: each rank reads its data itself"
-    yield f"comm.mode = {config.comm.mode!r}", config.comm.mode != "default", "'default'"
+    yield f"dataloader.num_workers = {workers}", workers > 0, "set it to 0: each rank reads its data itself"
+    yield f"comm.mode = {config.comm.mode!r}", config.comm.mode != "default", "set it to 'default'"
     yield "training.enable_cpu_offload", config.training.enable_cpu_offload, "leave it out"
 
 
@@ -74,7 +78,7 @@ def divide_steps(epochs: int, steps: int) -> int:
         return steps
     if steps % epochs:
         raise RecipeError(
-            f"training.steps = {steps} is no multiple of the run's epochs = {epochs}",
-            hint="epochs = 1, an epoch of all steps",
+            f"training.steps = {steps} in torchtitan's config is no multiple of the run's epochs = {epochs}",
+            hint="set epochs = 1 in the configuration: one epoch then has all steps",
         )
     return steps // epochs

@@ -77,7 +77,8 @@ class LoaderPosition:
     def __iter__(self) -> Iterator[Any]:
         yield from self._loader
         raise RecipeError(
-            "the data has ended before training.steps", hint="dataloader.infinite = True, or fewer training.steps"
+            "the data has ended before training.steps steps were trained",
+            hint="set dataloader.infinite = True, or lower training.steps",
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,9 +167,9 @@ class TrainState:
             trained = state["degrees"][name]
             if degree != trained:
                 raise RecipeError(
-                    f"parallelism.{name} = {degree}, and the run was trained with {trained}: each data-parallel rank "
+                    f"parallelism.{name} = {degree}, but the run was trained with {trained}: each data-parallel rank "
                     "has its own position in the data",
-                    hint=f"parallelism.{name} = {trained}, and as many compute.ranks as before",
+                    hint=f"set parallelism.{name} = {trained}, and compute.ranks as before",
                 )
         self._trainer.load_state_dict(state["own"])
 

@@ -35,16 +35,17 @@ def check_arguments(run: Run, trainer: Any, options: dict[str, Any]) -> None:
          "leave it out: the run resumes from its own checkpoints"),
         ("enable_jit_checkpoint", args.enable_jit_checkpoint,
          "leave it out: the run saves on SIGTERM by itself"),
-        ("deepspeed", args.deepspeed, "train without it"),
-        ("fsdp", args.fsdp, "train without it"),
+        ("deepspeed", args.deepspeed, "train without DeepSpeed"),
+        ("fsdp", args.fsdp, "train without fsdp"),
         ("auto_find_batch_size", args.auto_find_batch_size, "set per_device_train_batch_size"),
-        ("ignore_data_skip", args.ignore_data_skip, "leave it out: no batch is read again"),
+        ("ignore_data_skip", args.ignore_data_skip, "leave it out: a resume reads no batch again"),
     ):  # fmt: skip
         if is_set:
-            raise RecipeError(f"TrainingArguments({name}=...) can't be resumed exactly", hint=hint)
+            raise RecipeError(f"a run with TrainingArguments({name}=...) can't be resumed exactly", hint=hint)
     if any(isinstance(each, transformers.EarlyStoppingCallback) for each in trainer.callback_handler.callbacks):
         raise RecipeError(
-            "EarlyStoppingCallback ends a run at a step that is unknown before", hint="train to the run's last step"
+            "EarlyStoppingCallback would end the run at a step that isn't known in advance",
+            hint="remove the callback: the run trains to its last step",
         )
     _check_machine(run, trainer)
 
@@ -55,20 +56,23 @@ def _check_machine(run: Run, trainer: Any) -> None:
     ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     if args.world_size != ranks:
         raise RecipeError(
-            f"compute.ranks = {ranks}, and the Trainer sees {args.world_size}", hint="TrainingArguments(use_cpu=True)"
+            f"compute.ranks = {ranks}, but the Trainer's world_size is {args.world_size}",
+            hint="set TrainingArguments(use_cpu=True)",
         )
     if args.n_gpu > 1:
-        raise RecipeError(f"the Trainer uses {args.n_gpu} GPUs in one process", hint="compute.ranks = the GPUs")
+        raise RecipeError(
+            f"the Trainer uses {args.n_gpu} GPUs in one process", hint="set compute.ranks to the number of GPUs"
+        )
     if trainer.accelerator.mixed_precision != compute.mixed_precision:
         raise RecipeError(
-            f"the Trainer trains in {trainer.accelerator.mixed_precision!r}, and compute.mixed_precision = "
+            f"the Trainer trains in {trainer.accelerator.mixed_precision!r}, but compute.mixed_precision = "
             f'"{compute.mixed_precision}"',
-            hint=f'compute.mixed_precision = "{trainer.accelerator.mixed_precision}", as in TrainingArguments',
+            hint=f'set compute.mixed_precision = "{trainer.accelerator.mixed_precision}", as in TrainingArguments',
         )
     if choose_cuda(compute) != (args.device.type == "cuda"):
         raise RecipeError(
-            f'the Trainer trains on {args.device}, and compute.device = "{compute.device}"',
-            hint='TrainingArguments(use_cpu=True) and compute.device = "cpu", or neither',
+            f'the Trainer trains on {args.device}, but compute.device = "{compute.device}"',
+            hint='set both TrainingArguments(use_cpu=True) and compute.device = "cpu", or neither',
         )
 
 
@@ -89,6 +93,8 @@ def choose_length(run: Run, updates: int, total: int) -> int:
     if total % epochs == 0 and epochs == 1:
         return total
     raise RecipeError(
-        f"the Trainer trains {total} steps, {updates} in an epoch, and the run has epochs = {epochs}",
-        hint=f"epochs = {total // updates}" if total % updates == 0 else "epochs = 1, an epoch of all steps",
+        f"the Trainer trains {total} steps, {updates} in an epoch, but the configuration has epochs = {epochs}",
+        hint=f"set epochs = {total // updates} in the configuration"
+        if total % updates == 0
+        else "set epochs = 1 in the configuration: one epoch then has all steps",
     )

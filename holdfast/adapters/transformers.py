@@ -161,7 +161,7 @@ class _Held:
             with loop_of(self.run).located():
                 raise RecipeError(
                     f"the Trainer ended after step {self._step.number}, before the run's last one",
-                    hint="a callback that sets control.should_training_stop can't end a run",
+                    hint="remove the callback that sets control.should_training_stop: a run can't end early",
                 )
 
     def _record_loss(self) -> None:

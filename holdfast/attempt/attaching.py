@@ -70,8 +70,8 @@ def _become_rank(path: str | Path, overrides: Sequence[str]) -> int:
     """
     if MARK_VARIABLE in os.environ:
         raise ConfigError(
-            "holdfast.attach was called in a rank",
-            hint='call it under if __name__ == "__main__": ranks import the file',
+            "holdfast.attach was called in a training process that holdfast has started (a rank)",
+            hint='call holdfast.attach under if __name__ == "__main__", because ranks import the file',
         )
     slot = find_slot()
     config = settle_slot(load_config(path, overrides), slot)
@@ -93,7 +93,7 @@ def settle_slot(config: RunConfig, slot: Slot) -> RunConfig:
         ConfigError: the configuration asks for other numbers.
     """
     compute = config.compute
-    started = f"{slot.launcher} has started" if slot.launcher else "no launcher has started this process, which is"
+    started = f"{slot.launcher} has started" if slot.launcher else "this process was started without a launcher, as"
     if "ranks" in compute.model_fields_set and compute.ranks not in ("all", slot.local_size):
         raise ConfigError(
             f"compute.ranks = {compute.ranks}: {started} {counted(slot.local_size, 'rank')} on this machine",
@@ -103,7 +103,7 @@ def settle_slot(config: RunConfig, slot: Slot) -> RunConfig:
     if "nodes" in compute.model_fields_set and not least <= slot.nodes <= most:
         raise ConfigError(
             f"compute.nodes = {compute.nodes}: {started} ranks on {counted(slot.nodes, 'machine')}",
-            hint=f"start them on as many machines, or leave compute.nodes out; {DOCS}",
+            hint=f"start the ranks on {compute.nodes} machines, or leave compute.nodes out; {DOCS}",
         )
     return config.attached(slot.nodes, slot.local_size)
 

@@ -250,7 +250,7 @@ class Attempt:
         self._history = CostHistory(self.journal, self.number) if self.config.chunk.is_auto else None
         self.upkeep.is_owed = known.newest is not None  # the last attempt may have left upkeep to do
         if is_end:
-            log.info("attempt %d (%s): nothing is left to train; finishing the run's upkeep", self.number, reason)
+            log.info("attempt %d (%s): all steps are trained; finishing the run's upkeep", self.number, reason)
         return not is_end
 
     def _is_being_finished(self, known: Known) -> bool:
@@ -307,7 +307,9 @@ class Attempt:
         log.info("run %s: %s", self.config.run, describe_ready(self.ranks.built, self.config.epochs))
         log.info("attempt %d (%s): %s", self.number, self._reason, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
-            log.warning('determinism.mode = "fast": the same steps may give other bits each time; nothing is promised')
+            log.warning(
+                'determinism.mode = "fast": the same steps may give other bits each time; bit-exactness is not promised'
+            )
 
     def _is_verified_end(self, newest: Commit) -> bool:
         is_end = newest.step >= self.total_steps and not self.line.find_break(newest)
@@ -367,7 +369,7 @@ class Attempt:
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
                 if error.data.get("is_silent"):  # if not silent, the ranks ended in time, and had no new step to save
-                    log.warning("no checkpoint was durable before the notice's deadline; earlier commits stay")
+                    log.warning("no checkpoint could be saved before the machine is taken away; earlier commits stay")
                 return None
             raise self._note_failure(error) from error.__cause__
         self.ranks.hangs = 0
@@ -467,7 +469,7 @@ class Attempt:
             self._pipeline.uncommitted.clear()
             return self.line.follow()
         except FolderTaken as error:
-            log.warning("%s; its steps are trained again", error)
+            log.warning("%s; the steps of that checkpoint are trained again", error)
             self.fall_back()
             return self.head
         self._pipeline.uncommitted.pop(0)
@@ -569,7 +571,7 @@ class Attempt:
             self.commit(self._pipeline.uncommitted[0])
         if self._is_claimed and trained > self.step:
             log.warning(
-                "stopped at step %d, but steps %d-%d could not be saved %s; the same command trains them again",
+                "stopped at step %d, but steps %d-%d could not be saved %s; the same command trains these steps again",
                 trained, self.step + 1, trained, reason,
             )  # fmt: skip
         elif self._is_claimed:
@@ -585,7 +587,7 @@ class Attempt:
             return False
         self.upkeep.do()  # a damaged checkpoint is found here, and its steps are to be trained again
         if self.is_complete:
-            log.info("the step was the run's last")
+            log.info("this was the run's last step: the run is complete")
         return self.is_complete
 
     def close(self) -> None:

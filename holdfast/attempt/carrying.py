@@ -110,7 +110,10 @@ class _NodeCarrier:
             self._follow(ranks)
         except HoldfastError as error:
             if isinstance(error, RankDied) and not self._is_training:  # torchrun on node 0 has ended meanwhile
-                raise NodesMissing(f"the nodes have not met; the end of {self._log_path} may say why") from None
+                raise NodesMissing(
+                    "the ranks of this node didn't connect to those of the other nodes",
+                    hint=f"see the end of {self._log_path}",
+                ) from None
             if not error.is_retryable:
                 raise
             if not error.data.get("is_ordered"):
@@ -155,5 +158,5 @@ class _NodeCarrier:
         if is_trained(self._journal, self._config.epochs):
             log.info("node %d: run %s is complete", self._node, self._config.run)
             return
-        how = f"has ended ({ending.reason}): {ending.message}" if ending else "has ended before it trained"
+        how = f"has ended ({ending.reason}): {ending.message}" if ending else "ended before it began to train"
         raise RunStopped(f"the attempt on node 0 {how}", hint="the same command on every node continues the run")

@@ -310,7 +310,9 @@ class Line:
             if each is None or parent is None or parent.step < max(each.rehearsed, default=0):
                 break
             if parent.attempt != each.attempt:
-                since = f"; it may not be exact since attempt {each.attempt}, which continued from step {parent.step}"
+                since = (
+                    f"; the run may not be exact since attempt {each.attempt}, which continued from step {parent.step}"
+                )
             each = parent
         return since
 
@@ -319,7 +321,9 @@ class Line:
         commit = self.journal.newest()
         self.next_number = self.journal.next_number()
         assert commit is not None
-        log.warning("attempt %d had committed %s meanwhile; continuing from it", commit.attempt, commit.path)
+        log.warning(
+            "attempt %d has committed %s meanwhile; continuing from that checkpoint", commit.attempt, commit.path
+        )
         self.take(commit)
         return commit
 
@@ -340,7 +344,7 @@ class Line:
         if latest == describe_latest(self.head, metadata):
             return
         found = "was missing or damaged" if latest is None else f"named commit {latest.commit}"
-        log.warning("run %r: latest.json %s; it names commit %d again", self.journal.run, found, self.head.number)
+        log.warning("run %r: latest.json %s; rewrote it to name commit %d", self.journal.run, found, self.head.number)
         self._publish_latest(self.head, metadata)
 
     def _read_latest(self) -> Latest | None:
@@ -369,15 +373,15 @@ class Line:
         if self._trusted_keys:
             return False  # an orphan is not signed: anyone who can write to the store could have put it there
         for saved in self._find_orphans():
-            saver = "the ranks before these" if self._has_resumed else "a dead attempt"
+            saver = "this attempt's earlier ranks" if self._has_resumed else "a dead attempt"
             log.info("adopting %s (step %d), which %s had saved", saved.path, saved.step, saver)
             try:
                 self._commit_adopted(saved)
             except FolderTaken as error:
-                log.warning("%s is not adopted: %s", saved.path, error)
+                log.warning("the checkpoint %s is not adopted: %s", saved.path, error)
                 self._taken.add(saved.path)
             except NameTaken:
-                log.info("the attempt that saved it was still alive, and has committed it")
+                log.info("%s is committed already, by the attempt that saved it", saved.path)
             return True
         return False
 
@@ -406,7 +410,7 @@ class Line:
         save_s = self.head.save_s if self.head else 0.0
         if saved.train_s < save_s:
             log.info(
-                "the steps up to %d are trained again in %.1f s: a save to the store takes %.1f s",
+                "training the steps up to %d again, in %.1f s: copying their checkpoint to the store takes %.1f s",
                 saved.step, saved.train_s, save_s,
             )  # fmt: skip
         return saved.train_s >= save_s
@@ -467,8 +471,8 @@ class Line:
         return GateTripped(
             "\n".join([f"run {self.journal.run!r} has no checkpoint that passes the gate:", *reasons]),
             check="health",
-            hint="their bytes are what was committed. Are the limits of Recipe(health=...) right? If so, holdfast "
-            "quarantine rejects the newest one, and the next start goes back further",
+            hint="the bytes of these checkpoints are undamaged. Check the limits of Recipe(health=...); if they are "
+            "right, reject the newest checkpoint with holdfast quarantine: the next start goes back further",
         )
 
     def check_trusted(self, commit: Commit) -> None:
@@ -483,8 +487,10 @@ class Line:
     def _nothing_verified(self) -> NoVerifiedCheckpoint:
         reasons = [f"  {line}" for line in self.journal.quarantine_reasons()]
         return NoVerifiedCheckpoint(
-            "\n".join([f"run {self.journal.run!r} has committed, but no checkpoint of it can be verified:", *reasons]),
-            hint="put back a copy of its folder, or train under another name (--set run=...)",
+            "\n".join(
+                [f"run {self.journal.run!r} has commits, but none of its checkpoints can be verified:", *reasons]
+            ),
+            hint="restore the run's folder from a backup, or train under another name (--set run=...)",
         )
 
 

@@ -174,9 +174,12 @@ def check_same_build(before: Present, present: Present, accept: Sequence[str]) -
 
 def _warn_of(changes: Sequence[Change]) -> None:
     for change in changes[:SHOWN_CHANGES]:
-        log.warning("drift: %s; it goes into the lineage", change)
+        log.warning("drift: %s; allowed, and recorded in the lineage", change)
     if len(changes) > SHOWN_CHANGES:
-        log.warning("drift: and %d more changes; they go into the lineage", len(changes) - SHOWN_CHANGES)
+        log.warning(
+            "drift: %d more changes; allowed, and recorded in the lineage",
+            len(changes) - SHOWN_CHANGES,
+        )
 
 
 def promise_for(past: Past, present: Present) -> Verdict:
@@ -214,9 +217,10 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
     if resume.environment == "refuse":
         raise DeterminismError(
             f"equal bits are not promised on this machine:{reasons}",
-            hint="continue where it was trained, or --set resume.environment=record",
+            hint="continue on a machine like the one that trained the run, or accept this one: "
+            "--set resume.environment=record",
         )
-    log.warning("equal bits are not promised on this machine; the run records the reason:%s", reasons)
+    log.warning("equal bits are not promised on this machine; the run continues and records the reason:%s", reasons)
     return verdict
 
 

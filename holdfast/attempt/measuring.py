@@ -175,7 +175,7 @@ class Measuring(Observer):
             # If the attempt has stopped waiting for this thread, Python's exit makes the export fail ("cannot schedule
             # new futures after shutdown"). Don't warn of that.
             if not self._is_left:
-                log.warning("metrics end here: %s; the run continues", error or repr(error))
+                log.warning("no more metrics are exported (log.metrics): %s; the run continues", error or repr(error))
 
     def _export(self) -> None:
         view = self._view
@@ -213,7 +213,7 @@ class Measuring(Observer):
             return read()
         except HoldfastError as error:
             if not self._has_warned:
-                log.warning("the metrics lack what the run's records say: %s; the run continues", error)
+                log.warning("metrics from the run's records are missing (log.metrics): %s; the run continues", error)
             self._has_warned = True
         return None
 

@@ -82,7 +82,7 @@ class Known:
             if self.has_unfinished_import(journal):
                 raise WrongUse(
                     f"the import into run {journal.run!r} was not finished",
-                    hint="the same holdfast import command finishes it; or train under another name (--set run=...)",
+                    hint="finish it with the same holdfast import command, or train under another name (--set run=...)",
                 )
 
     def has_unfinished_import(self, journal: Journal) -> bool:
@@ -105,8 +105,8 @@ class Known:
         Args:
             number: the present attempt's number.
         """
-        lost = Ending("vanished", f"it had not ended when attempt {number} began", self.step)
-        taken_over = Ending("superseded", f"its process still ran when attempt {number} began", self.step)
+        lost = Ending("vanished", f"no ending was on record when attempt {number} began", self.step)
+        taken_over = Ending("superseded", f"its process was still running when attempt {number} began", self.step)
         number = self.attempts if self.ending is None else 0
         while number and journal.has_attempt(number):
             ending = taken_over if _runs_here(journal, number) else lost

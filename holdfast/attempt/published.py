@@ -133,7 +133,7 @@ class PodApi:
         """Return the API that a pod's environment names, or a text that says what is missing."""
         missing = [name for name in (HOST_VARIABLE, PORT_VARIABLE, POD_VARIABLE) if not environ.get(name)]
         if missing:
-            return f"{missing[0]} is not set"
+            return f"the environment variable {missing[0]} is not set"
         try:
             namespace = (rights / "namespace").read_text("utf-8").strip()
         except OSError as error:
@@ -201,7 +201,7 @@ class KillCostAnnotations(KillCostObserver):
     def _run(self) -> None:
         """Send the newest annotations until the attempt has ended. This is the thread's body."""
         if isinstance(self._api, str):
-            self._warn(f"{self._api}; this is no pod whose manifest names it")
+            self._warn(f"{self._api}; the pod's manifest has to set it")
             return
         while not self._ends.is_set():
             self._news.wait()

@@ -171,7 +171,7 @@ class AttemptRanks:
         if is_unexplained(event):
             if self.config.compute.is_attached:  # no new ranks can be started
                 return explain_refusal(event, commit)
-            log.warning("the gate refuses %s: %s; new ranks check it again", commit.path, event.message)
+            log.warning("the gate refuses checkpoint %s: %s; new ranks check it again", commit.path, event.message)
             self.end_running()
             self.build_again(commit)
             event = self._look(commit, past)
@@ -183,14 +183,14 @@ class AttemptRanks:
         if not self.is_quiet:
             log.info("restored%s: %s", " from near copies" if event.near else "", event.summary)
             for name in event.taken_over:
-                log.info("the changed %s is in force from step %d on", name, event.step)
+                log.info("the changed %s applies from step %d on", name, event.step)
         if event.near_problem:
-            log.warning("%s; it was read from the store", event.near_problem)
+            log.warning("%s; the checkpoint was read from the store instead", event.near_problem)
         # A restore from a near copy doesn't verify the store's bytes, so the upkeep reads the store's bytes back.
         self.verified = 0 if event.near else commit.number
         if event.note:
             asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"
-            log.warning("%s; recorded, not refused: %s", event.note, asked)
+            log.warning("%s; this is recorded, not refused, because of: %s", event.note, asked)
         return None
 
     def _look(self, commit: Commit, past: Past) -> Restored | Problem:

@@ -10,23 +10,23 @@ from holdfast.rank.messages import Problem, Restored, Tripped
 SHOWN_SUSPECTS = 4
 # The warning if new ranks pass the gate that the last ranks failed; %s is the checkpoint's folder.
 CHANCE = (
-    "new ranks restored %s exactly: memory or a processor of this machine fails now and then, or the program doesn't "
-    "always compute the same"
+    "the gate refused %s once, and new ranks then restored it exactly: either memory or a processor here "
+    "fails now and then, or the program doesn't always compute the same"
 )
 NO_SUSPECT = (
-    "no suspect was found: look at the global variables, the files and the environment that the model, the loss and "
-    "the probe read"
+    "no cause was found: check the global variables, the files and the environment variables that the model, the "
+    "loss and the probe read"
 )
 # The hint for each kind of refusal.
 HINTS = {
-    "state": "the checkpoint is whole, and an older one would lose the same: a load_state_dict, a hook, or the code "
-    "that builds these objects changes the values after they are loaded; mend that, and start again",
-    "health": "look at the limits of Recipe(health=...), and at the values with holdfast evaluate",
-    "results": "the checkpoint is whole, and an older one would lose the same. Keep that state (a buffer, extras, "
-    "run.keep), check with holdfast prove, and train under another name (--set run=...). If prove passes, a machine "
-    "has failed, this one or the one that saved: holdfast doctor looks at this one, holdfast quarantine rejects the "
-    "commit. docs/troubleshooting.md#state-that-no-checkpoint-has leads through this. "
-    """To go on with other results, and have that on record: --set 'resume.accept_drift=["built"]'""",
+    "state": "the checkpoint is undamaged, and an older one would fail in the same way: a load_state_dict, a hook, or "
+    "the code that builds these objects changes the values after they are loaded. Fix that code, and start again",
+    "health": "check the limits of Recipe(health=...); holdfast evaluate shows the values",
+    "results": "the checkpoint is undamaged, and an older one would fail in the same way. Save that state (a buffer, "
+    "extras, run.keep), check with holdfast prove, and train under another name (--set run=...). If prove passes, a "
+    "machine has failed, this one or the one that saved: holdfast doctor checks this one, holdfast quarantine rejects "
+    "the commit. docs/troubleshooting.md#state-that-no-checkpoint-has has the steps. "
+    """To continue with other results, and record that: --set 'resume.accept_drift=["built"]'""",
 }
 
 

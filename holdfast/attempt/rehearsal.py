@@ -46,8 +46,8 @@ AHEAD_S = 15.0
 MOST_LOST = 2
 SHOWN_NAMES = 3
 SHOWN_SUSPECTS = 4
-ATTACHED = "another launcher has started the ranks, and there are no new ones beside them"
-GO_ON = "--set proof.rehearse=record trains on all the same, and says so in every later commit"
+ATTACHED = "another launcher has started the ranks, so holdfast can't start new ones to compare with"
+GO_ON = "to train on anyway, with a note in every later commit: --set proof.rehearse=record"
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Rehearsals:
         # Not the run's last step: after it a user's loop would end, and the code that follows it would run.
         stop = min(step + REHEARSED_STEPS, stops[0], stops[1] - 1)
         if self._is_short(stops[1] - step, steps_per_s):
-            line.note_unrehearsed("the run was to be over within a minute")
+            line.note_unrehearsed("the run would end within a minute")
         elif stop > step and self.may_follow(line, trained_s) and self._has_same_code(line):
             self._order(step, stop)
             return True
@@ -163,7 +163,7 @@ class Rehearsals:
         """Return whether new ranks would import the same code as the living ranks have imported. If not, warn once."""
         changed = self._ranks.find_changed_code()
         if changed and not self._has_warned:
-            log.warning("not rehearsed: %s changed since the ranks imported it; a resume would be refused", changed)
+            log.warning("not rehearsed: %s changed after the ranks had imported it; a resume would be refused", changed)
             self._has_warned = True
             line.note_unrehearsed(f"{changed} had changed")
         return not changed
@@ -233,7 +233,7 @@ class Rehearsals:
         faults.reach("rehearsal-noted")
         first, last, commit = rehearsal.start + 1, rehearsal.stop, line.head.number
         steps = f"steps {first}-{last}" if first < last else f"step {first}"
-        log.info("rehearsed: new ranks trained %s from commit %d as these did", steps, commit)
+        log.info("rehearsed: new ranks trained %s from commit %d exactly as the running ranks did", steps, commit)
 
     def _rehearse_beside(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Rehearsed | None:
         """Train the rehearsal's steps in new ranks while the living ranks wait. Return these steps.
@@ -264,7 +264,7 @@ class Rehearsals:
         except (StateError, RecipeFailed) as error:
             number = line.head.number if line.head else 0
             self._tell(CheckpointVerdict("rehearsal", "refused", number, time.monotonic() - rehearsal.began))
-            raise Inexact(f"this run would not continue: {error}", hint=error.hint or GO_ON) from error
+            raise Inexact(f"this run could not be resumed: {error}", hint=error.hint or GO_ON) from error
 
     def _train(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None], *, is_kept: bool) -> Rehearsed:
         self._ranks.is_quiet = True
@@ -310,7 +310,9 @@ class Rehearsals:
             self._differ(line, lived, f"does not continue exactly: {_describe_difference(difference)}", [])
             return
         if lines:
-            log.info("new ranks trained steps %d-%d as the ranks before had", head.step + 1, lines[-1]["step"])
+            log.info(
+                "new ranks trained steps %d-%d exactly as the ranks that died had", head.step + 1, lines[-1]["step"]
+            )
 
     @property
     def _folder(self) -> Path:
@@ -334,7 +336,7 @@ class Rehearsals:
         named = f"; {'; '.join(suspects)}" if suspects else ""
         raise Inexact(
             f"this run {found}{since}{named}",
-            hint="a step depends on what no checkpoint has: keep it, or let it follow from the step, as "
+            hint="a step depends on state that no checkpoint has: save that state, or derive it from the step, as "
             f"docs/troubleshooting.md#state-that-no-checkpoint-has shows; {GO_ON}",
         )
 
@@ -354,7 +356,7 @@ def _tell_elsewhere(start: int, step: int) -> None:
     if step < start:
         log.warning("not rehearsed: the checkpoint of step %d is damaged", start)
     else:
-        log.info("not rehearsed: the ranks before had saved step %d, and new ranks continue from there", step)
+        log.info("not rehearsed: the earlier ranks had saved step %d, so new ranks continue from there", step)
 
 
 def _list_suspects(known: Examined, found: Examined) -> list[str]:

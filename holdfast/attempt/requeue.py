@@ -102,7 +102,9 @@ def find_refusal(
         # An attempt that never began leaves no ending, so that supervision can't count it.
         lives, most = job.restarts - _find_last_life(journal, newest, job), config.supervision.max_failures
         return (
-            f"{lives} times in a row it began no attempt: supervision.max_failures = {most}" if lives >= most else None
+            f"{lives} times in a row the job began no attempt: supervision.max_failures = {most}"
+            if lives >= most
+            else None
         )
     except StoreDenied as refused:
         return refused.message
@@ -133,7 +135,7 @@ def _requeue(job: SlurmJob) -> None:
         seen = seen if state else "squeue doesn't know it"
         log.info("job %s is not queued again by this command: %s", job.name, seen)
     elif found is not None and _ask("scontrol", "requeue", job.name, hint=REQUEUE_HINT) is not None:
-        log.info("job %s is queued again, and then continues the run", job.name)
+        log.info("job %s is queued again; when it starts, it continues the run", job.name)
         return
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGTERM, before)

@@ -120,7 +120,7 @@ def choose_wait_s(ends: Sequence[Ending], limits: Supervision) -> float:
     if len(failures) >= limits.max_failures:
         raise NoProgress(
             f"{len(failures)} attempts in a row failed with no step committed in between; the last: {failures[-1]}",
-            hint="mend that and start the run again: it continues from its last verified checkpoint",
+            hint="fix the cause and start the run again: it continues from its last verified checkpoint",
             step=last.step,
         )
     return min(FIRST_BACKOFF_S * 2.0 ** (len(idle) - 1), LONGEST_BACKOFF_S) if idle else 0.0

@@ -104,7 +104,7 @@ class Near:
         except (HoldfastError, OSError) as error:
             self._problem = type(error)
             if self._problem is not before:
-                return f"{error}; the near folder gets no copy"
+                return f"{error}; no copy is kept in the near folder"
         return ""
 
     def _prepare(self, size_bytes: int) -> None:

@@ -90,7 +90,8 @@ class Gallery:
         line = shown.to_line()
         if self._size_bytes + len(line) > MAX_FILE_BYTES:
             log.warning(
-                "%s of step %d is not kept: this chunk has shown %d MiB already; show less often, or shorten the chunk",
+                "%s of step %d is not stored: the texts and pictures of this chunk already have %d MiB; show fewer, or "
+                "shorten the chunk",
                 shown.name, shown.step, MAX_FILE_BYTES >> 20,
             )  # fmt: skip
             return
@@ -120,7 +121,7 @@ def to_shown(name: str, value: object, step: int, epoch: int) -> Shown:
     """
     if not NAME.fullmatch(name):
         raise RecipeError(
-            f"{name!r}: expected a name for what is shown", hint="up to 64 of these: letters, digits and . _ -"
+            f"{name!r} can't name a text or a picture", hint="give a name of up to 64 letters, digits and . _ -"
         )
     if isinstance(value, str):
         media_type, data = TEXT, value.encode("utf-8", "replace")
@@ -129,10 +130,10 @@ def to_shown(name: str, value: object, step: int, epoch: int) -> Shown:
     else:
         raise RecipeError(
             f"{name}: expected a text or a picture, found a {type(value).__name__}",
-            hint="a str is a text; bytes are a PNG or an SVG",
+            hint="give a str for a text, or the bytes of a PNG or an SVG",
         )
     if len(data) > MAX_BYTES:
-        raise RecipeError(f"{name}: {len(data):,} bytes are too many to show", hint=f"{MAX_BYTES:,} bytes are the most")
+        raise RecipeError(f"{name} has {len(data):,} bytes, too many to show", hint=f"show at most {MAX_BYTES:,} bytes")
     return Shown(step, epoch, name, media_type, data)
 
 
@@ -145,7 +146,8 @@ def _find_type(name: str, data: bytes) -> str:
     except UnicodeDecodeError:
         pass
     raise RecipeError(
-        f"{name}: expected the bytes of a PNG or an SVG, found {data[:12]!r}", hint="a text is a str: decode() it"
+        f"{name}: expected the bytes of a PNG or an SVG, found {data[:12]!r}",
+        hint="to show a text, give a str: decode() the bytes",
     )
 
 

@@ -62,7 +62,7 @@ def read_payload(
     except MemoryError:
         size_bytes = sum(part.size_bytes for part in parts)
         raise RunStopped(
-            f"checkpoint {commit.path} has {size_bytes:,} bytes, for which this machine has too little memory"
+            f"checkpoint {commit.path} has {size_bytes:,} bytes, more than this machine has free memory for"
         ) from None
     with ThreadPoolExecutor(READERS, "read") as readers:
         own = dict(zip(parts, images, strict=True))

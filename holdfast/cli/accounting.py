@@ -63,7 +63,7 @@ def _describe(ledger: Ledger) -> Iterator[str]:
     columns = zip(("attempt", "ended", "steps lost", *BUCKETS), *map(_row, ledger.attempts), strict=True)
     yield from tabulate([*zip(*(column for column in columns if any(column[1:])), strict=True)])
     if any(each.mark for each in ledger.attempts):
-        yield "~ its death is not on record: it counts as training for at most one more chunk"
+        yield "~ no ending is on record for this attempt: at most one more chunk of its time counts as training"
 
 
 def _share(part_s: float, wall_s: float) -> str:

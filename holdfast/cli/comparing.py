@@ -73,7 +73,9 @@ def _open(text: str) -> Place:
         return (place, "") if isinstance(place, Journal) else place
     found = open_place(f"{before}{slash}{run}")
     if isinstance(found, Store) or not commit:
-        raise WrongUse(f"{text!r} is not a commit of a run", hint="give it as <store>/<run>@<commit>, as in runs/a@3")
+        raise WrongUse(
+            f"{text!r} is not a commit of a run", hint="name a commit as <store>/<run>@<commit>, such as runs/a@3"
+        )
     return found, commit
 
 

@@ -17,7 +17,7 @@ from holdfast.provenance.changes import Change, to_lineage
 def diff_command(run: str, config: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
     """Show what changed over a run's life, or how it differs from a configuration.
 
-    With a configuration, import its recipe, and end with exit code 1 if the run would refuse to go on with it.
+    With a configuration, import its recipe, and end with exit code 1 if the run would refuse to continue with it.
 
     Args:
         run: <store>/<run>.
@@ -27,7 +27,7 @@ def diff_command(run: str, config: Annotated[str, Parameter(show_default=False)]
     journal = open_journal(run)
     journal.read_run()
     if config and not config.endswith(".toml"):
-        raise WrongUse(f"{config!r} is not a .toml file", hint=f"two runs: holdfast compare {run} {config}")
+        raise WrongUse(f"{config!r} is not a .toml file", hint=f"to compare two runs: holdfast compare {run} {config}")
     if config:
         return _show_config(journal, config, json)
     _show_life(journal, json)
@@ -53,10 +53,10 @@ def _print_judged(judged: Judged, run: str, path: str) -> None:
     for note in judged.notes:
         print(f"note: {note}")
     if judged.is_refused:
-        print(f"run {run} would refuse to go on with {path}")
+        print(f"run {run} would refuse to continue with {path}")
         print(f"hint: {judged.hint}")
     else:
-        print(f"run {run} would go on with {path}{'' if judged.rows else ', which changes nothing'}")
+        print(f"run {run} would continue with {path}{'' if judged.rows else ', which changes nothing'}")
 
 
 def _to_json(cls: str, change: Change) -> dict[str, Any]:

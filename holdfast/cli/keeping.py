@@ -95,7 +95,7 @@ def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT
         run: <store>/<run>.
         what: The commit (its number, its folder, or best; by default the newest) and the file to make.
     """
-    *commit, out = _split_out(what, "OUT.tar", "holdfast pack runs/language best.tar")
+    *commit, out = _split_out(what, "OUT.tar", "for example: holdfast pack runs/language best.tar")
     journal = open_journal(run)
     journal.read_run()
     found = find_commit(journal, *commit)
@@ -145,7 +145,7 @@ def export_weights(
         form: safetensors, transformers, torch for torch.load, or dcp.
         part: Only this part of the model, such as the name that a loop keeps it by, or extras.NAME.
     """
-    *commit, out = _split_out(what, "OUT", "holdfast export runs/language language.safetensors")
+    *commit, out = _split_out(what, "OUT", "for example: holdfast export runs/language language.safetensors")
     journal = open_journal(run)
     journal.read_run()
     found = find_commit(journal, *commit)

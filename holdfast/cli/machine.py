@@ -78,7 +78,9 @@ def _newest_attempt(journal: Journal) -> AttemptRecord:
     journal.read_run()
     number = journal.attempts()
     if not number:
-        raise WrongUse(f"run {journal.run!r} has no attempt yet", hint="holdfast doctor alone shows this machine")
+        raise WrongUse(
+            f"run {journal.run!r} has no attempt yet", hint="to examine this machine without a run: holdfast doctor"
+        )
     return journal.read_attempt(number)
 
 
@@ -86,7 +88,7 @@ def _read_settings(journal: Journal) -> tuple[Determinism, Compute]:
     """Return the run's last settings of determinism, device and ranks; the defaults if those were lost."""
     if config := read_config(journal):
         return config.determinism, config.compute
-    journal.warn("its settings can't be read; this machine is examined with the default settings")
+    journal.warn("the run's settings can't be read; this machine is examined with the default settings")
     return Determinism(), Compute()
 
 
@@ -109,7 +111,7 @@ def _print_contract(environment: dict[str, Any]) -> None:
     others = dict.fromkeys(term.key for term in TERMS if term.key not in counting)
     print("a run continues elsewhere with the same bits if all of this is equal there:\n")
     _print_columns((term.key, _shorten(part_of(term, environment)), term.why) for term in terms)
-    print("\nthis may differ:\n")
+    print("\nthis may differ there:\n")
     _print_columns([(", ".join(["the host", *(term.free for term in terms if term.free), *others]),)])
 
 

@@ -82,7 +82,7 @@ def _describe(plan: Plan) -> Iterator[str]:
 
 def _describe_dealing(dealing: Dealing) -> Iterator[str]:
     shares, larger = dealing.virtual_ranks, dealing.larger
-    yield f"ranks     {dealing.ranks}, which share {shares} virtual ranks; the one with the most sets the pace"
+    yield f"ranks     {dealing.ranks}, which share {shares} virtual ranks; the rank with most of them sets the pace"
     if dealing.waiting:
         yield f"          at worst, with {dealing.worst}, an average rank waits for {dealing.waiting:.0%} of a step"
     if shares < SHARES_A_RANK[0] * dealing.ranks:
@@ -107,9 +107,9 @@ def _describe_trace(plan: TracePlan) -> Iterator[str]:
     yield f"chunk     {counted(best.steps, 'step')}, {_seconds(best.interval_s)}"
     yield f"          {counted(chosen.steps, 'step')}, {_seconds(chosen.interval_s)}, would give {chosen.goodput:.2%}"
     for each in plan.notices:
-        worth = f"adds {each.gain:.2%} if {each.kept:.0%} of losses have one" if each.is_enough else "is too short"
+        worth = f"adds {each.gain:.2%} if {each.kept:.0%} of losses are announced" if each.is_enough else "is too short"
         yield f"notice    of {_seconds(each.notice_s)} {worth}; a last save needs {_seconds(plan.last_save_s)}"
-    yield f"retention keep_every_steps = {plan.keep_every_steps} keeps one for each mean time between losses"
+    yield f"retention keep_every_steps = {plan.keep_every_steps} keeps a checkpoint for each mean time between losses"
 
 
 def _compare(plans: Sequence[TracePlan]) -> Iterator[str]:

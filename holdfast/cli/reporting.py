@@ -33,7 +33,7 @@ def report(
     from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows
 
     if not what:
-        raise WrongUse("expected a run, several runs or a store", hint="holdfast report runs/language")
+        raise WrongUse("expected a run, several runs or a store", hint="for example: holdfast report runs/language")
     path = Path(out).absolute()
     store = _find_store(what)
     if store is not None:
@@ -65,7 +65,10 @@ def _find_store(what: tuple[str, ...]) -> Store | None:
             store = open_store(each)
             if any(Journal(store, name).exists() for name in store.list()):
                 if len(what) > 1:
-                    raise WrongUse(f"{each} is a store, and there are further names", hint="name its runs instead")
+                    raise WrongUse(
+                        f"{each} is a store, and a report of a store takes no further names",
+                        hint="name runs of the store instead",
+                    )
                 return store
     return None
 

@@ -99,7 +99,7 @@ def new(
             f"{name!r} can't name a run and a file", hint="give a name of letters, digits, - and _, such as my_run"
         )
     if name in sys.stdlib_module_names or PathFinder.find_spec(name, _packages()):
-        hint = f"give another name: import {name} would find {name}.py in place of the package"
+        hint = f"give another name: with {name}.py here, `import {name}` would not find the package"
         raise WrongUse(f"{name} is the name of a Python package", hint=hint)
     kind, command = chosen[0] if chosen else "recipe", _spell_command()
     contents = _fill_template(name, kind)
@@ -111,7 +111,7 @@ def new(
     if slurm:
         print(f"{name}.sbatch  the Slurm job: sbatch {name}.sbatch")
     if needs := TEMPLATES[kind].needs:
-        print(f"it needs       {spell_install(needs)}")
+        print(f"install first  {spell_install(needs)}")
     print(f"train it with  {command} train {name}.toml")
     print(f"prove it with  {command} prove {name}.toml")
 

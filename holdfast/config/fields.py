@@ -308,17 +308,17 @@ class Compute(Section):
             return self
         if self.parallel != "fsdp" or self.virtual_ranks:
             found = f"virtual_ranks = {self.virtual_ranks}" if self.virtual_ranks else f'parallel = "{self.parallel}"'
-            raise ValueError(f'mesh shapes the ranks of parallel = "fsdp" without virtual ranks, found {found}')
+            raise ValueError(f'mesh needs parallel = "fsdp" and no virtual ranks, found {found}')
         ranks = "all" if self.ranks == "all" else self.ranks * self.node_range[0]
         if ranks not in ("all", self.mesh.size):
-            raise ValueError(f"mesh has {self.mesh.size} ranks, and the run {ranks}")
+            raise ValueError(f"mesh has {self.mesh.size} ranks, but the run has {ranks}")
         return self
 
     @model_validator(mode="after")
     def _has_what_ray_needs(self) -> Self:
         if self.has_ray and self.ranks == "all":
             raise ValueError(
-                'launcher = "ray" needs a number of ranks for each node: "all" counts this machine\'s GPUs'
+                'launcher = "ray" needs ranks = a number for each node: "all" would count this machine\'s GPUs'
             )
         if self.has_ray and self.rendezvous is not None:
             raise ValueError('launcher = "ray" chooses the rendezvous itself: leave it out')

@@ -98,10 +98,10 @@ def _check_size(config: RunConfig, where: str) -> RunConfig:
     """
     if name := find_infinite(config.settings, "settings"):
         raise ConfigError(
-            f"{where}: {_shorten(name)}: expected a finite number", hint="leave it out, or set a large one"
+            f"{where}: {_shorten(name)}: expected a finite number", hint="leave the setting out, or give a large number"
         )
     if (size := len(config.model_dump_json())) > MAX_JSON_BYTES:
-        hint = "put long values in a file, and set the file's name"
+        hint = "put long values into a file of your own, and give the recipe its path as the setting"
         raise ConfigError(f"{where}: the settings have {size} bytes as JSON; at most {MAX_JSON_BYTES} fit", hint=hint)
     return config
 
@@ -117,8 +117,8 @@ def _hint_for_key(name: str, value: Any) -> str:
     own = f"settings.{_shorten(name)}"
     if near := _find_fields(name, value, known):
         meant = f"did you mean {' or '.join(near)}?"
-        return meant if isinstance(value, Mapping) else f"{meant} A recipe's own setting would be {own}"
-    return f"did you mean {own}? A recipe's own settings are in that table"
+        return meant if isinstance(value, Mapping) else f"{meant} If it is a setting of your recipe, write {own}"
+    return f"did you mean {own}? Settings of your recipe belong under [settings]"
 
 
 def _find_fields(name: str, value: Any, known: Sequence[str]) -> list[str]:

@@ -79,12 +79,12 @@ def settle_nodes(fields: dict[str, Any], environ: Mapping[str, str] = os.environ
     if job is None:
         raise ConfigError(
             'compute.nodes = "slurm": this process belongs to no Slurm job',
-            hint="start it with sbatch, or give a number, as with --set compute.nodes=1; docs/slurm.md",
+            hint="start the command with sbatch, or give a number: --set compute.nodes=1; docs/slurm.md has more",
         )
     if job.nodes > 1 and not job.is_step:
         raise ConfigError(
-            f'compute.nodes = "slurm": job {job.name} has {job.nodes} nodes, and this command runs on one of them',
-            hint="start it on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=1 holdfast train ...",
+            f'compute.nodes = "slurm": job {job.name} has {job.nodes} nodes, but this command runs on one of them only',
+            hint="start the command on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=1 holdfast train ...",
         )
     compute["nodes"] = job.nodes
     if job.nodes > 1:

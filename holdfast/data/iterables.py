@@ -68,7 +68,7 @@ class IterableBatches:
         if not self._is_shared:
             raise RecipeError(
                 "all ranks get the same batches from a stream that is not divided over the ranks",
-                hint="give each rank a part of its own, by run.data_rank and run.data_ranks or "
+                hint="give each rank its own part of the stream, by run.data_rank and run.data_ranks or "
                 "torch.distributed.get_rank()",
             )
 

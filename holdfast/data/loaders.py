@@ -142,7 +142,11 @@ class LoaderBatches:
         self._list_indices()
         self._before, self._samples = before, len(self._loader.dataset)  # type: ignore[arg-type]
         restore_rng(before["global"] | {"cuda": []})
-        return "" if is_known else f"order of pass {self._pass + 1}, in which step {step} lies: another one is drawn"
+        return (
+            ""
+            if is_known
+            else f"order of the samples in pass {self._pass + 1}, which has step {step}: a new order is drawn"
+        )
 
     def __next__(self) -> tuple[str, Any]:
         if self._before is None or self.is_at_end:
@@ -177,7 +181,9 @@ class LoaderBatches:
             restore_rng(own)
         self._pass, self._given, self._batches = self._pass + is_next, 0, None
         if not self._indices:
-            raise RecipeError("the loader gives no batch", hint="more data, a smaller batch_size, or drop_last=False")
+            raise RecipeError(
+                "the loader gives no batch", hint="give more data, a smaller batch_size, or drop_last=False"
+            )
 
     def _list_indices(self) -> None:
         """Draw the order of a pass from the sampler. First draw one random number, as a loader's iterator does."""
@@ -240,7 +246,7 @@ class LoaderBatches:
                 raise RecipeError(
                     f"the dataset's length has changed in a pass of {len(self._indices)} batches, whose order is too "
                     "long for a checkpoint",
-                    hint="let the sampler draw fewer samples a pass",
+                    hint="let the sampler draw fewer samples in a pass",
                 )
             position |= {"samples": self._samples, "indices": pack_indices(self._indices)}
         return position | self._capture_own()
@@ -316,17 +322,17 @@ def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":
     inner = getattr(loader, "base_dataloader", loader)
     if isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset) and not has_methods(inner):
         return inner
-    hint = f"{instead} makes its batches"
+    hint = f"use {instead}, which makes the batches"
     if not has_methods(inner):
         what = "DataLoader over a stream" if isinstance(inner, DataLoader) else type(inner).__qualname__
         raise RecipeError(
-            f"a {what} can't be put back to a position in its batches",
+            f"a resume can't restore the position of a {what}",
             hint=f"{hint}; or use a DataLoader over a map-style dataset, or an iterable with state_dict and "
             "load_state_dict, such as torchdata's StatefulDataLoader",
         )
     if flaw := describe_flaw(inner):
         raise RecipeError(
-            f"a {type(inner).__qualname__} can't be put back to its exact position: {flaw}",
+            f"a resume can't restore the exact position of a {type(inner).__qualname__}: {flaw}",
             hint=f"{hint} and resumes exactly, with compute.loader_workers processes",
         )
     return inner

@@ -89,8 +89,8 @@ class Batches:
             saved = None
         if saved is not None and not self.has_state:
             raise StateError(
-                "the checkpoint has a position in the data, and the data has no load_state_dict",
-                hint="the recipe's data has changed since the checkpoint was written",
+                "the checkpoint has a position in the data, but the recipe's data has no load_state_dict",
+                hint="give the recipe the data that it had when the checkpoint was written",
             )
         if self._order is not None:
             self._start(Samples(self._data, self._collate, self._seed), step, stop)
@@ -103,7 +103,7 @@ class Batches:
         if read not in (None, self._read):
             raise RecipeError(
                 f"the stream ({type(self._data).__qualname__}) gives other samples when it is read again",
-                hint="seed its shuffles, or give it state_dict and load_state_dict",
+                hint="seed the stream's shuffles, or give the stream state_dict and load_state_dict",
             )
         return True
 

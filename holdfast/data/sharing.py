@@ -33,8 +33,8 @@ class Share:
         size, rest = divmod(len(items), self.ranks)
         if rest:
             raise RecipeError(
-                f"a batch of {len(items)} samples can't be shared out evenly to {self.ranks} ranks",
-                hint="drop_last=True, or another batch_size",
+                f"a batch of {len(items)} samples can't be divided evenly over {self.ranks} ranks",
+                hint="set drop_last=True, or another batch_size",
             )
         return items[self.rank * size : (self.rank + 1) * size]
 

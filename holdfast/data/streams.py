@@ -46,7 +46,7 @@ def describe_flaw(data: Any) -> str:
     """Return why a stream or a loader of a stream can't resume exactly; empty if no reason is known."""
     for each in _list_parts(data):
         if has_methods(each) and getattr(each, "num_workers", None):
-            return "its own workers draw other random numbers after a resume"
+            return "its worker processes draw other random numbers after a resume"
         if any(type(part).__name__ == BUFFER for part in _walk_examples(_examples_of(each))):
             return "its state leaves out the shuffle buffer"
         samplers = [sampler for node in walk_nodes(each) for sampler in vars(node).values() if _is_random(sampler)]
@@ -66,12 +66,12 @@ def refuse_inexact(keeping: str, value: Any) -> None:
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
-        flaw = "its position is known only once it is read"  # so after a restore the gate couldn't compare the position
+        flaw = "its position is known only after a batch is read"  # so after a restore the gate couldn't compare it
     if is_begun(value):
         flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"
     if flaw:
         raise RecipeError(
-            f"{keeping}: the {type(value).__qualname__} can't be put back to its exact position: {flaw}", hint=hint
+            f"{keeping}: a resume can't restore the exact position of the {type(value).__qualname__}: {flaw}", hint=hint
         )
 
 

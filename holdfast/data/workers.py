@@ -89,7 +89,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
             raise
         raise RecipeError(
             f"loader workers can't be given the dataset and its functions: {error}",
-            hint="define what it names at the top of a module, or set compute.loader_workers = 0",
+            hint="define the named function or class at the top of a module, or set compute.loader_workers = 0",
         ) from error
     started = {*multiprocessing.active_children()} - others
     _workers.intersection_update(others)  # all other workers have ended

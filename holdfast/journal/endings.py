@@ -42,36 +42,50 @@ FAILURE: Literal["max_failures"] = "max_failures"
 _ROWS = (
     Reason("completed", "the run is complete", state="Completed"),
     Reason(
-        "preempted", "SIGTERM, a cloud's notice or a drain file told it to end; it saved", MACHINE, state="Completed"
+        "preempted",
+        "SIGTERM, a cloud's notice or a drain file told the attempt to end, and it saved first",
+        MACHINE,
+        state="Completed",
     ),
-    Reason("imported", "it took over another program's checkpoint, from which the run goes on", state="Completed"),
+    Reason(
+        "imported", "the attempt imported another program's checkpoint, from which the run continues", state="Completed"
+    ),
     Reason(
         "vanished",
-        "it gave no sign of life any more: its process or its machine is gone",
+        "no sign of life came any more: the attempt's process or machine is gone",
         MACHINE,
         True,
         False,
         "Crashed",
     ),
-    Reason("crashed", "its process died, and its worker saw that", FAILURE, True, False, "Crashed"),
+    Reason("crashed", "the attempt's process died, and its Prefect worker saw that", FAILURE, True, False, "Crashed"),
     Reason("rank_crashed", "a rank died, and so did the ranks that replaced it", FAILURE, True),
     Reason("rank_hung", "a rank made no progress any more, nor did the ranks that replaced it", FAILURE, True),
     Reason("out_of_memory", "the recipe asked for more memory than there is", FAILURE),
     Reason("recipe_failed", "the recipe's own code raised an error", FAILURE),
     Reason("unhealthy", "a health signal left its limits", FAILURE),
-    Reason("gpu_unhealthy", "a GPU of its machine, or its driver, reports a fault", FAILURE),
-    Reason("no_progress", "the same failure came at the same step again", FAILURE),
+    Reason("gpu_unhealthy", "a GPU of the attempt's machine, or its driver, reports a fault", FAILURE),
+    Reason("no_progress", "the same failure happened at the same step again", FAILURE),
     Reason("store_failed", "the storage refused or failed", FAILURE),
-    Reason("stopped", "it ended early for another reason", FAILURE),
+    Reason("stopped", "the attempt ended early for another reason", FAILURE),
     Reason("folder_gone", "the run's folder was moved or deleted", raises=RunGone),
     Reason("settings", "settings or code changed, or can't be used", raises=WrongUse),
-    Reason("refused", "the gate: the resumed model isn't the one that was saved, or isn't healthy", raises=Damage),
-    Reason("damaged", "nothing that can be trusted is left to continue from", raises=Damage),
-    Reason("inexact", "continued from a commit, it trains other steps than without an interruption", raises=Inexact),
-    Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),
-    Reason("cancelled", "a person cancelled it", state="Cancelled", raises=RunStopped),
     Reason(
-        "paused", "a person paused it; resumed, the run continues as another attempt", state="Paused", raises=RunStopped
+        "refused",
+        "the gate refused the checkpoint: the resumed model isn't the one that was saved, or isn't healthy",
+        raises=Damage,
+    ),
+    Reason("damaged", "no undamaged and trusted checkpoint is left to continue from", raises=Damage),
+    Reason(
+        "inexact", "the run, continued from a commit, trains other steps than without an interruption", raises=Inexact
+    ),
+    Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),
+    Reason("cancelled", "a person cancelled the attempt", state="Cancelled", raises=RunStopped),
+    Reason(
+        "paused",
+        "a person paused the attempt; when resumed, the run continues as another attempt",
+        state="Paused",
+        raises=RunStopped,
     ),
 )
 REASONS = {row.name: row for row in _ROWS}

@@ -27,7 +27,7 @@ def open_journal(run: str) -> Journal:
     """
     store, slash, name = run.rstrip("/").rpartition("/")
     if name in ("", ".", "..") or name.endswith(":"):
-        raise RunUnknown(f"{run!r} is not a run", hint="give it as <store>/<run>, for example runs/language")
+        raise RunUnknown(f"{run!r} is not a run", hint="name a run as <store>/<run>, for example runs/language")
     return Journal(open_store(store or ("/" if slash else DEFAULT_STORE)), name)
 
 

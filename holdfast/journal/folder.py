@@ -81,7 +81,7 @@ class RunFolder:
         except RunUnknown:
             write = self.place.create
         except RecordDamaged as error:
-            self.warn(f"{error}; it is written anew")
+            self.warn(f"{error}; run.json is written anew")
             write = self.store.replace
         record = RunRecord(
             format=FORMAT_VERSION,

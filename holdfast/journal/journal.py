@@ -115,7 +115,7 @@ class Journal(RunFolder):
         """
         if number < 1 or (number > REACH and number > self.attempts() + REACH):
             raise ConfigError(
-                f"run {self.run!r} can't have an attempt {number}", hint=f"the next one is {self.next_attempt()}"
+                f"run {self.run!r} can't have an attempt {number}", hint=f"the next attempt is {self.next_attempt()}"
             )
         record = AttemptRecord(
             number=number,
@@ -133,7 +133,7 @@ class Journal(RunFolder):
         except NameTaken:
             raise Superseded(
                 f"attempt {number} of run {self.run!r} was claimed by another process a moment ago",
-                hint="that process trains this run",
+                hint="that process trains this run: let it, or end it first",
                 attempt=number,
             ) from None
         return record
@@ -195,7 +195,7 @@ class Journal(RunFolder):
             return
         raise Superseded(
             f"attempt {attempt} of run {self.run!r} is superseded by attempt {highest}",
-            hint="another process trains this run; nothing that it committed was touched",
+            hint="another process trains this run now; its commits are untouched",
             attempt=attempt,
             by=highest,
         )
@@ -466,7 +466,7 @@ class Journal(RunFolder):
             self.read_commit(number)
         except NameMissing:
             raise WrongUse(
-                f"run {self.run!r} has no commit {number}", hint=f"its newest is {self.newest_number()}"
+                f"run {self.run!r} has no commit {number}", hint=f"the newest commit is {self.newest_number()}"
             ) from None
         with contextlib.suppress(NameTaken):
             self.store.create(record_name("pins", number), Pin(commit=number, created_at=now()).to_bytes())

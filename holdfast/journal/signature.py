@@ -42,9 +42,9 @@ ECDSA_SHA256 = ec.ECDSA(hashes.SHA256())
 # Matches a key that a user gave in place of its file's name. An error must not show the key.
 KEY_LIKE = re.compile(r"-----|\n|[A-Za-z0-9+=]{44,}")
 SOURCE_HINT = "give the path of a PEM file, or env:NAME for a variable that holds the PEM"
-P256_HINT = "holdfast keygen makes one"
+P256_HINT = "holdfast keygen makes such a key"
 CHANGED_HINT = "don't load this checkpoint; continue from a commit whose signature is good"
-UNKNOWN_KEY_HINT = "if you know whose key it is, add the public one to the trusted keys"
+UNKNOWN_KEY_HINT = "if you know whose key signed it, add the public key to the trusted keys"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ class SigningKey:
             "signatures": [{"keyid": self.key_id, "sig": base64.b64encode(signature).decode()}],
         })  # fmt: skip
         if len(envelope) >= MAX_ENVELOPE_BYTES:
-            raise WrongUse(f"a checkpoint of {len(files)} files is too large to sign", hint="save it as fewer files")
+            raise WrongUse(
+                f"a checkpoint of {len(files)} files is too large to sign", hint="save the checkpoint as fewer files"
+            )
         return envelope + b"\n"
 
 
@@ -161,7 +163,7 @@ def load_signing_key(source: str) -> SigningKey:
     try:
         key = pem.load_pem_private_key(data, password=None)
     except TypeError:
-        raise ConfigError(f"{name} is encrypted", hint="give it without a passphrase") from None
+        raise ConfigError(f"{name} is encrypted", hint="give the key without a passphrase") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigError(f"{name} is not a private key in PEM", hint=SOURCE_HINT) from None
     if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1)):
@@ -177,7 +179,9 @@ def load_trusted_key(source: str) -> TrustedKey:
     """
     name, data = _read_source(source, "trusted key")
     if b"PRIVATE KEY" in data:
-        raise ConfigError(f"{name} is a private key", hint="give the public one: the file beside it that ends in .pub")
+        raise ConfigError(
+            f"{name} is a private key", hint="give the public key: the file beside the private one that ends in .pub"
+        )
     try:
         key = pem.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
@@ -214,7 +218,9 @@ def verify_signature(
         if any(key.key_id in said for key in trusted):
             _refuse(f"{about} doesn't match what it signs: one of the two was changed")
         shown = ", ".join(repr(key_id[:SHOWN_ID_CHARS]) for key_id in said)
-        _refuse(f"{about} is not by a trusted key; it names {shown or 'no key'}", UNKNOWN_KEY_HINT, key_ids=said)
+        _refuse(
+            f"{about} was not made with a trusted key; it names {shown or 'no key'}", UNKNOWN_KEY_HINT, key_ids=said
+        )
 
     try:
         statement = STATEMENT.validate_json(payload)

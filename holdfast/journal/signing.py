@@ -20,7 +20,7 @@ def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -
         NotTrusted: no trusted key signed it, or the record differs.
     """
     name = record_name("commits", commit.number)
-    hint = "commits made with a signing_key are signed; without trusted_keys it is used unsigned"
+    hint = "set signing_key to sign later commits; without resume.trusted_keys, unsigned commits are accepted"
     try:
         envelope = journal.store.read(signature_name(commit.number, commit.attempt), 0, MAX_ENVELOPE_BYTES + 1)
     except NameMissing:

@@ -120,7 +120,7 @@ def _find_configs(journal: Journal, commit: Commit, part: str) -> dict[str, Any]
     known = ", ".join(sorted(filter(None, configs)))
     raise ConfigError(
         f"{part or 'the model'} is none of transformers' models, has adapters, or is from an earlier version",
-        hint=f"--part {known}" if known else "--form safetensors holds any model",
+        hint=f"--part {known}" if known else "use --form safetensors, which holds any model",
     )
 
 

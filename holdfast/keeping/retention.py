@@ -128,7 +128,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
         if metadata is None or policy is None:
             raise ConfigError(
                 f"the retention settings of run {journal.run!r} can't be read, so nothing is pruned",
-                hint="holdfast verify shows the damage; continuing the training writes the settings again",
+                hint="holdfast verify shows the damage; train further, which writes the settings again",
             )
         with contextlib.suppress(Outdated, Superseded):
             return prune_by_policy(journal, policy, metadata.steps_per_epoch, attempt=attempt, dry_run=dry_run)
@@ -230,7 +230,7 @@ def _find(journal: Journal) -> _Found:
     expected = numbers - pruned - quarantined
     live, unreadable = [], sorted(expected - there)
     if unreadable:
-        log.warning("the records of %d commits are lost, the first is commit %d", len(unreadable), unreadable[0])
+        log.warning("the records of %d commits are lost, the first of them commit %d", len(unreadable), unreadable[0])
     for number in sorted(expected & there, reverse=True):
         try:
             live.append(journal.read_commit(number))
@@ -272,7 +272,7 @@ def _check_view(journal: Journal, found: _Found, attempt: int) -> None:
     if set(journal.numbers("quarantine")) - found.quarantined:
         raise Outdated(
             f"run {journal.run!r} fell back to an earlier checkpoint while it was pruned, so nothing is pruned",
-            hint="prune it again",
+            hint="prune the run again",
         )
 
 
@@ -364,7 +364,7 @@ def _sweep(journal: Journal, committed: set[str], before: datetime) -> None:
     try:
         journal.store.sweep(before, is_spared)
     except StoreError as error:  # S3 requires a separate permission for the sweep
-        log.warning("%s; the remains of unfinished writes stay", error)
+        log.warning("%s; the remains of unfinished writes are not deleted", error)
 
 
 def _delete(journal: Journal, path: str, *, was_committed: bool) -> None:

@@ -175,9 +175,9 @@ def make_ledger(journal: Journal, now: datetime | None = None) -> Ledger:
         if left := [*missing, *records.missing]:
             raise RecordDamaged(
                 "\n".join([f"run {journal.run!r} has no record of an attempt", *(f"  {line}" for line in left)]),
-                hint="holdfast verify reads what is left of it",
+                hint="holdfast verify shows what is left of the run",
             )
-        raise WrongUse(f"run {journal.run!r} has no record of an attempt", hint="train it first")
+        raise WrongUse(f"run {journal.run!r} has no record of an attempt", hint="train the run first")
     return account(journal.run, lives, (*missing, *map(_explain, records.missing)), now)
 
 
@@ -190,11 +190,11 @@ def account(run: str, lives: Sequence[Life], missing: tuple[str, ...] = (), now:
 
 def _explain(line: str) -> str:
     if line.startswith("attempts/"):
-        return f"{line}: its time before its first commit counts as waiting"
+        return f"{line}: the attempt's time before its first commit counts as waiting"
     if line.startswith("commits/"):
-        return f"{line}: its steps count as lost, unless a later commit descends from it"
+        return f"{line}: the commit's steps count as lost, unless a later commit descends from it"
     if line.startswith("commit "):
-        return f"{line}: they count as lost"
+        return f"{line}: these steps count as lost"
     return f"{line}: the attempt counts as vanished"
 
 

@@ -182,13 +182,13 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
     if newest is None:
         raise WrongUse(
             f"run {journal.run!r} has no commit that counts",
-            hint=f"train its first chunk, which measures a save; a chunk of automatic length has {FIRST_STEPS} steps",
+            hint=f"train the first chunk, which measures a save; a chunk of automatic length has {FIRST_STEPS} steps",
         )
     measured = measure_costs(read_costs(journal))
     if measured is None:
         raise WrongUse(
             f"the newest commits of run {journal.run!r} don't say how long their steps and saves took",
-            hint="train one more chunk, whose commit does",
+            hint="train one more chunk: its commit records both",
         )
     losses = read_losses(journal)
     interval = choose_interval(measured, losses)

@@ -199,8 +199,8 @@ def describe_replaced(before: Mapping[str, Any], seed: int) -> list[str]:
         return []
     asked = f", for example {now['torch.manual_seed']}," if "torch.manual_seed" in called else ""
     return [
-        f"importing the recipe's module calls {' and '.join(called)}; the run's seed {seed} replaces that. Set seed"
-        f"{asked} in the configuration, or call it in the function"
+        f"importing the recipe's module calls {' and '.join(called)}; the run's seed {seed} replaces it. Set seed"
+        f"{asked} in the configuration, or set seeds inside the recipe's function"
     ]
 
 

@@ -109,7 +109,7 @@ def judge_gpus(report: GpuReport, compute: Compute, seen_by_torch: int) -> tuple
     if visible is None:
         problem = report.problem or "nvidia-smi doesn't tell which part of a GPU (MIG) a run would take"
         known = f"{problem}; torch sees {counted(seen_by_torch, 'GPU') if seen_by_torch else 'none'}"
-        return (Finding("their health is not known", known, False if report.is_fault else None),)
+        return (Finding("health unknown", known, False if report.is_fault else None),)
     if not report.gpus:
         return (Finding("none", "nvidia-smi lists no GPU"),)
     ranks = len(visible) if compute.ranks == "all" else compute.ranks
@@ -125,7 +125,7 @@ def judge_gpus(report: GpuReport, compute: Compute, seen_by_torch: int) -> tuple
     if taken and ranks > len(visible):
         findings.append(Finding(f"compute.ranks = {ranks}", f"a run sees {counted(len(visible), 'GPU')}", False))
     if taken and not seen_by_torch:
-        findings.append(Finding("torch", "it sees no GPU, so that a run would train on the CPU"))
+        findings.append(Finding("torch", "torch sees no GPU, so a run would train on the CPU"))
     return tuple(findings)
 
 
@@ -164,7 +164,7 @@ def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str,
     if process.returncode:
         said = [line for line in err.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
         raise DeterminismError(
-            f"torch can't be run here: {said[-1].strip()}", hint="see the whole error with python -c 'import torch'"
+            f"torch can't be run here: {said[-1].strip()}", hint="to see the whole error: python -c 'import torch'"
         )
     report: dict[str, Any] = json.loads(out.splitlines()[-1])
     return report
@@ -233,7 +233,7 @@ def _refuse(device: str) -> str:
     try:
         torch.zeros(2, device=device).put_(places, torch.ones(2, device=device))
     except RuntimeError:
-        return "on: put_, which has none, is refused"
+        return "on: torch refuses put_, which has no deterministic kernel"
     return ""
 
 

@@ -78,8 +78,8 @@ class Notice:
 
     def __str__(self) -> str:
         if self.is_advice:
-            return f"{self.reason}: a checkpoint is made"
-        return self.reason if self.is_at_once else f"{self.reason}: {self.within_s:.0f} s are left"
+            return f"{self.reason}: saving a checkpoint now"
+        return self.reason if self.is_at_once else f"{self.reason}: {self.within_s:.0f} s are left to save"
 
 
 Source = Callable[[], Notice | None]
@@ -117,7 +117,7 @@ def _poll(sources: Sequence[Source], tell: Callable[[Notice], None], done: threa
             except Exception as error:  # one broken source must not silence the others
                 notice = None
                 if repr(error) not in told:
-                    log.warning("a source of preemption notices can't be asked: %r", error)
+                    log.warning("can't ask for preemption notices: %r; a preemption may come unannounced", error)
                 told.add(repr(error))
             if notice is not None and notice.reason not in told and not done.is_set():
                 told.add(notice.reason)

@@ -27,9 +27,7 @@ log = logging.getLogger(__name__)
 
 # The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
 OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}
-EARLIER = (
-    "what an earlier resume has lost, which a replay from after it loses, too; --from begins with an earlier commit"
-)
+EARLIER = "state that an earlier resume lost, because this replay began after it; --from begins with an earlier commit"
 
 
 class Audit(Differing, BaseModel):
@@ -81,7 +79,7 @@ class Audit(Differing, BaseModel):
         if self.is_identical:
             lines = [f"{what}: replayed{on} to the same bytes, {self.expected}"]
         elif self.gate:
-            lines = [f"{what}: it can't be replayed from commit {self.from_commit}", f"  {self.gate}"]
+            lines = [f"{what} can't be replayed from commit {self.from_commit}", f"  {self.gate}"]
         else:
             lines = [f"{what}: the replay{on} ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
             lines += self.describe_difference()
@@ -89,7 +87,7 @@ class Audit(Differing, BaseModel):
         lines += [f"  not checked: {self.unchecked}"] if is_told else []
         lines += [f"  {self.verdict}"] if self.verdict else []
         notes = [] if self.is_identical else self.notes
-        return "\n".join([*lines, *(f"  not promised here: {note}" for note in notes)])
+        return "\n".join([*lines, *(f"  equal bytes are not promised here: {note}" for note in notes)])
 
 
 def audit_commit(
@@ -199,10 +197,10 @@ def _choose_span(journal: Journal, commit: Commit) -> Span:
     elif parent.origin:
         reason = "the run began with another program's checkpoint"
     elif parent.config_fingerprint != commit.config_fingerprint:
-        reason = "the settings were changed there"
+        reason = "the settings were changed at that step"
     elif before is not None and (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
         given_up = "pruned" if journal.is_pruned(before.number) else "quarantined"
-        reason = f"commit {before.number} was {given_up}, and commit {parent.number} is the furthest back that there is"
+        reason = f"commit {before.number} was {given_up}, so the replay can't begin before commit {parent.number}"
     if reason:
         return Span(parent, [commit], f"the resume at step {parent.step}, which the replay repeats: {reason}")
     return Span(before, [parent, commit])
@@ -228,18 +226,22 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
         span = Span(commits.pop(0), commits)
     else:
         raise WrongUse(
-            f"--from {number}: commit {commit.number} of run {journal.run!r} doesn't continue from it",
-            hint=f"a commit before {commit.number}, or 0 for the beginning",
+            f"--from {number}: commit {commit.number} of run {journal.run!r} doesn't continue from that commit",
+            hint=f"give an ancestor of commit {commit.number}, or 0 for the beginning of the run",
         )
     if span.start is not None and journal.is_pruned(number):
         error = make_pruned_error(journal, span.start, commit)
-        hint = f"the furthest back that there is: --from {furthest.number}" if furthest else "--from 0 is the beginning"
+        hint = (
+            f"begin with the oldest checkpoint that is left: --from {furthest.number}"
+            if furthest
+            else "use --from 0, the beginning of the run"
+        )
         raise WrongUse(error.message, hint=hint)
     for each in span.commits:
         if each.config_fingerprint != commit.config_fingerprint:
             raise WrongUse(
                 f"--from {number}: the settings were changed after commit {each.number}",
-                hint="a replay has the settings of one commit; begin with a later one",
+                hint="a replay uses the settings of one commit: begin with a commit after the change",
             )
     return span
 

@@ -121,7 +121,7 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
     if saved is None:
         raise RecordDamaged(
             f"the settings that commit {newest.number} was trained with are lost: configs/ has none that can be read",
-            hint="train it with exactly the settings that it had; the run refuses any others",
+            hint="train the run with exactly the settings that it had; it refuses any others",
         )
     return saved
 
@@ -146,18 +146,20 @@ def _identify(
 
 def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
     """Compare code, files and packages here with the recorded ones. Return changes, and notes on parts left out."""
-    notes = ["what the recipe builds and the machine aren't compared: they are known when training starts"]
+    notes = [
+        "not compared: the machine, and the values that the recipe builds; they are known only when training starts"
+    ]
     saved = Past.read(journal, newest).environment
     names: dict[str, str] = saved.get("sources", {})
     if not names:
-        return [], [*notes, "the code isn't compared: there is none on record"]
+        return [], [*notes, "the code isn't compared: the run has no record of its code"]
     folder = Path(find_file(split_recipe(config.recipe)[0])).resolve().parent
     sources = hash_sources(names, folder)
     listed: dict[str, Any] = saved.get("files", {})
     files = {name: entry for name in listed if (entry := _describe_recorded_file(name, folder))}
     elsewhere = {name for name in names if "/" in name and name not in sources}
     if missing := sorted({*listed.keys() - files.keys(), *elsewhere}):
-        notes.append(f"not compared, since they aren't found from here: {shorten(missing, SHOWN_FILES)}")
+        notes.append(f"not compared, because these files aren't found from here: {shorten(missing, SHOWN_FILES)}")
     current = {
         "sources": sources,
         "packages": find_versions(saved.get("packages", {})),
@@ -245,5 +247,7 @@ def _read_attempt(journal: Journal, number: int) -> AttemptRecord | None:
 def _read_snapshot(journal: Journal) -> ConfigRecord:
     snapshot = journal.read_snapshot()
     if snapshot is None:
-        raise WrongUse(f"run {journal.run!r} has no settings on record", hint="its first attempt records them")
+        raise WrongUse(
+            f"run {journal.run!r} has no settings on record", hint="train it: the first attempt records the settings"
+        )
     return snapshot

@@ -53,7 +53,7 @@ class Evaluation(BaseModel):
             rows[name] = f"{metrics.get(name, ABSENT)}, in training {self.recorded.get(name, ABSENT)}"
         lines += align({name.replace("_", " "): value for name, value in rows.items()}, indent="  ")
         if self.recorded and not different:
-            lines.append("  the metrics are those of training")
+            lines.append("  the metrics equal those recorded in training")
         lines += [f"  not as in training: {note}" for note in self.notes]
         return "\n".join(lines)
 

@@ -75,7 +75,7 @@ def prove(
         if steps is None:
             measured = _Run(config, folder, "measured", [MEASURED_STEPS])
             steps = measured.measure(ranks[0], within_s * MEASURED_SHARE).choose_steps(within_s, kills)
-            log.info("measured: %d steps are going to be trained twice", steps)
+            log.info("measured the speed: %d steps are going to be trained twice", steps)
         straight = _Run(config, folder, "straight", [steps])
         straight.live(ranks[0], 0)
         kill_steps, chunks = choose_kills(steps, kills, straight.steps_per_epoch, random.Random(seed))
@@ -125,7 +125,7 @@ def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> No
     if len({*ranks}) > 1 and not config.compute.virtual_ranks:
         raise WrongUse(
             f"{option}: without virtual ranks, equal bytes are not promised on another number of ranks",
-            hint="--set compute.virtual_ranks=8 trains the same bytes on up to 8; --ranks 2 proves one number",
+            hint="--set compute.virtual_ranks=8 trains the same bytes on 1 to 8 ranks; --ranks 2 proves one number",
         )
     if len(ranks) > kills + 1:
         raise WrongUse(

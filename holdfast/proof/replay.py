@@ -129,7 +129,7 @@ def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongU
     """Return the error for a commit that can't be replayed because the start's checkpoint was pruned."""
     return WrongUse(
         f"commit {commit.number} of run {journal.run!r} can't be replayed: commit {start.number} was pruned",
-        hint="holdfast verify lists the checkpoints that there are; keep_last and pin keep more of them",
+        hint="holdfast verify lists the remaining checkpoints; retention.keep_last and holdfast pin keep more of them",
     )
 
 

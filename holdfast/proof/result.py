@@ -66,7 +66,7 @@ class Proof(Differing, BaseModel):
     def __str__(self) -> str:
         lines = self._describe_verdict()
         if self._differs_from_itself:
-            lines.append("  that is before anything was resumed: the recipe differs from itself")
+            lines.append("  this is before the first resume: the recipe differs from itself, even without a kill")
         elif not self.is_proved:
             lines += [f"  no checkpoint has {line}" for line in _cut(self.lost)]
         rows = [("content id", self.straight), ("settings", self.config_fingerprint), ("ran on", self._machine())]
@@ -76,7 +76,12 @@ class Proof(Differing, BaseModel):
             rows += [("not kept", f"{line}; no byte depended on it in these steps") for line in _cut(self.lost)]
         rows += [("not kept", f"{line}; it did not change in these steps") for line in _cut(self.unchanged)]
         if not self.looked_at:
-            rows += [("unsearched", "the recipe has no function or class of yours: forgotten state has no name here")]
+            rows += [
+                (
+                    "unsearched",
+                    "the recipe has no function or class of yours, so no search for forgotten state was made",
+                )
+            ]
         ranks = f" --ranks {','.join(map(str, self.ranks))}" if len({*self.ranks}) > 1 else ""
         rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}{ranks}")]
         return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in rows)])

@@ -33,7 +33,7 @@ TOLD = (
     MARK_VARIABLE, HEARTBEATS_VARIABLE, LONGEST_EPOCH_VARIABLE, PATIENCE_VARIABLE, LIVED_VARIABLE, HELD_VARIABLE,
     COMMIT_VARIABLE,
 )  # fmt: skip
-RESTART = "the launcher may start it again; it then continues from the last verified checkpoint"
+RESTART = "start the launcher again; the run continues from the last verified checkpoint"
 
 
 class AttachedProcesses:
@@ -114,8 +114,8 @@ class AttachedRanks(Ranks):
         door = self.door
         if door is None:
             raise ConfigError(
-                'compute.launcher = "attached": the ranks would be those of another launcher, and there is none',
-                hint=f"leave it out: holdfast.attach sets it in the script that a launcher starts; {DOCS}",
+                'compute.launcher = "attached": no launcher has started this process',
+                hint=f"leave this setting out: holdfast.attach sets it in the script that a launcher starts; {DOCS}",
             )
         if not door.is_open:
             raise RunStopped("the ranks have ended, and only their launcher can start new ones", hint=RESTART)
@@ -151,8 +151,8 @@ class AttachedRanks(Ranks):
         dead = sorted(rank for rank, beat in own if beat.standing is RankStanding.TRAINING)
         if self._is_built and not dead:
             return RankDied("the ranks have ended as their launcher told them to", is_ordered=True)
-        named = ", ".join(f"rank {rank}" for rank in dead) or f"process {gone[0]}" if gone else "all of them"
-        return self._log.describe_end(f"{named} died; its launcher may say how")
+        named = ", ".join(f"rank {rank}" for rank in dead) or f"process {gone[0]}" if gone else "all ranks"
+        return self._log.describe_end(f"{named} died; see the output of the launcher")
 
 
 def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: float) -> AttachedProcesses:

@@ -46,7 +46,7 @@ def describe_failure(training: Training | None, error: Exception) -> HoldfastErr
     rank += f" on {socket.gethostname()}" if NODE_VARIABLE in os.environ else ""
     where = f"step {step}{rank}: {describe_error(error)}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_OUT_OF_MEMORY in str(error):
-        return OutOfMemory(f"out of memory in {where}", hint="a smaller batch_size with more grad_accum", step=step)
+        return OutOfMemory(f"out of memory in {where}", hint="use a smaller batch_size with more grad_accum", step=step)
     kind = RecipeBroken if comes_again(error) else RecipeFailed
     return kind(f"training failed in {where}", hint=find_hint(error), step=step)
 

@@ -154,7 +154,7 @@ class Watch:
             reason = f"no progress for {seen.still_s:.0f} s"
         return RankHung(
             f"{who} {'hangs' if len(hung) == 1 else 'hang'} {_describe_place(beat)}{line}: {reason}",
-            hint=f"{log} has the stack of each rank; resume.hung_after_s sets the bound",
+            hint=f"{log} has the stack of each rank; resume.hung_after_s sets the time limit",
             is_silent=True,
         )
 

@@ -103,7 +103,7 @@ def _read_slurms(environ: Mapping[str, str]) -> Slot:
     if len(job.tasks) > 1:
         raise ConfigError(
             f"srun started {','.join(map(str, job.tasks))} processes on its nodes: expected the same number on each",
-            hint="srun --ntasks-per-node=... with as many nodes",
+            hint="use srun --ntasks-per-node=..., which starts as many on each node",
         )
     size, local_size = _read_number(environ, STEP_SIZE), job.tasks[0]
     is_alone = size == local_size and "MASTER_ADDR" not in environ
@@ -126,7 +126,7 @@ def _read(environ: Mapping[str, str], name: str) -> str:
 
 def _make_missing_error(name: str, environ: Mapping[str, str]) -> ConfigError:
     started = f"{name_launcher(environ)} started this process without {name}"
-    return ConfigError(started, hint="start it with torchrun or srun")
+    return ConfigError(started, hint="start the process with torchrun or srun")
 
 
 def _read_number(environ: Mapping[str, str], name: str) -> int:
@@ -174,5 +174,5 @@ def refuse_launcher(compute: Compute, environ: Mapping[str, str] = os.environ) -
     raise ConfigError(
         f"{launcher} has started {count} processes of this command, and each would train the run: the command starts "
         "its ranks itself",
-        hint=f"start it {instead}; or let {launcher} start a script that calls holdfast.attach; {DOCS}",
+        hint=f"start the command {instead}; or let {launcher} start a script that calls holdfast.attach; {DOCS}",
     )

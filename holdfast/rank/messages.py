@@ -410,5 +410,5 @@ def _decode(line: str | bytes, kinds: Mapping[str, type[BaseModel]]) -> Any:
         start = line[:SHOWN_LETTERS]
         raise RunStopped(
             f"attempt and ranks don't understand each other: {start!r}: {type(error).__name__}",
-            hint="was Holdfast updated while the run was trained? start again",
+            hint="start again; Holdfast was probably updated while the run was trained",
         ) from error

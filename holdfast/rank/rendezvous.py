@@ -186,6 +186,6 @@ def explain_end(text: str, compute: Compute) -> HoldfastError | None:
     if NOT_REACHED in text:
         return NodesMissing(
             f"{name_rendezvous(compute)} can't be reached from {socket.gethostname()}",
-            hint="is it an address of node 0, is node 0 up, and may this node connect to that port?",
+            hint="check that this is an address of node 0, that node 0 is up, and that its port accepts this node",
         )
     return None

@@ -350,7 +350,7 @@ def _load_checkpoint(
         if len({*training.ranks.gather(bool(shards))}) > 1:
             raise StateError(
                 "some ranks hold sharded tensors, and others hold none, so they can't read a checkpoint together",
-                hint="shard each model in all ranks alike: docs/layouts.md",
+                hint="shard each model in all ranks in the same way: docs/layouts.md",
             )
         if shards:
             training.saver.wait()

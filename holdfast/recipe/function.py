@@ -53,8 +53,8 @@ def find_program(name: str) -> Function:
         raise RecipeError(f"recipe {name!r}: expected a function, found a {type(builder).__name__}")
     if not returns_recipe(builder) and not takes_run(builder):
         raise RecipeError(
-            f"recipe {name!r} is not called: it doesn't say that it returns a Recipe or takes a Run",
-            hint=f"annotate it: def {attribute}(...) -> Recipe, or def {attribute}(run: holdfast.Run)",
+            f"recipe {name!r} is refused: its annotations say neither that it returns a Recipe nor that it takes a Run",
+            hint=f"annotate the function: def {attribute}(...) -> Recipe, or def {attribute}(run: holdfast.Run)",
         )
     return builder  # type: ignore[no-any-return]
 

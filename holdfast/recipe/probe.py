@@ -125,7 +125,7 @@ def explain(difference: str, gate: Gate) -> str:
 def _compare_gradients(saved: Probe, found: Probe) -> str:
     if not saved.gradient or not found.gradient or saved.gradient == found.gradient:
         return ""
-    return "the gradient of a micro-batch in training mode is another one than at the save"
+    return "the gradient of a micro-batch in training mode differs from the one at the save"
 
 
 def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
@@ -137,7 +137,7 @@ def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
         return f"the probe gives another result than at the save{_describe_difference(saved, found)}"
     difference = _measure_difference(saved, found)
     if difference is None:
-        return "the probe can't be compared with the saved one, as its numbers differ in count, or in which are finite"
+        return "the probe can't be compared with the saved one: its numbers differ in count, or in which are finite"
     if difference > tolerance:
         return f"the probe differs by {difference:.2g}, relative to its largest number; {tolerance:.2g} is allowed"
     return ""

@@ -149,13 +149,13 @@ class Recipe:
         if (self.loss is None) == (self.step is None):
             raise RecipeError(
                 f"the recipe has {'neither loss nor step' if self.loss is None else 'a loss and a step'}",
-                hint="loss=... lets Holdfast step the optimizer, step=... makes the whole step",
+                hint="give one of them: loss=... lets Holdfast step the optimizer, step=... makes the whole step",
             )
         for name, usual in (("grad_accum", 1), ("clip_norm", None)) if self.step is not None else ():
             if (value := getattr(self, name)) != usual:
                 raise RecipeError(
                     f"the recipe's {name} = {value!r} has no effect, because its step makes the whole step",
-                    hint=f"leave {name} out, and do it in step",
+                    hint=f"leave {name} out, and do its work in step",
                 )
 
     def _check_batches(self) -> None:

@@ -61,9 +61,9 @@ def make_container(state: dict[str, Any]) -> Any:
     if "factory" in state:
         if state["factory"] is not None and state["factory"] not in FACTORIES:
             raise StateError(
-                f"a kept container has a defaultdict that calls {state['factory']}, and it is not there when the run "
-                "resumes",
-                hint="make it before run.keep, or use a plain dict and setdefault",
+                f"a kept container has a defaultdict that calls {state['factory']}; when the run resumes, this "
+                "defaultdict doesn't exist",
+                hint="make the defaultdict before run.keep, or use a plain dict and setdefault",
             )
         return defaultdict(FACTORIES.get(state["factory"] or ""))
     return KINDS.get(state.get("kind", ""), dict)()

@@ -56,8 +56,8 @@ class Objects:
         now = self._describe()
         if found := sorted(path for path in now.keys() | self._built.keys() if now.get(path) != self._built.get(path)):
             raise RecipeError(
-                f"run.keep({self._name}=...): {found[0]} was another object, or none, when it was kept: a run that "
-                "resumes couldn't restore it",
+                f"run.keep({self._name}=...): {found[0]} was another object, or None, when run.keep was called: a "
+                "resume couldn't restore the new object",
                 hint="make all objects before the loop, and reset an environment with a seed; or keep an object whose "
                 "state_dict and load_state_dict read and restore it",
             )

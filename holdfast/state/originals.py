@@ -63,7 +63,7 @@ class Originals:
         if id(value) in within:
             raise RecipeError(
                 f"run.keep({self._name}=...): the container {name_path(self._name, path)} contains itself",
-                hint="keep the parts of it that a step changes",
+                hint="keep the parts of the container that a step changes",
             )
         if is_tracked(value):
             yield path, value

@@ -51,7 +51,7 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
     if isinstance(value, bool | int | float | complex | str | bytes | tuple):
         raise RecipeError(
             f"run.keep({name}=...): {value!r} can't be changed in place when the run resumes",
-            hint=f'put it into a dict: state = {{"{name}": {value!r}}}; run.keep(state=state)',
+            hint=f'put the value into a dict: state = {{"{name}": {value!r}}}; run.keep(state=state)',
         )
     raise RecipeError(
         f"run.keep({name}=...): expected an object with state_dict and load_state_dict, a tensor, an array, a "
@@ -71,13 +71,13 @@ def _check_memory(name: str, value: Any) -> None:
         )
     if is_foreign(value):
         raise RecipeError(
-            f"run.keep({name}=...): a resume would write into its memory, which is read-only or mapped from a file",
-            hint=f"keep a copy of it: {name} = {name}.{'clone' if isinstance(value, Tensor) else 'copy'}()",
+            f"run.keep({name}=...): a resume can't write into its memory, which is read-only or mapped from a file",
+            hint=f"keep a copy: {name} = {name}.{'clone' if isinstance(value, Tensor) else 'copy'}()",
         )
     if overlaps(value):
         raise RecipeError(
-            f"run.keep({name}=...): its elements share memory with each other, as those of expand() do",
-            hint=f"keep a copy of it: {name} = {name}.{'clone' if isinstance(value, Tensor) else 'copy'}()",
+            f"run.keep({name}=...): the value's elements share memory with each other, as those of expand() do",
+            hint=f"keep a copy: {name} = {name}.{'clone' if isinstance(value, Tensor) else 'copy'}()",
         )
 
 

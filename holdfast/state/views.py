@@ -96,7 +96,7 @@ class Views:
         if not _is_plain(base):
             raise StateError(
                 f"a kept container had a view of {key}, which doesn't exist when the run resumes",
-                hint="make it before run.keep, or keep a copy in place of the view",
+                hint="make the viewed tensor or array before run.keep, or keep a copy in place of the view",
             )
         assert base is not None
         base = torch.from_numpy(base) if isinstance(base, np.ndarray) else base.detach()

@@ -157,8 +157,8 @@ class ContainerWriter:
             return
         if is_foreign(own):
             raise StateError(
-                f"{name_path(self._name, place)} lies in a file's memory, which a resume doesn't write",
-                hint="keep a copy of it: .clone() of a tensor, .copy() of an array",
+                f"{name_path(self._name, place)} is mapped from a file, to which a resume doesn't write",
+                hint="keep a copy: .clone() of a tensor, .copy() of an array",
             )
         if isinstance(own, Tensor):
             copy_into(own, saved)

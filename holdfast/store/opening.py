@@ -14,7 +14,7 @@ from holdfast.terminal.distribution import spell_install
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")
 STORES = {"s3": S3, "s3a": S3, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "gs": GCS, "gcs": GCS}
 CREDENTIALS_REFUSED = (
-    "it holds credentials or a query; give the bucket and the folder only, credentials come from the environment"
+    "the URL holds credentials or a query; give the bucket and the folder only, credentials come from the environment"
 )
 
 
@@ -38,7 +38,9 @@ def open_store(url: str) -> Store:
     check_store(url)
     if not (path if separator else url).strip() and scheme != "memory":
         # An empty name, such as a script's unset variable, must not mean the current folder.
-        raise ConfigError(f"store = {url!r}: it names no folder", hint="give a folder or a URL; . is this folder")
+        raise ConfigError(
+            f"store = {url!r}: it names no folder", hint="give a folder or a URL; . is the current folder"
+        )
     if not separator or scheme in ("file", "local"):
         try:
             return LocalStore(path if separator else url)

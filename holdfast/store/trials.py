@@ -204,25 +204,25 @@ class Trials:
         store, name = self._find_file()
         data = store.read(name)
         if store is self._inner:
-            _expect(data, DATA, "it returned other bytes than were written")
+            _expect(data, DATA, "the store returned other bytes than were written")
 
     def _read_range(self) -> None:
         store, name = self._find_file()
         data = store.read(name, 2, 5)
         if store is self._inner:
-            _expect(data, DATA[2:5], "it returned other bytes than were asked for")
+            _expect(data, DATA[2:5], "the store returned other bytes than were asked for")
 
     def _look(self) -> None:
         store, name = self._find_file()
         modified, size_bytes = store.modified(name), store.size_bytes(name)
         if store is self._inner:
-            _expect(size_bytes, len(DATA), "it returned another size than was written")
+            _expect(size_bytes, len(DATA), "the store returned another size than was written")
             self.clock_s = (modified - datetime.now(UTC)).total_seconds()
 
     def _list_after(self) -> None:
         names = ["file"] if "create" in self._good else []
-        _expect(self._inner.list("", "a"), names, "it returned other names than were created")
-        _expect(self._inner.list("", "g"), [], "it returned names that sort before the given one")
+        _expect(self._inner.list("", "a"), names, "the store listed other names than were created")
+        _expect(self._inner.list("", "g"), [], "the store listed names that sort before the given one")
 
     def _replace(self) -> None:
         for data in (DATA, DATA[::-1]):
@@ -233,7 +233,7 @@ class Trials:
     def _upload(self) -> None:
         with self._inner.creating("large") as writer:
             writer.write(bytes(PART_BYTES + 1))
-        _expect(self._inner.size_bytes("large"), PART_BYTES + 1, "it wrote another size than was sent")
+        _expect(self._inner.size_bytes("large"), PART_BYTES + 1, "the store wrote another size than was sent")
 
     def _upload_again(self) -> None:
         message = "a second upload replaced the first one: two attempts of a run could mix their checkpoints"
@@ -246,7 +246,7 @@ class Trials:
     def _copy(self) -> None:
         if not self._inner.copy("large", "copied"):
             raise NotOffered("the storage makes no copies: a run uploads the bytes again")
-        _expect(self._inner.size_bytes("copied"), PART_BYTES + 1, "the copy has another size")
+        _expect(self._inner.size_bytes("copied"), PART_BYTES + 1, "the copy has another size than the original")
 
     def _sweep(self) -> None:
         tomorrow = datetime.now(UTC) + timedelta(days=1)
@@ -256,12 +256,12 @@ class Trials:
         unfinished = getattr(self._inner, "unfinished", self._inner.creating)
         with contextlib.suppress(_Unfinished), unfinished("unfinished"):
             if not self._inner.sweep(tomorrow):
-                raise Misbehaved("an unfinished upload was not found, and so would stay for ever")
+                raise Misbehaved("an unfinished upload was not found, so it would never be deleted")
             raise _Unfinished
 
     def _delete_folder(self) -> None:
         self.store.delete_folder(self.name)
-        _expect(self._inner.list(), [], "files are still there")
+        _expect(self._inner.list(), [], "files are still there after the deletion")
 
     def _find_file(self) -> tuple[Store, str]:
         """Return a file to read: the file that a trial created, or, if there is none, the record of any run."""

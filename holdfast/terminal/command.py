@@ -36,7 +36,7 @@ def _run_app(app: App, arguments: Sequence[str] | None) -> int:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as error:
-        return complain(str(error), hint="--help shows what there is", exit_code=1)
+        return complain(str(error), hint="--help shows the commands and options", exit_code=1)
     except HoldfastError as error:
         return complain(error.message, choose_hint(error), error.exit_code)
     except KeyboardInterrupt:

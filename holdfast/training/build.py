@@ -40,7 +40,7 @@ from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
 from holdfast.training.virtual_ranks.step import VirtualRanks, make_virtual
 
-NO_BATCH = "more data, a smaller batch, or a loader without drop_last"
+NO_BATCH = "give more data, a smaller batch, or a loader without drop_last"
 
 
 class Training:
@@ -135,8 +135,8 @@ class Training:
         size = recipe.batch_size
         if size % self.ranks.shares:
             raise ConfigError(
-                f"compute.ranks = {self.ranks.number}: a batch of {size} samples can't be shared out evenly",
-                hint=f"numbers that can share it out: {list_divisors(size)}",
+                f"compute.ranks = {self.ranks.number}: a batch of {size} samples can't be divided evenly over ranks",
+                hint=f"numbers of ranks that divide the batch: {list_divisors(size)}",
             )
         if is_stream(recipe.data):
             return None
@@ -144,7 +144,7 @@ class Training:
         if order.steps_per_pass < 1:
             raise RecipeError(
                 f"the data has {order.samples} samples, but one step takes {recipe.batch_size} x {recipe.grad_accum}",
-                hint="more data, or a smaller batch_size",
+                hint="give more data, or a smaller batch_size",
             )
         return order
 
@@ -159,7 +159,7 @@ class Training:
                 )
         if not steps:
             raise RecipeError(
-                "the data is iterable, so that its length isn't known", hint="set Recipe(steps_per_epoch=...)"
+                "the data is iterable, so the length of an epoch isn't known", hint="set Recipe(steps_per_epoch=...)"
             )
         return steps
 

@@ -86,7 +86,8 @@ def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
         return [state]
     if training.ranks.has_common_state:
         raise RecipeError(
-            f"after step {training.progress.step} the ranks have different {name}: a share of a batch has changed them",
+            f"after step {training.progress.step} the ranks have different {name}, because code that "
+            "trains a share of a batch has changed them",
             hint=training.program.advice.shares,
         )
     return training.ranks.gather(state)
@@ -130,7 +131,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     parts["scaler"] = (accelerator.scaler, state["scaler"])
     extras = take_extras(training, state)
     if unknown := sorted(extras.keys() - training.recipe.extras.keys()):
-        raise _unfit(f"extra {unknown[0]}", "the recipe registers none of this name")
+        raise _unfit(f"extra {unknown[0]}", "the recipe registers no object of this name")
     for name, extra in training.recipe.extras.items():
         parts[f"extra {name}"] = (extra, extras.get(name))
     parts["progress"] = (training.progress, state["progress"])

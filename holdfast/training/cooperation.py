@@ -99,9 +99,9 @@ class Cooperation(abc.ABC):
             first, before = found.setdefault(number, (rank, each))
             if each != before:
                 raise RecipeError(
-                    f"ranks {first} and {rank} are data rank {number} of {self.data.count} together, and train "
-                    "different samples",
-                    hint="cut data of your own by run.data_rank and run.data_ranks: "
+                    f"ranks {first} and {rank} are both data rank {number} of {self.data.count}, but train different "
+                    "samples",
+                    hint="divide the data by run.data_rank and run.data_ranks: "
                     "DistributedSampler(data, num_replicas=run.data_ranks, rank=run.data_rank)",
                 )
         return [each for _, (_, each) in sorted(found.items())]

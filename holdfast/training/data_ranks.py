@@ -15,7 +15,7 @@ from torch import nn
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded
 
-HINT = "before the loop, run.data_parallel(mesh) names the mesh dimensions whose ranks get different samples"
+HINT = "call run.data_parallel(mesh) before the loop, with the mesh dimensions whose ranks get different samples"
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
         if not is_told and len({data.numbers[each] for each in together}) > 1:
             raise RecipeError(
                 f"ranks {_join(together)} share the computation with the tensor {name!r} and need the same samples, "
-                "but each would train samples and random numbers of its own",
+                "but each would get other samples and random numbers",
                 hint=HINT,
             )
         if len(apart) > 1 and data.count > 1 and len({data.numbers[each] for each in apart}) == 1:
             raise RecipeError(
-                f"ranks {_join(apart)} average the gradient of {name!r}, and would all train the same samples",
+                f"ranks {_join(apart)} average the gradient of {name!r}, but would all train the same samples",
                 hint=HINT,
             )
 

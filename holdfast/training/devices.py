@@ -39,14 +39,14 @@ def choose_cuda(compute: Compute) -> bool:
     """
     use_cuda = torch.cuda.is_available() and compute.device != "cpu"
     if compute.device == "cuda" and not use_cuda:
-        raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='device = "auto" or "cpu"')
+        raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='set device = "auto" or "cpu"')
     # Under another launcher a rank may see its own GPU alone, so that the count here says nothing.
     if use_cuda and torch.cuda.device_count() < compute.rank_count and not compute.is_attached:
         raise too_few_gpus(compute.rank_count, f"torch sees {counted(torch.cuda.device_count(), 'GPU')} here")
     if compute.mixed_precision == "fp16" and not use_cuda:
         raise ConfigError(
             'compute.mixed_precision = "fp16": torch trains in fp16 on a GPU only, and this is a CPU',
-            hint='mixed_precision = "bf16" or "no"',
+            hint='set mixed_precision = "bf16" or "no"',
         )
     return use_cuda
 

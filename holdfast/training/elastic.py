@@ -84,7 +84,7 @@ def take_extras(training: Training, saved: Mapping[str, Any], names: Collection[
                 training,
                 saved,
                 f"the extra {name!r} differs between the ranks",
-                "an extra that is equal in all ranks, as one that after_step changes, continues with any number",
+                "keep the extra equal in all ranks, by changing it in after_step, to continue with any number of ranks",
             )
     return parts[0]
 
@@ -103,7 +103,7 @@ def take_position(training: Training, saved: Mapping[str, Any]) -> Any:
             training,
             saved,
             "each rank has a position of its own in the data",
-            "map-style data, or a stream with state_dict and load_state_dict, continues with any number",
+            "use map-style data, or a stream with state_dict and load_state_dict, to continue with any number of ranks",
         )
     return parts[0]
 
@@ -112,6 +112,6 @@ def _refuse(training: Training, saved: Mapping[str, Any], reason: str, hint: str
     ranks, others = training.ranks.number, len(saved["rng"])
     return ConfigError(
         f"compute.ranks = {ranks}: the checkpoint of step {saved['progress']['step']}, which "
-        f"{counted(others, 'rank')} saved, can't be shared out: {reason}",
-        hint=f"compute.ranks = {others} continues; {hint}",
+        f"{counted(others, 'rank')} saved, can't be divided over other ranks: {reason}",
+        hint=f"continue with compute.ranks = {others}; or, in a new run, {hint}",
     )

@@ -88,8 +88,8 @@ class Grouping:
         where = f"{find_place()}after step {step} an optimizer has a"
         if lost := [each for each in now if id(each) not in known]:
             raise RecipeError(
-                f"{where} parameter of shape {tuple(lost[0].shape)} that it hadn't before the first step and that no "
-                "saved module has: a run that resumes couldn't find it",
+                f"{where} parameter of shape {tuple(lost[0].shape)} that was not there before the first step and is in "
+                "no saved module: a resume couldn't find the parameter",
                 hint=self._advice,
             )
         for part in parts_of(self._recipe.optimizer):
@@ -98,8 +98,8 @@ class Grouping:
             left = sorted(known.get(id(each), "a tensor") for each in states if id(each) not in stepped)
             if left:
                 raise RecipeError(
-                    f"{where} state of {left[0]}, which it doesn't step any more: torch can't save it",
-                    hint="del optimizer.state[parameter] as well",
+                    f"{where} state of {left[0]}, which it doesn't step any more: torch can't save that state",
+                    hint="when you remove the parameter from the optimizer, del optimizer.state[parameter] as well",
                 )
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -121,7 +121,9 @@ class Grouping:
                 _regroup(part, members, [{}] * len(members))
             return
         if mark["built"] != self._digest() or len(mark["groups"]) != len(parts):
-            raise ValueError("a step had changed its parameter groups, and now it is built with other groups")
+            raise ValueError(
+                "a step had changed the optimizer's parameter groups, and now it is built with other groups"
+            )
         numbered = enumerate(saved["param_groups"])
         for part, count in zip(parts, mark["groups"], strict=True):
             own = list(itertools.islice(numbered, count))
@@ -136,7 +138,7 @@ class Grouping:
         known = {self._own_names[id(each)]: each for each in built if id(each) in self._own_names}
         known |= dict(_list_named(self._recipe))
         if lost := [name for name in names if name not in known]:
-            raise ValueError(f"it had the parameter {lost[0]}, which isn't there now")
+            raise ValueError(f"the saved optimizer has the parameter {lost[0]}, which isn't there now")
         return [known[name] for name in names]
 
     def _count(self) -> list[int]:

@@ -99,7 +99,7 @@ class Gradients:
         """
         if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(
-                "step.shares() begins a new gradient, but no optimizer has taken the one of the step before",
+                "step.shares() begins a new gradient, but no optimizer has used the gradient of the step before",
                 hint="step the optimizer in every step; run.batches(..., grad_accum=N) makes steps of N batches",
             )
         for _, each in self._list_parameters():

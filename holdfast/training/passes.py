@@ -108,7 +108,7 @@ class Taking:
         """Raise RecipeError if this rank trains shares. Call it before a batch is taken outside of `take`."""
         if self._training.virtual is not None:
             raise RecipeError(
-                f"{self._setting}: a batch was taken whole, and virtual ranks train it in shares", hint=BY_SHARES
+                f"{self._setting}: a whole batch was taken, but virtual ranks train a batch in shares", hint=BY_SHARES
             )
 
     def end_step(self) -> None:

@@ -99,10 +99,10 @@ class RecipeProgram(Program):
         numbers="return the same numbers in all ranks",
         model="step the recipe's optimizers only, whose gradients are averaged over the ranks",
         optimizer="step the recipe's optimizers only, whose gradients are averaged over the ranks",
-        health="Recipe(health=...) has the limits; an earlier checkpoint is still healthy",
+        health="check the limits in Recipe(health=...); an earlier checkpoint is still healthy",
         shares="change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0",
         stepped="give optimizers the parameters of modules that are built before the first step",
-        saved="make it a part of the model, or of a module in extras; a hook of state_dict may have left it out",
+        saved="put the parameter into the model, or a module in extras; a hook of state_dict may have left it out",
     )
     keeps_seeds = False
     can_go_back = True
@@ -133,7 +133,7 @@ class RecipeProgram(Program):
         if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
             raise ConfigError(
                 'compute.mixed_precision = "fp16": one GradScaler can\'t serve several optimizers or a step of its own',
-                hint='mixed_precision = "bf16", or a loop of your own with run.accelerator',
+                hint='set mixed_precision = "bf16", or write a loop of your own with run.accelerator',
             )
         if recipe.step is not None:
             recipe.model.to(accelerator.device)
@@ -161,13 +161,13 @@ class LoopProgram(Program):
     """A loop of the user's own, which takes the steps with the objects that it keeps."""
 
     advice = Advice(
-        numbers="call run.log in all ranks alike",
-        model="model = run.wrap(model) lets them train one; freeze parameters only after it",
-        optimizer='its step may read only what all share: run.accelerator.reduce(loss, "mean") in a closure',
+        numbers="call run.log with the same names in all ranks",
+        model="call model = run.wrap(model), so that all ranks train one model; freeze parameters only after it",
+        optimizer='the optimizer may read only values that all ranks share: run.accelerator.reduce(loss, "mean")',
         health="an earlier checkpoint is still healthy; a loop that skips a step whose loss is not finite logs none",
-        shares="change weights and kept objects after the loop over step.shares(), which all ranks leave alike",
+        shares="change weights and kept objects after the loop over step.shares(), not inside it",
         stepped="give optimizers the parameters of modules that are built and kept before the first step",
-        saved="keep the module that has it: run.keep(model=model, ...)",
+        saved="keep the module that has the parameter: run.keep(model=model, ...)",
     )
     keeps_seeds = True
     can_go_back = False

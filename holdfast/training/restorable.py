@@ -55,7 +55,10 @@ def check_same_ranks(training: Training) -> None:
         return
     sums = training.ranks.gather(describe_components(training, in_detail=False))
     advice = training.program.advice
-    for name, means, hint in (("model", ": each trains its own", advice.model), ("optimizer", "", advice.optimizer)):
+    for name, means, hint in (
+        ("model", ": each rank trains a model of its own", advice.model),
+        ("optimizer", "", advice.optimizer),
+    ):
         found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
         if any(each != found[0] for each in found):
             raise RecipeError(
@@ -114,7 +117,7 @@ def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str]
         has = ["sharded" if each[name][1] else "whole" for each in (first, second)]
     return (
         f"{name} is {has[0]} in rank 0 and {has[1]} in rank {other}: a checkpoint has one tensor of each name",
-        "pipeline stages can't be resumed; share layers or experts out as DTensors over a mesh: docs/layouts.md",
+        "pipeline stages can't be resumed; divide layers or experts as DTensors over a mesh: docs/layouts.md",
     )
 
 
@@ -137,8 +140,8 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
     model = training.recipe.model
     if state.has_shards(common) and (name := find_unplaced(common, find_shards(training.recipe))):
         raise RecipeError(
-            f"{name} is sharded over the ranks in another way than a parameter: a resume couldn't lay it out again",
-            hint="take an optimizer whose state has the shapes of its parameters, such as AdamW",
+            f"{name} is sharded over the ranks in another way than its parameter, so a resume couldn't shard it again",
+            hint="use an optimizer whose state has the shapes of its parameters, such as AdamW",
         )
     is_own = has_own_loading(model)
     _check_stepped(training, payload, {*own["model"]} if is_own else set())

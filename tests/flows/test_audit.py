@@ -120,13 +120,13 @@ def test_an_audit_refuses_a_start_that_was_pruned_or_is_no_ancestor(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prune_by_policy(journal_of(copied), Retention(keep_last=2), STEPS_PER_EPOCH)
-    of_no_ancestor = "commit 3 of run 'toy' doesn't continue from it"
+    of_no_ancestor = "commit 3 of run 'toy' doesn't continue from that commit"
     pruned = "of run 'toy' can't be replayed: commit 1 was pruned"
     for number, start, error, hint in (
         ("3", "3", f"--from 3: {of_no_ancestor}", "a commit before 3, or 0 for the beginning"),
         ("3", "9", f"--from 9: {of_no_ancestor}", "a commit before 3, or 0 for the beginning"),
-        ("3", "1", f"commit 3 {pruned}", "--from 0 is the beginning"),
-        ("4", "1", f"commit 4 {pruned}", "the furthest back that there is: --from 3"),
+        ("3", "1", f"commit 3 {pruned}", "use --from 0, the beginning of the run"),
+        ("4", "1", f"commit 4 {pruned}", "begin with the oldest checkpoint that is left: --from 3"),
     ):
         assert run_app(app, ["audit", str(copied), "--commit", number, "--from", start]) == 1
         assert capsys.readouterr().err.splitlines() == [f"error: {error}", f"hint: {hint}"]
@@ -142,7 +142,7 @@ def test_an_audit_says_which_resume_it_could_not_check(engine: Engine, copied: P
     assert f"steps {second.step}-20): replayed to the same bytes" in first
     assert line == (
         f"  not checked: the resume at step {second.step}, which the replay repeats: "
-        "commit 1 was pruned, and commit 2 is the furthest back that there is"
+        "commit 1 was pruned, so the replay can't begin before commit 2"
     )
 
 
@@ -209,7 +209,11 @@ def test_wrong_use(run: Path, capsys: pytest.CaptureFixture[str], options: list[
 def test_a_pruned_commit_can_not_be_replayed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prune_by_policy(journal_of(copied), Retention(keep_last=1), STEPS_PER_EPOCH)
     for options, error, hint in (
-        ([], "commit 4 of run 'toy' can't be replayed: commit 3 was pruned", "keep_last and pin keep more of them"),
+        (
+            [],
+            "commit 4 of run 'toy' can't be replayed: commit 3 was pruned",
+            "retention.keep_last and holdfast pin keep more of them",
+        ),
         (
             ["--commit", "2"],
             "the checkpoint of commit 2 of run 'toy' was pruned",

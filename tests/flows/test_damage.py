@@ -94,7 +94,7 @@ def test_a_run_without_a_verified_checkpoint_never_starts_afresh(engine: Engine,
     for each in (driver, engine):
         done = each.run()
         assert done.returncode == 2
-        assert "error: run 'toy' has committed, but no checkpoint of it can be verified" in done.stderr
+        assert "error: run 'toy' has commits, but none of its checkpoints can be verified" in done.stderr
         assert "hint:" in done.stderr
         assert "Traceback" not in done.stderr
     shutil.rmtree(engine.run_folder / "commits")

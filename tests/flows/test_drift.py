@@ -88,7 +88,7 @@ def test_changed_settings_and_machines_need_to_be_accepted(engine: Engine) -> No
     operational = [f"log.folder={engine.folder}/other-logs", "log.every=3", "retention.keep_last=1"]
     done = engine.run("epochs=2", "settings.lr=0.5", 'resume.accept_drift=["lr"]', *operational)
     lineage = assert_goes_on(engine, done, 20).lineage
-    assert "warning: drift: settings.lr: saved 0.05, now 0.5; it goes into the lineage" in done.stderr
+    assert "warning: drift: settings.lr: saved 0.05, now 0.5; allowed, and recorded in the lineage" in done.stderr
     epochs, lr = lineage["drift"].pop("epochs"), lineage["drift"].pop("settings.lr")
     assert lr == {"kind": "value", "saved": 0.05, "now": 0.5, "was": "", "default": False}
     assert (epochs["saved"], epochs["now"]) == (1, 2)

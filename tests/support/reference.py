@@ -146,7 +146,7 @@ SET_BY_HOLDFAST = {
     "HOLDFAST_HELD": "set for ranks that wait for an order before they build",
     "HOLDFAST_LAUNCHER": "the process of that launcher, for the attempt",
     "HOLDFAST_LIVED": "the file of the steps that no commit has yet",
-    "HOLDFAST_LONGEST_EPOCH": "the largest number of steps of an epoch, to which a proof cuts it",
+    "HOLDFAST_LONGEST_EPOCH": "the most steps that an epoch may have in a proof, which shortens longer epochs",
     "HOLDFAST_PATIENCE": "the factor of the limits after which ranks count as hanging",
     "HOLDFAST_RANKS": "the mark of an attempt's ranks, by which it finds them",
 }

@@ -86,7 +86,7 @@ def read_trace(name: str) -> Trace:
     except OSError as error:
         raise ConfigError(
             f"there is no trace {name!r}: {error.strerror}",
-            hint=f"give a file, or one that comes with Holdfast: {', '.join(list_shipped())}",
+            hint=f"give a file, or the name of a trace that comes with Holdfast: {', '.join(list_shipped())}",
         ) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes", hint=_HINT)

@@ -140,7 +140,7 @@ class _Told(logging.Handler):
             result = export(*arguments, **options)
             self.is_failing = result.name != "SUCCESS"
             if self.is_failing:
-                self.tell(self._reason or "no reason is known")
+                self.tell(self._reason or "unknown reason")
             return result
 
         exporter.export = call
@@ -149,7 +149,9 @@ class _Told(logging.Handler):
     def tell(self, reason: str) -> None:
         """Log why requests fail, but only at the first call."""
         if not self._has_warned:
-            log.warning("metrics and spans can't be sent to %s: %s; the run goes on without", self._url, reason)
+            log.warning(
+                "metrics and spans can't be sent to %s: %s; the run continues without sending them", self._url, reason
+            )
         self._has_warned = True
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -57,9 +57,9 @@ class PrometheusExporter:
         ports = self._target.ports
         which = f"port {ports[0]}" if len(ports) == 1 else f"none of the ports {ports[0]}-{ports[-1]}"
         can = "can't be served on" if len(ports) == 1 else "can be served on"
-        hint = f"log.metrics = prometheus:{ports[0]}-{ports[0] + 7} takes the first free one of eight"
+        hint = f"log.metrics = prometheus:{ports[0]}-{ports[0] + 7} takes the first free port of eight"
         hint = f" ({hint})" if len(ports) == 1 and ports[0] + 7 <= 65535 else ""
-        return f"metrics {can} {which} of {self._target.host}: {reason}; the run trains on, and tries again{hint}"
+        return f"metrics {can} {which} of {self._target.host}: {reason}; the run continues, and tries again{hint}"
 
     def add(self, span: SpanRecord) -> None:
         """Ignore a span: Prometheus has no spans."""

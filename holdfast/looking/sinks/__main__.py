@@ -71,7 +71,7 @@ class Sender:
         if not self._has_failed:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_LETTERS]
             hint = f" (hint: {sink.hint})" if sink is not None and sink.hint else ""
-            self._say(f"the sink {self._name} failed: {text}; the run continues, and each commit tries again{hint}")
+            self._say(f"the sink {self._name} failed: {text}; the run continues, and sends again at each commit{hint}")
         self._has_failed = True
 
 
@@ -97,7 +97,7 @@ def main() -> None:
         orders.put(order)
     worker.join(order.within_s)
     if worker.is_alive() and order is not DEAD:
-        say(f"the sink {name} has not taken everything in {order.within_s:.0f} s; holdfast train sends the rest")
+        say(f"the sink {name} hasn't taken all data in {order.within_s:.0f} s; holdfast train, run again, sends it")
     os._exit(0)  # doesn't wait for a library's thread, which may hang
 
 

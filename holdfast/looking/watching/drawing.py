@@ -122,7 +122,10 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
     if head is not None:
         yield "resume", head.verdict
     if seen.ledger is not None:
-        yield "goodput", f"{seen.ledger.goodput:.1%} so far, {seen.ledger.efficiency:.1%} of what restarts allow"
+        yield (
+            "goodput",
+            f"{seen.ledger.goodput:.1%} so far, {seen.ledger.efficiency:.1%} of what is possible with these restarts",
+        )
     if seen.quarantined:
         yield "quarantined", ", ".join(map(str, seen.quarantined[-6:]))
 
@@ -207,7 +210,7 @@ def _draw_trouble(poll: Poll) -> Iterator[RenderableType]:
     if poll.trouble or poll.silent_s:
         since = f" for {spell_s(poll.silent_s)}" if poll.silent_s else ""
         reason = f": {poll.trouble}" if poll.trouble else ""
-        yield _text(f"the store hasn't answered{since}, and is asked again; this view is older{reason}", "bold red")
+        yield _text(f"no answer from the store{since}, trying again; this view is out of date{reason}", "bold red")
 
 
 def _make_table(rows: Sequence[Mapping[str, Text]], width: int) -> Table:

@@ -65,7 +65,7 @@ def judge_health(seen: Seen, age_s: float) -> Health:
             "stalled",
             f"stalled: waits for a commit of attempt {number}, or for another attempt",
             f"no commit for {spell_s(age_s)}, expected after {spell_s(expected_s)}; the attempt{where} died without a "
-            "record, hangs or is slower",
+            "record, hangs, or is slower than before",
             expected_s,
         )
     return Health("training", f"training: attempt {number}{where}", expected_s=expected_s)
@@ -74,7 +74,7 @@ def judge_health(seen: Seen, age_s: float) -> Health:
 def _judge_ended(number: int, reason: str, text: str) -> Health:
     detail = f"attempt {number} ended: {text}"
     if reason in REASONS and not REASONS[reason].retries:
-        return Health("ended", "ended: waits for a person", detail)
+        return Health("ended", "ended: needs a person, no further attempt starts by itself", detail)
     return Health("waiting", "waits for another attempt", detail)
 
 

@@ -89,7 +89,7 @@ def follow(
             raise
         except StoreError as error:
             if is_reached:
-                yield one_line(f"the store doesn't answer, and is asked again every {every_s:g} s: {error}")
+                yield one_line(f"the store doesn't answer; trying again every {every_s:g} s: {error}")
             is_reached = False
             continue
         if not is_reached:

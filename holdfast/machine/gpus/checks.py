@@ -86,7 +86,7 @@ def check_gpus(compute: Compute) -> int:
         raise too_few_gpus(compute.rank_count, describe_visible(report, visible))
     unhealthy = [gpu for gpu in list_taken(visible, compute.rank_count) if gpu.faults]
     others = ",".join(str(gpu.index) for gpu in visible if not gpu.faults)
-    hide = f"CUDA_VISIBLE_DEVICES={others} leaves it out, " if others else ""
+    hide = f"CUDA_VISIBLE_DEVICES={others} leaves the GPU out, " if others else ""
     resets = ",".join(str(gpu.index) for gpu in unhealthy)
     hint = f"{hide}nvidia-smi --gpu-reset --id={resets} may help, "
     _judge(compute, [f"{gpu} is unhealthy: {', '.join(gpu.faults)}" for gpu in unhealthy], hint)
@@ -100,7 +100,7 @@ def _judge(compute: Compute, faults: list[str], hint: str) -> None:
     if compute.gpu_health == "refuse":
         raise GpuUnhealthy("; ".join(faults), hint=f"{hint}--set compute.gpu_health=warn trains anyway")
     for fault in faults:
-        log.warning("%s; compute.gpu_health = %r trains anyway", fault, compute.gpu_health)
+        log.warning("%s; training anyway, because compute.gpu_health = %r", fault, compute.gpu_health)
 
 
 def too_few_gpus(ranks: int, found: str) -> ConfigError:
@@ -109,7 +109,7 @@ def too_few_gpus(ranks: int, found: str) -> ConfigError:
     Args:
         found: a sentence that says how many GPUs there are.
     """
-    hint = 'each rank needs a GPU of its own: ranks = "all" starts one for each, device = "cpu" any number'
+    hint = 'each rank needs its own GPU: ranks = "all" starts one rank for each GPU, device = "cpu" any number of ranks'
     return ConfigError(f"compute.ranks = {ranks}: {found}", hint=hint)
 
 

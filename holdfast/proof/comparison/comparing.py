@@ -40,7 +40,7 @@ def compare_trainings(
     if not common and not {line["step"] for line in trail} & {line["step"] for line in others}:
         raise WrongUse(
             f"{one.label} and {other.label} can't be compared: no checkpoint is at the same step, and trails are lost",
-            hint="holdfast verify shows what is left of each",
+            hint="holdfast verify shows what is left of each run",
         )
     trail, others = leave_out_ends(trail, [*ends]), leave_out_ends(others, [*ends])
     first = find_first(trail, others)

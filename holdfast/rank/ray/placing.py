@@ -64,7 +64,7 @@ def connect() -> None:
         raise NodesMissing(
             f"no Ray cluster can be reached at {address} from {socket.gethostname()}: "
             f"{shorten(str(error), SHOWN_LETTERS)}",
-            hint="is it up, and does this machine belong to it? the environment variable RAY_ADDRESS names its GCS",
+            hint="check that it is up and has this machine; the environment variable RAY_ADDRESS names its GCS",
         ) from None
 
 

@@ -50,7 +50,7 @@ def find_remedy(at: At, *, is_loop: bool) -> str:
         what = at.name if is_object else f"..., an object whose state_dict has {at.name}"
         return f'extras={{"{key}": {what}}}'
     if at.root in (ITERATOR, ENDED):
-        return "it begins anew after a resume: count with the step.number of `for step in run.steps()`"
+        return "the iterator begins anew after a resume: count with the step.number of `for step in run.steps()`"
     if at.root == FRAMEWORK:
         return f"run.keep({key}={at.name}) if it is a container, or register_buffer, or on_save_checkpoint"
     if isinstance(owner, nn.Module) and not isinstance(at.value, CONTAINERS):

@@ -291,7 +291,7 @@ class OwnLoop:
         if self._has_steps:
             self.refuse(
                 "run.steps(...) was called twice: a run has one loop",
-                hint="for epoch in run.epochs(loader): around it makes loops of one epoch each",
+                hint="put the loop inside `for epoch in run.epochs(loader):` to train one epoch in each",
             )
         self._has_steps = True
         self._note_data(loader, per_epoch)
@@ -344,7 +344,7 @@ class OwnLoop:
         if self._training is None or self._taking is None or self._step is None:
             self.refuse("a batch was taken outside the loop", hint="take it in a step")
         if isinstance(self._training.batches, NoBatches):
-            self.refuse("step.batch: run.steps(...) has no data", hint="for step in run.steps(loader)")
+            self.refuse("step.batch: run.steps(...) has no data", hint="give the loader: for step in run.steps(loader)")
         with self.located():
             self._taking.refuse_whole_batch()
         name, batch = self._training.next_batch(is_moved=is_moved)
@@ -375,7 +375,9 @@ class OwnLoop:
         self._per_epoch = per_epoch
         if loader is not None:
             if "data" in self.fields:
-                self.refuse("run.steps(loader) and run.batches(dataset) both have data", hint="use one of them")
+                self.refuse(
+                    "run.steps(loader) and run.batches(dataset) both have data", hint="give data to one of them only"
+                )
             with self.located():
                 self._loader, self._source = loader, take_apart(loader, "run.batches(dataset, batch_size=...)")
             if per_epoch is None and hasattr(loader, "__len__"):
@@ -408,7 +410,7 @@ class OwnLoop:
             if self._step is not None and self._step.epoch == epoch:
                 self.refuse(
                     f"the inner loop was left in step {self._step.number + 1}, before the end of epoch {epoch + 1}",
-                    hint="run.epochs(per_epoch=...) says how long an epoch is",
+                    hint="run.epochs(per_epoch=...) sets the length of an epoch",
                 )
 
     def _steps_of_epoch(self) -> Iterator[Step]:
@@ -447,8 +449,8 @@ class OwnLoop:
         self.keep(list_checkpointed(self.accelerator, self._objects))
         if not self._objects:
             self.refuse(
-                "the loop begins, and nothing is kept: no checkpoint could restore it",
-                hint="run.keep(model=model, optimizer=optimizer, ...) before it",
+                "the loop begins without run.keep(...): a checkpoint would have no state to restore",
+                hint="call run.keep(model=model, optimizer=optimizer, ...) before the loop",
             )
         if self._per_epoch is None and "data" not in self.fields:
             self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
@@ -549,13 +551,13 @@ class OwnLoop:
         where = f"{function.co_filename}:{function.co_firstlineno}: " if function else ""
         if self._training is None:
             raise RecipeError(
-                f"{where}the function returned without a step", hint="for step in run.steps(...): trains the run"
+                f"{where}the function returned without a step", hint="train inside `for step in run.steps(...):`"
             )
         if not self._has_ended:
             done, total = self._training.progress.step, self._training.total_steps
             raise RecipeError(
                 f"{where}the loop was left in step {done + 1} of {total}",
-                hint="epochs and per_epoch say where a run ends; a break ends it too early",
+                hint="epochs and per_epoch set the last step; a break ends the run too early",
             )
 
     @property

@@ -106,7 +106,7 @@ class Wrapping:
             if any(id(parameter) in replaced for group in groups for parameter in group["params"]):
                 raise RecipeError(
                     f"the optimizer {name!r} was built before run.wrap(model), which gave the model other parameters",
-                    hint="build it from the model that run.wrap returns",
+                    hint="build the optimizer from the model that run.wrap returns",
                 )
             if shares and isinstance(each, DistributedDataParallel):
                 raise RecipeError(

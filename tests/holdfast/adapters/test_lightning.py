@@ -138,7 +138,7 @@ def test_a_program_that_keeps_all_has_nothing_unregistered(tmp_path: Path, progr
         ({"fast_dev_run": True}, r"Trainer\(fast_dev_run=\.\.\.\)"),
         ({"overfit_batches": 2}, r"Trainer\(overfit_batches=\.\.\.\)"),
         ({"max_steps": 5}, r"Trainer\(max_steps=\.\.\.\)"),
-        ({"max_time": "00:00:01:00"}, "the callback Timer ends a run by the clock"),
+        ({"max_time": "00:00:01:00"}, "the callback Timer ends training by the clock"),
         ({"reload_dataloaders_every_n_epochs": 1}, r"Trainer\(reload_dataloaders_every_n_epochs"),
         ({"val_check_interval": "00:00:00:10"}, r"Trainer\(val_check_interval=\.\.\.\)"),
         ({"devices": 2}, "the Trainer uses DDPStrategy"),
@@ -156,13 +156,13 @@ def test_a_setting_that_cannot_be_exact_is_refused(tmp_path: Path, options: dict
 @pytest.mark.parametrize(
     ("how", "at", "message"),
     [
-        ("timer", "held.fit(run, trainer, module, loader)", "the callback Timer ends a run by the clock"),
-        ("checkpoint", 'ckpt_path="last"', r"fit\(ckpt_path='last'\): a run begins where its last checkpoint stands"),
-        ("several loaders", "[loader, loader]", "several loaders can't be put back"),
+        ("timer", "held.fit(run, trainer, module, loader)", "the callback Timer ends training by the clock"),
+        ("checkpoint", 'ckpt_path="last"', r"fit\(ckpt_path='last'\): a run resumes from its own last checkpoint only"),
+        ("several loaders", "[loader, loader]", "a resume can't restore the position of several loaders"),
         ("stream", "Endless()", "the loader has no length"),
         ("no trainer", "module, module", r"expected a lightning\.pytorch\.Trainer, found a tests\.support\.lit"),
         ("twice", "**quiet()), module", r"run\.steps\(\.\.\.\) was called twice"),
-        ("skips", "held.fit(run, trainer, module, loader)", "an epoch of 6 batches was left in step 4"),
+        ("skips", "held.fit(run, trainer, module, loader)", "Lightning left an epoch of 6 batches early, in step 4"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_users_file_and_line(tmp_path: Path, how: str, at: str, message: str) -> None:
@@ -206,7 +206,7 @@ def test_an_early_stop_says_how_to_end_the_run_there(tmp_path: Path) -> None:
         RecipeError, match="the Trainer stopped early, after step 12 of 18: Monitored metric"
     ) as refused:
         live(config)
-    assert refused.value.hint == "epochs = 2 in the configuration ends the run there"
+    assert refused.value.hint == "set epochs = 2 in the configuration to end the run after this step"
     assert live(config.model_copy(update={"epochs": 2}))[1].progress.step == 12
 
 

@@ -56,25 +56,60 @@ def make_config(**changes: Any) -> SimpleNamespace:
 
 
 REFUSED = [
-    ("checkpoint", "enable", True, "checkpoint.enable can't be resumed exactly"),
-    ("checkpoint", "create_seed_checkpoint", True, "checkpoint.create_seed_checkpoint can't be resumed exactly"),
-    ("parallelism", "pipeline_parallel_degree", 2, "parallelism.pipeline_parallel_degree = 2 can't be resumed exactly"),
-    ("parallelism", "context_parallel_degree", 2, "parallelism.context_parallel_degree = 2 can't be resumed exactly"),
-    ("parallelism", "expert_parallel_degree", 2, "parallelism.expert_parallel_degree = 2 can't be resumed exactly"),
-    ("dataloader", "num_workers", 2, "dataloader.num_workers = 2 can't be resumed exactly"),
-    ("comm", "mode", "fake_backend", "comm.mode = 'fake_backend' can't be resumed exactly"),
-    ("training", "enable_cpu_offload", True, "training.enable_cpu_offload can't be resumed exactly"),
+    ("checkpoint", "enable", True, "a run with checkpoint.enable in torchtitan's config can't be resumed exactly"),
+    (
+        "checkpoint",
+        "create_seed_checkpoint",
+        True,
+        "a run with checkpoint.create_seed_checkpoint in torchtitan's config can't be resumed exactly",
+    ),
+    (
+        "parallelism",
+        "pipeline_parallel_degree",
+        2,
+        "a run with parallelism.pipeline_parallel_degree = 2 in torchtitan's config can't be resumed exactly",
+    ),
+    (
+        "parallelism",
+        "context_parallel_degree",
+        2,
+        "a run with parallelism.context_parallel_degree = 2 in torchtitan's config can't be resumed exactly",
+    ),
+    (
+        "parallelism",
+        "expert_parallel_degree",
+        2,
+        "a run with parallelism.expert_parallel_degree = 2 in torchtitan's config can't be resumed exactly",
+    ),
+    (
+        "dataloader",
+        "num_workers",
+        2,
+        "a run with dataloader.num_workers = 2 in torchtitan's config can't be resumed exactly",
+    ),
+    (
+        "comm",
+        "mode",
+        "fake_backend",
+        "a run with comm.mode = 'fake_backend' in torchtitan's config can't be resumed exactly",
+    ),
+    (
+        "training",
+        "enable_cpu_offload",
+        True,
+        "a run with training.enable_cpu_offload in torchtitan's config can't be resumed exactly",
+    ),
     (
         "parallelism",
         "tensor_parallel_degree",
         4,
-        "parallelism is replicate x shard x tensor = 1 x -1 x 4, and the run has 2 ranks",
+        "parallelism is replicate x shard x tensor = 1 x -1 x 4, but the run has 2 ranks",
     ),
     (
         "parallelism",
         "data_parallel_shard_degree",
         1,
-        "parallelism is replicate x shard x tensor = 1 x 1 x 1, and the run has 2 ranks",
+        "parallelism is replicate x shard x tensor = 1 x 1 x 1, but the run has 2 ranks",
     ),
 ]
 
@@ -88,7 +123,8 @@ def test_what_cannot_be_resumed_exactly_is_refused(part: str, name: str, value: 
 
 
 def test_torchft_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"^fault_tolerance \(torchft\) can't be resumed exactly$"):
+    said = r"^a run with fault_tolerance \(torchft\) in torchtitan's config can't be resumed exactly$"
+    with pytest.raises(RecipeError, match=said):
         check_config(Compute(), 2, make_config(fault_tolerance={}))
 
 
@@ -107,7 +143,9 @@ def test_what_torchtitan_decides_is_refused_in_the_configuration(compute: Comput
 
 def test_the_length_is_torchtitans_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert divide_steps(2, 8) == 4
-    with pytest.raises(RecipeError, match=r"training.steps = 8 is no multiple of the run's epochs = 3"):
+    with pytest.raises(
+        RecipeError, match=r"training.steps = 8 in torchtitan's config is no multiple of the run's epochs = 3"
+    ):
         divide_steps(3, 8)
     monkeypatch.setenv(LONGEST_EPOCH_VARIABLE, "5")
     assert divide_steps(3, 8) == 8
@@ -213,8 +251,8 @@ def test_a_run_that_is_killed_twice_ends_on_the_same_checkpoint(straight: Path, 
         assert (killed.returncode, struck.exists()) == (-signal.SIGKILL, True)
     refused = train(config, "--set", "compute.ranks=1")
     assert refused.returncode == 1
-    assert "parallelism.data_parallel_shard_degree = 1, and the run was trained with 2: each" in refused.stderr
-    assert "as many compute.ranks as before" in refused.stderr
+    assert "parallelism.data_parallel_shard_degree = 1, but the run was trained with 2: each" in refused.stderr
+    assert "and compute.ranks as before" in refused.stderr
     done = train(config)
     assert done.returncode == 0, done.stderr
     assert find_newest(tmp_path).checkpoint_sha256 == find_newest(straight).checkpoint_sha256

@@ -59,7 +59,10 @@ def test_the_ranks_of_a_launcher_train_the_bytes_of_the_command(
     check_complete(launched, reference)
     newest = launched.journal.newest()
     assert newest is not None
-    assert newest.not_rehearsed == "another launcher has started the ranks, and there are no new ones beside them"
+    assert (
+        newest.not_rehearsed
+        == "another launcher has started the ranks, so holdfast can't start new ones to compare with"
+    )
     assert launched.run(*launcher, "train_me.py") == 0, launched.said()  # nothing is left to train
     assert launched.endings() == ["completed"]
 
@@ -225,7 +228,7 @@ def test_a_script_that_attaches_as_a_rank_imports_it_is_refused(tmp_path: Path) 
     launched = Launched(tmp_path, ['recipe = "train_me:train"'], loop)
     try:
         assert launched.run(*TORCHRUN, "train_me.py") == 1, launched.said()
-        assert "holdfast.attach was called in a rank" in launched.said()
+        assert "holdfast.attach was called in a training process" in launched.said()
     finally:
         launched.kill_all()
 
@@ -254,7 +257,7 @@ def test_srun_starts_ranks_and_passes_its_end_on(launched: Launched, reference: 
     ("compute", "slot", "problem"),
     [
         ({"ranks": 4}, TWO, "compute.ranks = 4: torchrun has started 2 ranks on this machine"),
-        ({"ranks": 2}, Slot(), "compute.ranks = 2: no launcher has started this process, which is 1 rank"),
+        ({"ranks": 2}, Slot(), "compute.ranks = 2: this process was started without a launcher, as 1 rank"),
         ({"nodes": 2, "rendezvous": "a:1"}, TWO, "compute.nodes = 2: torchrun has started ranks on 1 machine"),
         (
             {"nodes": "2:3", "rendezvous": "a:1", "virtual_ranks": 8}, TWO,
@@ -285,4 +288,4 @@ def test_a_rank_does_not_attach_again(monkeypatch: pytest.MonkeyPatch, capfd: py
         attach("me.toml")
     assert ended.value.code == 1
     said = capfd.readouterr().err
-    assert said.startswith("error: holdfast.attach was called in a rank\nhint: ")
+    assert said.startswith("error: holdfast.attach was called in a training process\nhint: ")

@@ -161,7 +161,7 @@ def test_a_command_that_comes_before_the_first_has_ended_completes_too(
     assert [each.complete for each in others] == [True]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "pruning failed: attempt 1 of run 'run' is superseded by attempt 2; the run continues "
-        "(another process trains this run; nothing that it committed was touched)"
+        "(another process trains this run now; its commits are untouched)"
     ]
     journal = journal_of(config)
     assert [ending.reason for ending in journal.endings()] == ["vanished", "completed"]

@@ -88,7 +88,7 @@ def test_a_refusal_without_a_suspect_says_where_to_look(tmp_path: Path) -> None:
     config = make_config(tmp_path, "run", "reading", path=str(path))
     train_and_kill(config)
     path.write_text("2")
-    with pytest.raises(GateTripped, match=r"no suspect was found: look at .* the files"):
+    with pytest.raises(GateTripped, match=r"no cause was found: check .* the files"):
         live(config)
     path.write_text("1")
     live(config)

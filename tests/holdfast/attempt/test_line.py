@@ -141,7 +141,7 @@ def test_when_nothing_verifies_the_reasons_are_listed(line: Line, store: LocalSt
     with pytest.raises(NoVerifiedCheckpoint) as caught:
         make_line(store)
     said = str(caught.value).splitlines()
-    assert said[0] == "run 'run' has committed, but no checkpoint of it can be verified:"
+    assert said[0] == "run 'run' has commits, but none of its checkpoints can be verified:"
     assert [row.split()[1] for row in said[1:]] == ["epoch-0001", "epoch-0002"]
     assert f"epoch-0002/{PAYLOAD} is missing" in said[2]
 
@@ -201,7 +201,7 @@ def test_latest_is_renewed_with_a_warning(
     good = path.read_bytes()
     change(path, make_latest(line.journal.read_commit(1)).to_bytes())
     make_line(store)
-    assert f"run 'run': latest.json {said}; it names commit 2 again" in caplog.text
+    assert f"run 'run': latest.json {said}; rewrote it to name commit 2" in caplog.text
     assert path.read_bytes() == good
 
 
@@ -337,7 +337,7 @@ def test_what_is_not_signed_is_not_trusted_and_stays(line: Line, store: LocalSto
         make_line(store, trusted_keys=[trusted])
     signing = make_line(store, signing_key=mine)
     train(signing)
-    with pytest.raises(NotTrusted, match="is not by a trusted key"):
+    with pytest.raises(NotTrusted, match="was not made with a trusted key"):
         make_line(store, trusted_keys=[another])
     assert signing.journal.numbers("quarantine") == []
     assert make_line(store, trusted_keys=[another, trusted]).head == signing.head

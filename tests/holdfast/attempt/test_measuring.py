@@ -126,8 +126,8 @@ def test_a_port_that_is_taken_is_one_line_and_is_taken_over_when_it_is_free(
         assert live(make_config(tmp_path, f"prometheus:{port}"), [Waiting(served)]).complete
     warnings = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
     assert warnings == [
-        f"metrics can't be served on port {port} of 127.0.0.1: Address already in use; the run trains on, and tries "
-        f"again (log.metrics = prometheus:{port}-{port + 7} takes the first free one of eight)"
+        f"metrics can't be served on port {port} of 127.0.0.1: Address already in use; the run continues, and tries "
+        f"again (log.metrics = prometheus:{port}-{port + 7} takes the first free port of eight)"
     ]
 
 
@@ -271,8 +271,9 @@ def test_a_receiver_that_never_answers_delays_neither_a_step_nor_the_end(
         waited_s = time.monotonic() - told.ended_at
         assert not answers.is_set()
     assert waited_s < WITHIN_S
-    assert f"metrics and spans can't be sent to {received.url}: no answer within 0.5 s; the run goes on without" in (
-        caplog.messages
+    assert (
+        f"metrics and spans can't be sent to {received.url}: no answer within 0.5 s; "
+        "the run continues without sending them" in (caplog.messages)
     )
 
 
@@ -293,7 +294,7 @@ def test_a_receiver_that_refuses_is_one_line(
     reason = {0: "Connection refused", 404: "code: 404, reason: Not Found", 503: "Service Unavailable"}[status]
     assert warning.startswith(f"metrics and spans can't be sent to {url}: ")
     assert reason in warning
-    assert warning.endswith("; the run goes on without")
+    assert warning.endswith("; the run continues without sending them")
 
 
 # ---- bad input

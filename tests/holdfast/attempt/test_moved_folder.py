@@ -40,7 +40,7 @@ def test_a_run_stops_when_its_folder_is_gone(engine: Engine, tmp_path: Path, how
         done = running.result()
     assert done.returncode == 3, done.stderr
     assert f"error: the run's folder {engine.run_folder} is gone: it was moved or deleted" in done.stderr
-    assert "hint: put it back; the same command then continues the run" in done.stderr
+    assert "hint: put the folder back; the same command then continues the run" in done.stderr
     assert "Traceback" not in done.stderr.partition("error: ")[2]
     assert not engine.run_folder.exists()
     if how == "moved":

@@ -207,7 +207,7 @@ def test_a_flipped_bit_in_the_near_copy_is_warned_of_and_the_store_is_read(
     done = engine.run()
     assert done.returncode == 0, done.stderr
     assert "near copy: " in done.stderr
-    assert "; it was read from the store" in done.stderr
+    assert "; the checkpoint was read from the store instead" in done.stderr
     assert_same_bytes(engine, reference)
 
 
@@ -227,7 +227,7 @@ def test_a_near_folder_that_cannot_be_used_costs_one_line(engine: Engine, refere
     folder.write_text("")
     done = engine.run()
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the near folder gets no copy") == 1
+    assert done.stderr.count("no copy is kept in the near folder") == 1
     assert_same_bytes(engine, reference)
 
 

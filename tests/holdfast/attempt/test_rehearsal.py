@@ -248,14 +248,14 @@ def test_an_exact_run_passes_the_comparison_with_dead_ranks(tmp_path: Path, capl
     with caplog.at_level(logging.INFO, "holdfast"):
         live(config, [Kill(22), judged])
     assert {each[:2] for each in judged.verdicts if each[0] == "death"} == {("death", "passed")}
-    assert [each.message for each in caplog.records if each.message.endswith("as the ranks before had")]
+    assert [each.message for each in caplog.records if each.message.endswith("exactly as the ranks that died had")]
     assert not list((tmp_path / "logs" / "run").glob("*.steps.jsonl"))
 
 
 def test_a_run_that_is_over_within_a_minute_is_not_rehearsed_unless_asked(tmp_path: Path) -> None:
     unasked = make_config(tmp_path / "unasked", "exact", {})
     live(unasked)
-    assert commits_of(unasked)[-1].verdict == "not rehearsed: the run was to be over within a minute"
+    assert commits_of(unasked)[-1].verdict == "not rehearsed: the run would end within a minute"
     asked = make_config(tmp_path / "asked", "exact", {"rehearse": "first"})
     live(asked)
     assert [commit.rehearsed for commit in commits_of(asked)] == [[], [8], [8], [8]]

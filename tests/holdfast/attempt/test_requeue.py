@@ -88,7 +88,7 @@ def test_lost_machines_have_the_budget_of_supervision(tmp_path: Path) -> None:
     ("began", "restarts", "refusal"),
     [
         (None, 1, None),
-        (None, 2, "3 times in a row it began no attempt"),
+        (None, 2, "3 times in a row the job began no attempt"),
         ({"name": "7", "restarts": 48}, 50, None),  # its attempts before count as little as those of other jobs
         ({"name": "7", "restarts": 48}, 51, "3 times in a row"),
         ({"name": "6", "restarts": 0}, 2, "3 times in a row"),

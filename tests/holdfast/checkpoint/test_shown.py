@@ -66,9 +66,9 @@ def test_text_that_utf8_cannot_hold_is_shown_all_the_same() -> None:
         ("picture", b"\xff\xd8\xff\xe0 a JPEG", "picture: expected the bytes of a PNG or an SVG"),
         ("text", b"a text", "text: expected the bytes of a PNG or an SVG, found b'a text'"),
         ("number", 1.5, "number: expected a text or a picture, found a float"),
-        ("long", "x" * (MAX_BYTES + 1), "long: 1,048,577 bytes are too many"),
-        ("../up", "text", "'../up': expected a name"),
-        ("", "text", "'': expected a name"),
+        ("long", "x" * (MAX_BYTES + 1), "long has 1,048,577 bytes, too many"),
+        ("../up", "text", "'../up' can't name"),
+        ("", "text", "'' can't name"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(name: str, value: Any, message: str) -> None:
@@ -99,7 +99,7 @@ def test_a_checkpoint_has_a_bounded_number_of_bytes(caplog: pytest.LogCaptureFix
     data = gallery.take()
     assert MAX_FILE_BYTES - MAX_BYTES - 1000 < len(data) <= MAX_FILE_BYTES
     assert [json.loads(line)["name"] for line in data.splitlines()] == ["large"] * 15 + ["small"]
-    assert "large of step 1 is not kept: this chunk has shown 16 MiB already" in caplog.text
+    assert "large of step 1 is not stored: the texts and pictures of this chunk already have 16 MiB" in caplog.text
     assert gallery.take() == b""
 
 

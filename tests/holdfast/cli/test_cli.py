@@ -108,7 +108,7 @@ def test_an_empty_store_is_not_the_current_folder(
     assert run_app(app, ["pack", run, tar]) == 0
     monkeypatch.chdir(Path(run).parent)
     assert run_app(app, [each.replace("{tar}", tar) for each in command]) == 1
-    assert "it names no folder\nhint: give a folder or a URL; . is this folder" in capsys.readouterr().err
+    assert "it names no folder\nhint: give a folder or a URL; . is the current folder" in capsys.readouterr().err
 
 
 def test_runs_shows_whole_names_in_columns(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -391,7 +391,7 @@ def test_keys_are_made_and_commits_verified_with_them(tmp_path: Path, capsys: py
     assert run_app(app, ["verify", run, *mine]) == 0
     assert run_app(app, ["verify", run, *another, *mine]) == 0
     assert run_app(app, ["verify", *another, run]) == 2
-    assert "problem: the signature of commits/00000001.json is not by a trusted key" in capsys.readouterr().out
+    assert "problem: the signature of commits/00000001.json was not made with a trusted key" in capsys.readouterr().out
     Path(run, "signatures/00000001-00000001.json").unlink()
     assert run_app(app, ["verify", run, *mine]) == 2
     assert "problem: commit 1 of run 'signed' is not signed" in capsys.readouterr().out
@@ -467,7 +467,7 @@ def test_plan_shows_costs_losses_and_the_best_chunks(tmp_path: Path, capsys: pyt
     line = make_line(open_store(str(tmp_path)), "run")
     run = f"{tmp_path}/run"
     assert run_app(app, ["plan", run]) == 1
-    assert "no commit that counts\nhint: train its first chunk, which measures a save" in capsys.readouterr().err
+    assert "no commit that counts\nhint: train the first chunk, which measures a save" in capsys.readouterr().err
     train(line)
     assert run_app(app, ["plan", run]) == 1
     assert "don't say how long their steps and saves took" in capsys.readouterr().err

@@ -42,7 +42,9 @@ epochs = 2
 lr = 0.1
 """
 DATA = {"sha256": "d" * 64, "samples": 64}
-NOT_COMPARED = "note: what the recipe builds and the machine aren't compared: they are known when training starts"
+NOT_COMPARED = (
+    "note: not compared: the machine, and the values that the recipe builds; they are known only when training starts"
+)
 
 
 @pytest.fixture
@@ -144,7 +146,7 @@ def test_settings_that_are_not_on_record_are_others(run: str, folder: Path) -> N
 
 def test_the_same_configuration_changes_nothing(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     sys.modules.pop("diff_recipe")  # the recipe prints when it is imported; this is not part of diff's output
-    assert ask(capsys, run, "a.toml") == [NOT_COMPARED, "run a would go on with a.toml, which changes nothing"]
+    assert ask(capsys, run, "a.toml") == [NOT_COMPARED, "run a would continue with a.toml, which changes nothing"]
     sys.modules.pop("diff_recipe")
     shown = ask_json(capsys, run, "a.toml")
     assert (shown["run"], shown["config"], shown["is_refused"], shown["rows"]) == ("a", "a.toml", False, [])
@@ -166,7 +168,7 @@ def test_every_change_is_shown_with_its_class_and_its_outcome(
         "let through    identity     settings.label_smoothing: new, with its default 0.0",
         f"needs nothing  operational  log.folder: saved 'logs', now '{folder}/elsewhere'",
         NOT_COMPARED,
-        "run a would refuse to go on with a.toml",
+        "run a would refuse to continue with a.toml",
         lines[-1],
     ]
     assert lines[-1].startswith("hint: put the saved values and code back, ")
@@ -174,7 +176,7 @@ def test_every_change_is_shown_with_its_class_and_its_outcome(
     change_config(folder, "[settings]", "[resume]\naccept_drift = ['settings', 'seed', 'sources']\n[settings]")
     lines = ask(capsys, run, "a.toml")
     assert [line[:13].strip() for line in lines[:8]] == ["let through"] * 6 + ["needs nothing"] * 2
-    assert lines[8:] == [NOT_COMPARED, "run a would go on with a.toml"]
+    assert lines[8:] == [NOT_COMPARED, "run a would continue with a.toml"]
 
 
 def test_json_has_what_is_printed(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +295,7 @@ def test_files_and_packages_are_compared_as_far_as_they_are_found(
     assert [line.partition("package      ")[2].partition(":")[0] for line in lines[:3]] == [
         "holdfast", "packages.no-such-package", "packages.pydantic",
     ]  # fmt: skip
-    assert lines[4] == "note: not compared, since they aren't found from here: gone/data.bin, shared/kernel.h"
+    assert lines[4] == "note: not compared, because these files aren't found from here: gone/data.bin, shared/kernel.h"
     (folder / "data.bin").write_bytes(b"two")
     lines = ask(capsys, run, "a.toml", exit_code=1)
     assert lines[0] == "refused        data         files.data.bin: its content has changed"
@@ -350,7 +352,7 @@ def test_code_is_compared_with_that_of_the_attempt_that_trained(
 def test_code_without_a_record_is_not_compared(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(run, "epoch-0001/metadata.json").unlink()
     lines = ask(capsys, run, "a.toml")
-    assert "note: the code isn't compared: there is none on record" in lines
+    assert "note: the code isn't compared: the run has no record of its code" in lines
     assert "sources" not in "".join(lines)
 
 
@@ -360,7 +362,7 @@ def test_a_run_that_has_committed_nothing_refuses_nothing(folder: Path, capsys: 
     assert ask(capsys, "runs/a", "a.toml") == [
         "needs nothing  identity     settings.lr: saved 0.1, now 0.2",
         "note: nothing is committed: with any settings, training begins with step 0",
-        "run a would go on with a.toml",
+        "run a would continue with a.toml",
     ]
 
 

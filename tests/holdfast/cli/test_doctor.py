@@ -87,7 +87,7 @@ def test_doctor_describes_this_machine(
         assert text in words(out)
     assert f"good one step, twice in a process the same bits: {', '.join(PARTS)}" in words(out)
     assert f"good one step, in 2 processes the same bits: {', '.join(PARTS)}" in words(out)
-    assert "good deterministic algorithms on: put_, which has none, is refused" in words(out)
+    assert "good deterministic algorithms on: torch refuses put_, which has no deterministic kernel" in words(out)
     assert "seen 2 or 3 threads, not 1" in words(out)
     assert here.environment["torch"] in out
     oldest, newest = TESTED["torch"]
@@ -218,7 +218,7 @@ def test_settings_that_are_lost(
         snapshot.write_bytes(b"?" + snapshot.read_bytes()[1:])
     with caplog.at_level(logging.WARNING):
         say(capsys, run)
-    assert "its settings can't be read; this machine is examined with the default settings" in caplog.text
+    assert "the run's settings can't be read; this machine is examined with the default settings" in caplog.text
     assert asked == [(Determinism(), "auto")]
 
 
@@ -287,7 +287,7 @@ def test_doctor_says_which_gpus_a_run_takes(
     machine(HOPPER, HOPPER | {"remapped_rows/remapped_row_unc": "1"}, HOPPER, HOPPER, visible="1,2,3")
     run = make_run(tmp_path, {}, compute={"ranks": 2})
     remapped = "healthy; 1 memory row replaced after uncorrected errors"
-    without_torch = ("torch", "it sees no GPU, so that a run would train on the CPU", None)
+    without_torch = ("torch", "torch sees no GPU, so a run would train on the CPU", None)
     assert gpus_in(say(capsys, run, "--json")) == [
         ("GPU 0, which is hidden", describe(0), None),
         ("GPU 1, which a run takes", describe(1, remapped), True),
@@ -338,10 +338,10 @@ def test_gpus_that_can_not_be_described(
     (finding,) = gpus_in(say(capsys, "--json"))
     assert finding[1] == "nvidia-smi doesn't tell which part of a GPU (MIG) a run would take; torch sees none"
     machine(text=LOST, exit_code=15)
-    assert f"wrong their health is not known nvidia-smi failed: {words(LOST)}" in words(say(capsys, exit_code=2))
+    assert f"wrong health unknown nvidia-smi failed: {words(LOST)}" in words(say(capsys, exit_code=2))
     monkeypatch.setenv("PATH", "")
     (finding,) = gpus_in(say(capsys, "--json"))
-    assert finding == ("their health is not known", "nvidia-smi is not on PATH; torch sees none", None)
+    assert finding == ("health unknown", "nvidia-smi is not on PATH; torch sees none", None)
 
 
 # ---- what is wrong is seen
@@ -411,7 +411,7 @@ def test_a_machine_that_has_no_torch(
     assert run_app(app, ["doctor"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "error: torch can't be run here: ImportError: libcudart.so.12: no such file"
-    assert hint == "hint: see the whole error with python -c 'import torch'"
+    assert hint == "hint: to see the whole error: python -c 'import torch'"
 
 
 def test_a_process_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

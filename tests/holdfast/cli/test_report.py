@@ -56,7 +56,7 @@ def test_damage_is_shown_and_said(store: Path, tmp_path: Path, capsys: pytest.Ca
     [
         ((), "expected a run, several runs or a store"),
         (("{store}/nowhere",), "there is no run 'nowhere'"),
-        (("{store}", "{store}/a"), "is a store, and there are further names"),
+        (("{store}", "{store}/a"), "is a store, and a report of a store takes no further names"),
         (("{store}/later",), "run 'later' has format 99"),
         (("{store}/a", "-o", "{store}"), "is a folder"),
         (("{store}/a", "-o", "{store}/no/where.html"), "there is no folder"),

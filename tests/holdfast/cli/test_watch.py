@@ -133,7 +133,7 @@ def test_on_s3_an_idle_poll_is_one_request_and_a_lost_store_is_asked_again(
     assert proxy.requests - before == len(TURNS) + 1  # s3fs looks twice at a folder that is empty: the quarantine
     changes: list[Callable[[], None]] = [denies.set, lambda: None, denies.clear]
     lines = follow(reader, 2.0, lambda seconds: changes.pop(0)() if changes else None)
-    while not (line := next(lines)).startswith("the store doesn't answer, and is asked again every 2 s: "):
+    while not (line := next(lines)).startswith("the store doesn't answer; trying again every 2 s: "):
         pass
     assert "long" in line
     assert next(lines) == "the store answers again"

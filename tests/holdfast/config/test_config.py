@@ -247,14 +247,15 @@ def test_retention_is_checked() -> None:
         ("resume.from=x", "leave it out: the same command continues the run from its last verified checkpoint"),
         ("epoch=3", "did you mean epochs?"),
         ("checkpoint.part_byte=3", "did you mean checkpoint.part_bytes?"),
-        ("ranks=2", "did you mean compute.ranks? A recipe's own setting would be settings.ranks"),
-        ("rank=2", "did you mean compute.ranks? A recipe's own setting would be settings.rank"),
+        ("ranks=2", "did you mean compute.ranks? If it is a setting of your recipe, write settings.ranks"),
+        ("rank=2", "did you mean compute.ranks? If it is a setting of your recipe, write settings.rank"),
         ("training.ranks=2", "did you mean compute.ranks?"),
         (
             "mode=max",
-            "did you mean determinism.mode or retention.keep_best.mode? A recipe's own setting would be settings.mode",
+            "did you mean determinism.mode or retention.keep_best.mode? "
+            "If it is a setting of your recipe, write settings.mode",
         ),
-        ("width=3", "did you mean settings.width? A recipe's own settings are in that table"),
+        ("width=3", "did you mean settings.width? Settings of your recipe belong under [settings]"),
     ],
 )
 def test_a_key_of_another_tool_gives_a_hint_to_holdfasts_name(path: Path, key: str, hint: str) -> None:
@@ -318,13 +319,13 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
 @pytest.mark.parametrize(
     ("compute", "message"),
     [
-        ({"ranks": 4, "mesh": {"shard": 3}}, "mesh has 3 ranks, and the run 4"),
+        ({"ranks": 4, "mesh": {"shard": 3}}, "mesh has 3 ranks, but the run has 4"),
         (
             {"ranks": 4, "nodes": 2, "rendezvous": "a:1234", "mesh": {"shard": 2, "tensor": 2}},
-            "mesh has 4 ranks, and the run 8",
+            "mesh has 4 ranks, but the run has 8",
         ),
-        ({"ranks": 4, "mesh": {"shard": 4}, "parallel": "ddp"}, 'without virtual ranks, found parallel = "ddp"'),
-        ({"ranks": 4, "mesh": {"shard": 4}, "virtual_ranks": 8}, "without virtual ranks, found virtual_ranks = 8"),
+        ({"ranks": 4, "mesh": {"shard": 4}, "parallel": "ddp"}, 'and no virtual ranks, found parallel = "ddp"'),
+        ({"ranks": 4, "mesh": {"shard": 4}, "virtual_ranks": 8}, "and no virtual ranks, found virtual_ranks = 8"),
         ({"ranks": 4, "mesh": {"shard": 0}}, "compute.mesh.shard = 0"),
         ({"ranks": 4, "mesh": {"pipeline": 4}}, "compute.mesh.pipeline"),
     ],

@@ -50,7 +50,7 @@ def test_outside_of_a_job_it_is_refused(config: Path) -> None:
 
 def test_a_batch_file_of_several_nodes_without_srun_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_variables(monkeypatch, BATCH)
-    with pytest.raises(ConfigError, match="job 7 has 2 nodes, and this command runs on one of them") as refused:
+    with pytest.raises(ConfigError, match="job 7 has 2 nodes, but this command runs on one of them only") as refused:
         load_config(config)
     assert "srun --ntasks-per-node=1" in refused.value.hint
 

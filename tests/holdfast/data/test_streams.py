@@ -61,25 +61,60 @@ KILLED = [
 ]
 # The others, with the reason and a part of the hint.
 REFUSED = [
-    ("loop", "hf_stream_in_a_loader", "a DataLoader over a stream can't be put back to a position", "run.batches"),
-    ("loop", "hf_stream_shuffled", "can't be put back .*: its state leaves out the shuffle buffer", "run.batches"),
+    (
+        "loop",
+        "hf_stream_in_a_loader",
+        "a resume can't restore the position of a DataLoader over a stream",
+        "run.batches",
+    ),
+    (
+        "loop",
+        "hf_stream_shuffled",
+        "can't restore the exact position .*: its state leaves out the shuffle buffer",
+        "run.batches",
+    ),
     ("loop", "hf_shuffled_stream_in_a_stateful_loader", "its state leaves out the shuffle buffer", "run.batches"),
     ("loop", "node_of_a_random_sampler", "its RandomSampler draws another order after a resume", "run.batches"),
-    ("loop", "stateful_loader_with_workers", "its own workers draw other random numbers", "loader_workers"),
-    ("loop", "web_loader", "a WebLoader can't be put back to a position in its batches", "run.batches"),
-    ("batches", "web_loader", "a WebLoader can't be put back to a position", r"Recipe\(data=dataset, batch_size="),
-    ("loop_beside", "node_of_batches", r"run.keep\(other=...\): the Loader .* known only once", "num_workers=0"),
-    ("loop_beside", "hf_stream_of_batches", "the IterableDataset .* known only once it is read", "num_workers=0"),
-    ("loop_beside", "hf_stream_in_a_stateful_loader", "its position is known only once it is read", "num_workers=0"),
+    ("loop", "stateful_loader_with_workers", "its worker processes draw other random numbers", "loader_workers"),
+    ("loop", "web_loader", "a resume can't restore the position of a WebLoader", "run.batches"),
+    (
+        "batches",
+        "web_loader",
+        "a resume can't restore the position of a WebLoader",
+        r"Recipe\(data=dataset, batch_size=",
+    ),
+    (
+        "loop_beside",
+        "node_of_batches",
+        r"run.keep\(other=...\): .* exact position of the Loader: its position is known only after",
+        "num_workers=0",
+    ),
+    (
+        "loop_beside",
+        "hf_stream_of_batches",
+        "the exact position of the IterableDataset: its position is known only after a batch is read",
+        "num_workers=0",
+    ),
+    (
+        "loop_beside",
+        "hf_stream_in_a_stateful_loader",
+        "its position is known only after a batch is read",
+        "num_workers=0",
+    ),
     ("loop_beside", "node_of_a_random_sampler", "its RandomSampler draws another order", "num_workers=0"),
-    ("loop_beside", "stateful_loader_with_workers", "its own workers draw other random numbers", "num_workers=0"),
+    ("loop_beside", "stateful_loader_with_workers", "its worker processes draw other random numbers", "num_workers=0"),
     (
         "loop_beside",
         "map_in_a_loader",
-        "the DataLoader can't be put back .*: it has no state_dict",
+        "a resume can't restore the exact position of the DataLoader: it has no state_dict",
         "StatefulDataLoader",
     ),
-    ("loop_beside", "batches_of_a_loader", "can't be put back .*: it has no state_dict", "StatefulDataLoader"),
+    (
+        "loop_beside",
+        "batches_of_a_loader",
+        "can't restore the exact position .*: it has no state_dict",
+        "StatefulDataLoader",
+    ),
     ("loop_beside", "hf_stream_shuffled", "its state leaves out the shuffle buffer", "num_workers=0"),
 ]
 CHANGING = ["hf_stream_shuffled_without_a_seed", "web_shuffled_without_a_seed"]
@@ -152,7 +187,7 @@ def test_a_stream_that_nobody_seeds_is_refused_on_resume(tmp_path: Path, stream:
     saved, _ = live(config, 4)
     with pytest.raises(RecipeError, match="gives other samples when it is read again") as refused:
         live(config, TOTAL, saved)
-    assert "seed its shuffles" in refused.value.hint
+    assert "seed the stream's shuffles" in refused.value.hint
 
 
 @pytest.mark.slow
@@ -207,5 +242,8 @@ def test_a_datasets_that_hides_the_parts_of_a_stream_is_refused(tmp_path: Path) 
 def test_an_extra_of_a_recipe_is_refused_likewise(tmp_path: Path) -> None:
     config = make_config(tmp_path, "recipe", "node")
     beside = config.model_copy(update={"settings": config.settings | {"beside": "stateful_loader_with_workers"}})
-    with pytest.raises(RecipeError, match=r"Recipe\(extras={'other': ...}\): the StatefulDataLoader can't be put back"):
+    with pytest.raises(
+        RecipeError,
+        match=r"Recipe\(extras={'other': ...}\): a resume can't restore the exact position of the StatefulDataLoader",
+    ):
         live(beside, TOTAL)

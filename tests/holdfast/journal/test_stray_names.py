@@ -58,7 +58,7 @@ def test_an_attempt_gets_no_number_that_readers_would_ignore(line: Line, number:
     before, names = line.journal.attempts(), line.journal.store.list("attempts")
     with pytest.raises(ConfigError, match=f"can't have an attempt {number}") as caught:
         line.journal.claim_attempt(number, "fresh", "host", 1, {})
-    assert caught.value.hint == f"the next one is {before + 1}"
+    assert caught.value.hint == f"the next attempt is {before + 1}"
     assert line.journal.store.list("attempts") == names
 
 

@@ -68,14 +68,14 @@ def test_an_interruption_on_aws_is_a_notice(stub: MetadataStub) -> None:
         notices += ask(stub, "aws")
     (notice,) = notices
     assert not notice.is_advice
-    assert str(notice) == f"AWS will terminate this spot instance: {notice.within_s:.0f} s are left"
+    assert str(notice) == f"AWS will terminate this spot instance: {notice.within_s:.0f} s are left to save"
 
 
 def test_a_rebalance_recommendation_on_aws_is_advice(stub: MetadataStub) -> None:
     stub.recommend_rebalance_on_aws()
     (notice,) = ask(stub, "aws")
     assert notice.is_advice
-    assert str(notice) == "AWS sees a higher risk of a spot interruption: a checkpoint is made"
+    assert str(notice) == "AWS sees a higher risk of a spot interruption: saving a checkpoint now"
 
 
 def test_a_preemption_on_gcp_is_a_notice(stub: MetadataStub) -> None:

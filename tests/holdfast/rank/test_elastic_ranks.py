@@ -113,12 +113,14 @@ def test_what_cannot_go_on_with_another_number_is_refused(nursery: Lives, tmp_pa
         return f"{line}\n{hint}"
 
     assert refuse(5) == (
-        "error: compute.ranks = 5: a batch of 12 samples can't be shared out evenly\n"
-        "hint: numbers that can share it out: 1, 2, 3, 4, 6, 12"
+        "error: compute.ranks = 5: a batch of 12 samples can't be divided evenly over ranks\n"
+        "hint: numbers of ranks that divide the batch: 1, 2, 3, 4, 6, 12"
     )
     assert train(nursery, tmp_path, 2, "epochs=1", "settings.own=true").returncode == 0
     found = refuse(1, "epochs=2", "settings.own=true")
-    assert "compute.ranks = 1: the checkpoint of step 8, which 2 ranks saved, can't be shared out" in found
+    assert (
+        "compute.ranks = 1: the checkpoint of step 8, which 2 ranks saved, can't be divided over other ranks" in found
+    )
     assert "the extra 'own' differs between the ranks" in found
     assert "hint: compute.ranks = 2 continues" in found
     found = refuse(1, "epochs=2", "settings.own=true", 'resume.environment="refuse"')

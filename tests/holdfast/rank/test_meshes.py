@@ -51,9 +51,9 @@ def test_tensor_parallel_ranks_see_the_same_samples_and_masks(nursery: Lives, tm
         ),
         (
             ['settings.told = "tensor"'],
-            "average the gradient of 'blocks.0.up.weight', and would all train the same samples",
+            "average the gradient of 'blocks.0.up.weight', but would all train the same samples",
         ),
-        (['settings.sampler = "world"'], "ranks 0 and 1 are data rank 0 of 2 together, and train different samples"),
+        (['settings.sampler = "world"'], "ranks 0 and 1 are both data rank 0 of 2, but train different samples"),
         (["compute.virtual_ranks = 4"], "run.data_parallel(...): virtual ranks train different samples each"),
     ],
 )
@@ -162,7 +162,7 @@ def test_state_that_is_sharded_in_another_way_is_refused_after_the_first_step(nu
     done = train(nursery, tmp_path, "wrapped", *lines, ranks=2)
     assert done.returncode != 0
     assert "after the first step: optimizer.state.blocks.0.down.weight.rows" in done.stderr
-    assert "is sharded over the ranks in another way than a parameter" in done.stderr
+    assert "is sharded over the ranks in another way than its parameter" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -63,5 +63,5 @@ def test_what_cannot_train_in_fp16_is_refused(tmp_path: Path, recipe: str, compu
 def test_more_ranks_than_gpus_are_refused(engine: Engine) -> None:
     done = engine.run(f"compute.ranks={count_gpus() + 1}")
     assert done.returncode == 1
-    assert "each rank needs a GPU of its own" in done.stderr
+    assert "each rank needs its own GPU" in done.stderr
     assert not (engine.run_folder / "attempts").exists()

@@ -213,6 +213,6 @@ def test_ranks_under_torchrun_save_before_it_ends_them(tmp_path: Path, straight:
     )  # fmt: skip
     said = " ".join(done.stderr.split())
     assert "the ranks ended: rank 0: signal 9 (SIGKILL)" in said
-    assert "adopting epoch-0002-step-00000008 (step 8), which the ranks before these had saved" in said
+    assert "adopting epoch-0002-step-00000008 (step 8), which this attempt's earlier ranks had saved" in said
     run.done = done
     check_same(run, straight)

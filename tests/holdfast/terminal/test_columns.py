@@ -55,7 +55,7 @@ def test_a_metric_and_a_probe_value_of_one_name_are_told_apart() -> None:
 
 def test_metrics_equal_to_those_of_training_are_marked() -> None:
     *_, last = evaluation({"a": 1.0, "b": math.nan}, {"a": 1.0, "b": None})
-    assert last == "  the metrics are those of training"
+    assert last == "  the metrics equal those recorded in training"
 
 
 def test_a_metric_that_differs_from_training_shows_both_values() -> None:

@@ -101,8 +101,8 @@ def test_the_objects_inside_a_kept_environment_are_restored(tmp_path: Path) -> N
     ("how", "message"),
     [
         ("unreadable", r"run\.keep\(env=\.\.\.\): env\.data is a builtins\.list_iterator, whose state can't be read"),
-        ("turns", r"run\.keep\(env=\.\.\.\): env\.env\.facing was another object, or none, when it was kept"),
-        ("grows", r"run\.keep\(env=\.\.\.\): env\.env\.second was another object, or none, when it was kept"),
+        ("turns", r"run\.keep\(env=\.\.\.\): env\.env\.facing was another object, or None, when run.keep was called"),
+        ("grows", r"run\.keep\(env=\.\.\.\): env\.env\.second was another object, or None, when run.keep was called"),
     ],
 )
 def test_an_environment_whose_objects_cannot_be_restored_is_refused(tmp_path: Path, how: str, message: str) -> None:

@@ -178,7 +178,7 @@ def test_arguments_that_exclude_each_other_are_refused(parts: dict[str, Any], me
     [
         ("adversarial", {"how": "nothing"}, "the recipe's step returned None"),
         ("adversarial", {"how": "vector"}, r"the step's loss: expected a number, found a Tensor of shape \(2,\)"),
-        ("batched", {"how": "list"}, "a list can't be put back to a position in its batches"),
+        ("batched", {"how": "list"}, "a resume can't restore the position of a list"),
         ("criticized", {"synchronized": ["nobody"]}, "synchronized: there is no module 'nobody' among the extras"),
     ],
 )

@@ -62,13 +62,13 @@ def test_what_is_logged_in_the_loop_over_shares_is_averaged(tmp_path: Path, shar
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("whole", "compute.virtual_ranks = 8: a batch was taken whole, and virtual ranks train it in shares"),
+        ("whole", "compute.virtual_ranks = 8: a whole batch was taken, but virtual ranks train a batch in shares"),
         ("leaves", "compute.virtual_ranks = 8: step 1 has not trained all shares of its batch"),
         ("twice", r"step.shares\(\) was called twice in step 1"),
         ("steps", "a share of a batch has changed the parameters"),
         ("counts", "a share of a batch has changed the extras"),
         ("logs", "the shares of a batch have logged numbers of different names.*: loss, part, and late, loss, part"),
-        ("lazy", "no optimizer has taken the one of the step before"),
+        ("lazy", "no optimizer has used the gradient of the step before"),
     ],
 )
 def test_a_mistake_is_refused_at_the_users_line(tmp_path: Path, how: str, said: str) -> None:
@@ -97,7 +97,7 @@ def test_data_that_cannot_be_cut_into_shares_is_refused(
 
 
 def test_a_loop_that_takes_a_loaders_batches_as_a_whole_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="a batch was taken whole, and virtual ranks train it in shares"):
+    with pytest.raises(RecipeError, match="a whole batch was taken, but virtual ranks train a batch in shares"):
         live(make_config(tmp_path, recipe="loaded", is_whole=True), 1)
 
 

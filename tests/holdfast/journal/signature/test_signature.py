@@ -52,8 +52,8 @@ def test_the_envelope_is_canonical_json_around_the_statement() -> None:
         ({"files": FILES | {"epoch-0004/more": "33" * 32}}, "was made for other files: 'epoch-0004/more'"),
         ({"files": {"epoch-0004/rng.json": "22" * 32}}, "other files: 'epoch-0004/checkpoint.safetensors'"),
         ({"files": {}}, "was made for other files"),
-        ({"trusted": [OTHER_TRUSTED]}, f"not by a trusted key; it names '{TRUSTED.key_id[:16]}'"),
-        ({"trusted": []}, "not by a trusted key"),
+        ({"trusted": [OTHER_TRUSTED]}, f"not made with a trusted key; it names '{TRUSTED.key_id[:16]}'"),
+        ({"trusted": []}, "not made with a trusted key"),
     ],
 )
 def test_a_signature_verifies_for_nothing_else(changed: dict[str, Any], message: str) -> None:
@@ -92,7 +92,7 @@ def test_the_key_id_in_the_envelope_decides_nothing() -> None:
     unnamed = json.loads(GOOD)
     del unnamed["signatures"][0]["keyid"]
     assert verify(json.dumps(unnamed).encode()) == TRUSTED.key_id
-    with pytest.raises(NotTrusted, match="not by a trusted key"):
+    with pytest.raises(NotTrusted, match="not made with a trusted key"):
         verify(json.dumps(unnamed).encode(), trusted=[OTHER_TRUSTED])
 
 

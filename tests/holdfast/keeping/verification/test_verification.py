@@ -289,7 +289,7 @@ def test_every_commit_that_counts_is_signed(line: Line, keys: Keys) -> None:
     assert check(line, trusted_keys=[another, mine]).ok
     problems = check(line, trusted_keys=[another]).problems
     assert len(problems) == len(LIVE)
-    assert all("is not by a trusted key" in problem for problem in problems)
+    assert all("was not made with a trusted key" in problem for problem in problems)
 
 
 def test_a_missing_or_wrong_signature_is_a_problem(line: Line, keys: Keys) -> None:

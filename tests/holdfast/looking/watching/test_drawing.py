@@ -97,7 +97,7 @@ def test_a_store_of_many_runs_shows_those_that_train_first(tmp_path: Path) -> No
 def test_what_the_store_doesnt_answer_is_said(tmp_path: Path) -> None:
     seen = read(tmp_path)
     lines = draw(draw_run(seen, at(seen, trouble="refused", silent_s=12.0), ConsoleDimensions(100, 40)))
-    assert lines[-2] == "the store hasn't answered for 12 s, and is asked again; this view is older: refused"
+    assert lines[-2] == "no answer from the store for 12 s, trying again; this view is out of date: refused"
 
 
 def test_no_text_of_a_store_controls_the_terminal(tmp_path: Path) -> None:

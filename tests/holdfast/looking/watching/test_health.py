@@ -30,7 +30,8 @@ def test_a_run_trains_until_its_commit_is_late() -> None:
     assert stalled.state == "stalled"
     assert stalled.text == "stalled: waits for a commit of attempt 1, or for another attempt"
     assert stalled.detail == (
-        "no commit for 70 s, expected after 23 s; the attempt on h (pid 9) died without a record, hangs or is slower"
+        "no commit for 70 s, expected after 23 s; the attempt on h (pid 9) died without a "
+        "record, hangs, or is slower than before"
     )
 
 
@@ -56,7 +57,11 @@ def test_without_a_commit_nothing_is_expected() -> None:
     [
         ("preempted", "waiting", "waits for another attempt: attempt 1 ended: preempted: m"),
         ("out_of_memory", "waiting", "waits for another attempt: attempt 1 ended: out of memory: m"),
-        ("settings", "ended", "ended: waits for a person: attempt 1 ended: settings: m"),
+        (
+            "settings",
+            "ended",
+            "ended: needs a person, no further attempt starts by itself: attempt 1 ended: settings: m",
+        ),
         ("unheard_of", "waiting", "waits for another attempt: attempt 1 ended: unheard of: m"),
     ],
 )

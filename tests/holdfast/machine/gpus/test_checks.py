@@ -105,7 +105,7 @@ def test_an_unhealthy_gpu_is_refused(machine: Machine) -> None:
         "its driver asks for a recovery: Reset"
     )
     assert refused.value.hint == (
-        "CUDA_VISIBLE_DEVICES=0,2 leaves it out, nvidia-smi --gpu-reset --id=1 may help, "
+        "CUDA_VISIBLE_DEVICES=0,2 leaves the GPU out, nvidia-smi --gpu-reset --id=1 may help, "
         "--set compute.gpu_health=warn trains anyway"
     )
     assert check_gpus(Compute(ranks=1)) == 3  # it takes the first GPU alone
@@ -148,10 +148,10 @@ def recorded(engine: Engine) -> tuple[object, str]:
 
 
 def test_a_refused_number_says_that_all_stands_for_it() -> None:
-    refused = ConfigError("compute.ranks = 3: a batch of 4 samples can't be shared out evenly", hint="1, 2, 4")
+    refused = ConfigError("compute.ranks = 3: a batch of 4 samples can't be divided evenly over ranks", hint="1, 2, 4")
     explained = explain_ranks(refused, 3)
     assert str(explained) == (
-        'compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t be shared out evenly'
+        'compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t be divided evenly over ranks'
     )
     assert explained.hint == "1, 2, 4"
     other = ConfigError("compute.virtual_ranks = 3: virtual ranks can't train")
@@ -184,7 +184,7 @@ def test_all_trains_as_the_number_that_it_stands_for(engine: Engine, tmp_path: P
     refused = engine.run("compute.ranks=all", "epochs=3", **on(tmp_path, HOPPER, HOPPER, HOPPER))
     assert refused.returncode == 1
     assert 'error: compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t' in refused.stderr
-    assert "hint: numbers that can share it out: 1, 2, 4" in refused.stderr
+    assert "hint: numbers of ranks that divide the batch: 1, 2, 4" in refused.stderr
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_run_refuses_an_unhealthy_gpu(engine: Engine, tmp_path: Path) -> None:
     assert not (engine.run_folder / "attempts").exists()
     trained = engine.run("epochs=1", "compute.gpu_health=warn", **sick)
     assert trained.returncode == 0, trained.stderr
-    assert "trains anyway" in trained.stderr
+    assert "training anyway, because compute.gpu_health" in trained.stderr
 
 
 @no_gpu

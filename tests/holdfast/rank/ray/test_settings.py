@@ -19,7 +19,7 @@ def make_config(**compute: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ranks": "all"}, 'launcher = "ray" needs a number of ranks'),
+        ({"ranks": "all"}, 'launcher = "ray" needs ranks = a number'),
         ({"rendezvous": "node0:29500"}, 'launcher = "ray" chooses the rendezvous itself'),
         ({"nodes": "1:2"}, 'nodes = "1:2" changes the number of ranks, which needs virtual_ranks'),
         ({"launcher": "torchrun", "nodes": 2}, "nodes = 2 needs a rendezvous"),

@@ -39,7 +39,7 @@ def test_a_loop_goes_on_from_a_dictionary_bit_for_bit(tmp_path: Path, kind: str)
 def test_inside_a_pass_its_order_is_lost_and_named(tmp_path: Path) -> None:
     alone = movers.with_torch(tmp_path / "at.pt", STOP + 2)
     taken, losses = go_on(make_config(tmp_path, "loop"), tmp_path / "at.pt")
-    assert taken.origin.lacks == ["order of pass 3, in which step 14 lies: another one is drawn"]
+    assert taken.origin.lacks == ["order of the samples in pass 3, which has step 14: a new order is drawn"]
     assert len(losses) == TOTAL - STOP - 2
     assert losses != alone[STOP + 2 :]
 
