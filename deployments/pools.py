@@ -64,7 +64,9 @@ def check_server() -> None:
     bypass_proxy()
     url = PREFECT_API_URL.value()
     if not url:
-        raise ConfigError("PREFECT_API_URL is not set", hint="make up prints it; or name your own server's")
+        raise ConfigError(
+            "PREFECT_API_URL is not set", hint="make up prints its value; or give the URL of your own server"
+        )
     await_answer(url)
     check_access(url)
 
@@ -102,7 +104,7 @@ def make_pools(kind: Kind, names: Iterable[str] = POOLS, values: Mapping[str, An
     templates = describe_pools(kind)
     for name in names:
         if name not in templates:
-            raise ConfigError(f"there is no pool {name!r}", hint=f"there are {', '.join(templates)}")
+            raise ConfigError(f"there is no pool {name!r}", hint=f"the pools are {', '.join(templates)}")
         make_pool(name, kind, set_defaults(templates[name], values))
 
 
@@ -136,7 +138,9 @@ def set_defaults(template: Template, values: Mapping[str, Any]) -> Template:
     variables = changed["variables"]["properties"]
     for name, value in values.items():
         if name not in variables:
-            raise ConfigError(f"the job template has no variable {name!r}", hint=f"it has {', '.join(variables)}")
+            raise ConfigError(
+                f"the job template has no variable {name!r}", hint=f"its variables are {', '.join(variables)}"
+            )
         variables[name]["default"] = value
     return changed
 

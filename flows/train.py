@@ -73,7 +73,7 @@ def _train(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
     else:
         ended = Supervisor(config, journal).run()
         if ended.reason != "completed":
-            return Cancelled(message=f"{ended.message}; the run, started again, continues")
+            return Cancelled(message=f"{ended.message}; start the run again to continue it")
         report = prune_run(journal, dry_run=True)
         outcome = Outcome(complete=True, retention=report.model_dump(mode="json") if report else {})
     if outcome.complete and newest is not None and newest.number == journal.newest_number():

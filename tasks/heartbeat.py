@@ -121,7 +121,10 @@ def deny_that_it_vanished(client: SyncPrefectClient, flow_run: FlowRun) -> None:
     """Set the current flow run back to Running if the server calls it vanished."""
     state = client.read_flow_run(flow_run.id).state
     if state is not None and is_called_vanished(state):
-        log.warning("Prefect's server calls this flow run vanished (%s); it is alive and continues", state.message)
+        log.warning(
+            "Prefect's server has marked this flow run as crashed (%s), but the flow run is alive and continues",
+            state.message,
+        )
         client.set_flow_run_state(flow_run.id, Running(message="was called vanished, but is alive"), force=True)
 
 

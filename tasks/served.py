@@ -43,7 +43,7 @@ def _remembered() -> Iterator[None]:
     except ObjectNotFound as error:
         raise RunStopped(
             "Prefect's server no longer knows this flow run: its database was lost, or a person deleted the flow run",
-            hint="the same command continues what this one has begun; make up makes a new database on this machine",
+            hint="start the same command again, which continues the run; make up makes a new database on this machine",
         ) from error
 
 

@@ -62,7 +62,7 @@ def pin(run: str, commit: str, /, *, off: Flag = False) -> None:
         print(f"commit {found.number} ({found.path}) is no longer pinned")
         return
     journal.pin(found.number)
-    print(f"commit {found.number} ({found.path}) is pinned; --off undoes it")
+    print(f"commit {found.number} ({found.path}) is pinned: it is never pruned; --off unpins it")
 
 
 @app.command

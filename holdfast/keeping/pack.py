@@ -197,7 +197,7 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
     while not _is_at_end(header := _read_header(tar)):
         run, name, size_bytes = header
         if run != journal.run or name not in waiting:
-            raise Damage(f"{run}/{name} is not part of this checkpoint, or is there twice")
+            raise Damage(f"{run}/{name} is not part of this packed checkpoint, or the file has it twice")
         waiting.remove(name)
         if name in files:
             _copy(tar, journal.place, name, size_bytes, files[name])

@@ -121,7 +121,7 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
     if saved is None:
         raise RecordDamaged(
             f"the settings that commit {newest.number} was trained with are lost: configs/ has none that can be read",
-            hint="train the run with exactly the settings that it had; it refuses any others",
+            hint="train with exactly the settings that the run had; it refuses any others",
         )
     return saved
 

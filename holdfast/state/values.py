@@ -138,7 +138,7 @@ class _Container(_Adapter):
             raise RecipeError(
                 f"run.keep({self._name}=...): it has {items.objects} objects with a state_dict now, and had "
                 f"{self.originals.objects} when it was kept: a run that resumes has no object for the others",
-                hint="put their states into it: league.append(copy.deepcopy(model.state_dict()))",
+                hint="put the objects' states into the container: league.append(copy.deepcopy(model.state_dict()))",
             )
         self.originals.drop()
         return state

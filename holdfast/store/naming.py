@@ -62,7 +62,7 @@ def _rename_once(file: int, temp: str, name: str, folder: int, where: str) -> No
         raise StoreDenied(
             f"can't write {name} in {where}: its file system has neither hard links nor a rename that replaces "
             "nothing, and so can't create a name once",
-            hint="give a folder on a file system that has one of them (ext4, xfs, tmpfs, NFS, vfat), or a bucket",
+            hint="give a folder on ext4, xfs, tmpfs, NFS or vfat, or a bucket",
         ) from None
 
 

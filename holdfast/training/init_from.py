@@ -82,12 +82,12 @@ def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...])
     taken = {name: value for name, value in saved.items() if not any(_is_below(name, prefix) for prefix in reset)}
     for name in sorted(taken.keys() ^ (own.keys() - kept_own)):
         lacks = "the checkpoint" if name in own else "the recipe's model"
-        raise ConfigError(f"init_from: {lacks} has no {name}", hint=f'reset = ["{name}"] leaves it as it is built')
+        raise ConfigError(f"init_from: {lacks} has no {name}", hint=f'reset = ["{name}"] keeps its first values')
     for name, value in taken.items():
         if own[name].shape != value.shape:
             raise ConfigError(
                 f"init_from: {name} is {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model",
-                hint=f'reset = ["{name}"] leaves it as it is built',
+                hint=f'reset = ["{name}"] keeps its first values',
             )
     return {**own, **taken}
 
@@ -117,7 +117,7 @@ def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) 
     if unknown := sorted(moments.keys() - set(names)):
         raise ConfigError(
             f"init_from.load_optimizer: the optimizer has no parameter {unknown[0]}",
-            hint=f'reset = ["{unknown[0]}"] leaves it out; load_optimizer = false begins with a fresh optimizer',
+            hint=f'reset = ["{unknown[0]}"] skips this parameter; load_optimizer = false begins with a fresh optimizer',
         )
     return {**own, "state": {number: moments[name] for number, name in enumerate(names) if name in moments}}
 

@@ -185,7 +185,7 @@ def snapshot(training: Training) -> Callable[[], None]:
         if _describe_large(training) != large:
             raise RecipeError(
                 "the code at an epoch's beginning changes weights, and runs again when the run resumes in the epoch",
-                hint="move it to the epoch's end, after the inner loop",
+                hint="move that code to the epoch's end, after the inner loop",
             )
         put_back_extras()
         for scheduler, state in zip(training.schedulers, schedulers, strict=True):

@@ -123,8 +123,8 @@ def test_an_audit_refuses_a_start_that_was_pruned_or_is_no_ancestor(
     of_no_ancestor = "commit 3 of run 'toy' doesn't continue from that commit"
     pruned = "of run 'toy' can't be replayed: commit 1 was pruned"
     for number, start, error, hint in (
-        ("3", "3", f"--from 3: {of_no_ancestor}", "a commit before 3, or 0 for the beginning"),
-        ("3", "9", f"--from 9: {of_no_ancestor}", "a commit before 3, or 0 for the beginning"),
+        ("3", "3", f"--from 3: {of_no_ancestor}", "give an ancestor of commit 3, or 0 for the beginning of the run"),
+        ("3", "9", f"--from 9: {of_no_ancestor}", "give an ancestor of commit 3, or 0 for the beginning of the run"),
         ("3", "1", f"commit 3 {pruned}", "use --from 0, the beginning of the run"),
         ("4", "1", f"commit 4 {pruned}", "begin with the oldest checkpoint that is left: --from 3"),
     ):

@@ -96,7 +96,7 @@ def test_a_rehearsed_run_says_so_in_a_line(run: PoolRun, reference: Reference) -
     (summary,) = run.pool.artifacts(train["id"])
     assert "continues exactly: rehearsed at step 4" in summary["data"]
     (attempt,) = run.attempts()
-    line = "rehearsed: new ranks trained steps 5-8 from commit 1 as these did"
+    line = "rehearsed: new ranks trained steps 5-8 from commit 1 exactly as the running ranks did"
     await_true(lambda: line in run.pool.logs(attempt["id"]), f"the attempt did not log: {line}", ENDS_WITHIN_S)
     assert not re.search(r"died|killed|new ranks go on", run.pool.logs(attempt["id"]))
 

@@ -113,7 +113,8 @@ def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[s
         return fitting[0]
     known = ", ".join(sorted(sources)) or "none besides"
     raise ConfigError(
-        f"which of the source's optimizers ({known}) is {name}?", hint=f"--map {next(iter(sources), 'OLD')}={name}"
+        f"it isn't clear which of the source's optimizers ({known}) is {name}",
+        hint=f"--map {next(iter(sources), 'OLD')}={name}",
     )
 
 
@@ -155,7 +156,7 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
             raise ConfigError(
                 f"the source's {misfit} of {own_name} is {tuple(state[misfit].shape)}, and the parameter is "
                 f"{tuple(parameter.shape)}",
-                hint="are the parameters in another order? Let the source's optimizer name them, or leave it out: "
+                hint="the parameters may be in another order: let the source's optimizer name them, or leave it out: "
                 f"--map {name}=",
             )
         if whole := _find_whole_numbers(part, state):

@@ -205,7 +205,7 @@ class _Into:
             return
         if len(own) != len(sources):
             raise ConfigError(
-                f"the run has {counted(len(own), 'scheduler')}, and the source {len(sources)}: {', '.join(sources)}",
+                f"the run has {counted(len(own), 'scheduler')}, but the source {len(sources)}: {', '.join(sources)}",
                 hint="--map NAME= leaves one of them out",
             )
         for name, scheduler in self._pair_schedulers():
@@ -241,7 +241,7 @@ class _Into:
             if len(fitting) != 1:
                 known = fitting or left
                 raise ConfigError(
-                    f"which of the source's schedulers ({', '.join(sorted(known))}) is {name}?",
+                    f"it isn't clear which of the source's schedulers ({', '.join(sorted(known))}) is {name}",
                     hint=f"--map {known[0]}={name}; the run's are {', '.join(names)}",
                 )
             self.notes.append(f"scheduler {name}: {fitting[0]} of the source, by its settings")

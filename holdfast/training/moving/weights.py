@@ -86,9 +86,9 @@ def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor
     elif fitting:
         raise ConfigError(
             f"the weights of {', '.join(sorted(fitting))} fit the names of {name or 'the model'} alike",
-            hint=f"say which it is: --map {max(fitting)}={name}"
+            hint=f"say which weights to take: --map {max(fitting)}={name}"
             if name
-            else f"leave others out: --map {max(fitting)}=",
+            else f"leave the other weights out: --map {max(fitting)}=",
         )
     else:
         nearest = name if name in modules else max(modules, key=lambda key: _count_common(own, modules[key]))
@@ -181,7 +181,7 @@ def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list
         if other != name and not torch.equal(weights[other], value):
             raise ConfigError(
                 f"{other} and {name} are one weight in the model, and two different ones in the source",
-                hint=f"untie them in the recipe, or leave one out: --map {other}=",
+                hint=f"untie the two in the recipe, or leave one out: --map {other}=",
             )
         if built.dtype != value.dtype:
             kinds = value.dtype, built.dtype

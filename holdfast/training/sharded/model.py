@@ -133,7 +133,7 @@ def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> di
             first, names = tied[0], " and ".join(tied)
             raise ConfigError(
                 f"parallelize has untied {names}: each would be trained as a parameter of its own",
-                hint=f"after parallelize_module, tie them again: assign the parameter {first} to {name}",
+                hint=f"after parallelize_module, tie the parameters again: assign the parameter {first} to {name}",
             )
     return {key: each for key, each in found.items() if id(each) != key}
 
@@ -181,9 +181,7 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
             parallelize(model, mesh)
         except UserWarning as warning:
             problem = re.sub(r"(?s) on module.*|:.*", "", str(warning))  # without torch's print of the whole module
-            raise ConfigError(
-                f"parallelize: {problem}", hint="model.named_modules() has the names for a plan"
-            ) from None
+            raise ConfigError(f"parallelize: {problem}", hint="give the plan names of model.named_modules()") from None
     whole = [name for name, each in model.named_parameters() if each.requires_grad and not is_sharded(each)]
     if whole:
         raise ConfigError(

@@ -85,7 +85,7 @@ def test_a_run_that_continues_exactly_is_rehearsed_and_ends_on_the_same_bytes(
     assert commits_of(rehearsed)[-1].verdict == "continues exactly: rehearsed at steps 8, 16, 24"
     assert {commit.verdict for commit in commits_of(plain)} == {'not rehearsed: proof.rehearse = "off"'}
     lines = [each.message for each in caplog.records if each.message.startswith("rehearsed")]
-    assert lines[0] == "rehearsed: new ranks trained steps 9-12 from commit 1 as these did"
+    assert lines[0] == "rehearsed: new ranks trained steps 9-12 from commit 1 exactly as the running ranks did"
     assert len(lines) == 3
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert verify_run(Journal(open_store(rehearsed.store), "run")).problems == []
@@ -121,7 +121,9 @@ def test_the_index_of_a_loop_is_named_where_a_commit_lies_inside_an_epoch(tmp_pa
     with pytest.raises(Inexact) as caught:
         live(make_config(tmp_path / "inside", "indexed", BESIDE, **inside))
     assert "first in step 6: lrs, optimizer, model" in caught.value.message
-    assert re.search(r"forgetting.py:\d+: enumerate\(run.batches\(...\)\) .*: it begins anew", caught.value.message)
+    assert re.search(
+        r"forgetting.py:\d+: enumerate\(run.batches\(...\)\) .*: the iterator begins anew", caught.value.message
+    )
     assert "step.number" in caught.value.message
     live(make_config(tmp_path / "numbered-inside", "numbered", BESIDE, **inside))
 

@@ -283,7 +283,7 @@ def test_a_pinned_checkpoint_stays_until_it_is_unpinned(
     run: str, capsys: pytest.CaptureFixture[str], which: str
 ) -> None:
     assert run_app(app, ["pin", run, which]) == 0
-    assert capsys.readouterr().out == "commit 1 (epoch-0001) is pinned; --off undoes it\n"
+    assert capsys.readouterr().out == "commit 1 (epoch-0001) is pinned: it is never pruned; --off unpins it\n"
     assert run_app(app, ["prune", run]) == 0
     assert "epoch-0001  (pinned)" in capsys.readouterr().out
     assert run_app(app, ["pin", run, which, "--off"]) == 0
@@ -516,7 +516,9 @@ def test_plan_replays_traces_and_puts_the_best_pool_first(tmp_path: Path, capsys
     assert run_app(app, ["plan", run, "--trace", str(mine), "--trace", dense]) == 0
     shown = capsys.readouterr().out
     assert "trace     mine, from my pool\n          1 node, 2 preemptions, one in 0.956 h" in shown
-    assert re.search(r"notice    of 30 s adds \d\.\d\d% if 90% of losses have one; a last save needs 10 s\n", shown)
+    assert re.search(
+        r"notice    of 30 s adds \d\.\d\d% if 90% of losses are announced; a last save needs 10 s\n", shown
+    )
     *_, first, second = shown.splitlines()
     assert (first.split()[0], second.split()[0]) == ("pccheck/gcp-a100-g16", "mine")
     assert run_app(app, ["plan", run, "--trace", "none"]) == 1

@@ -40,7 +40,7 @@ def test_nodes_rehearse_together(nodes: Nodes, undisturbed: str) -> None:
         nodes.start(node, "--set", "proof.rehearse=first")
     assert nodes.wait(0) == 0, nodes.said(0)
     assert nodes.wait(1) == 0, nodes.said(1)
-    assert "rehearsed: new ranks trained steps 9-12 from commit 1 as these did" in nodes.said(0)
+    assert "rehearsed: new ranks trained steps 9-12 from commit 1 exactly as the running ranks did" in nodes.said(0)
     assert nodes.list_commits()[LONG_STEPS] in undisturbed
 
 

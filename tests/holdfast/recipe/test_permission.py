@@ -68,9 +68,9 @@ def test_a_callable_without_the_annotation_is_no_recipe(builder: Any) -> None:
 
 def test_a_recipe_is_called_only_if_annotated(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    with pytest.raises(RecipeError, match="'os:system' is not called") as refused:
+    with pytest.raises(RecipeError, match="'os:system' is refused") as refused:
         build_recipe("os:system", {"command": f"touch {mark}"})
-    assert refused.value.hint == "annotate it: def system(...) -> Recipe, or def system(run: holdfast.Run)"
+    assert refused.value.hint == "annotate the function: def system(...) -> Recipe, or def system(run: holdfast.Run)"
     assert not mark.exists()
 
 

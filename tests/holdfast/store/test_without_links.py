@@ -110,7 +110,7 @@ def test_the_refusal_says_what_to_use(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(naming, "_renameat2", renameat2)
     with pytest.raises(StoreDenied) as caught:
         LocalStore(str(tmp_path)).create("a", b"")
-    assert "give a folder on a file system that has one of them" in caught.value.hint
+    assert "give a folder on ext4, xfs, tmpfs, NFS or vfat, or a bucket" in caught.value.hint
 
 
 @pytest.mark.usefixtures("without_links")

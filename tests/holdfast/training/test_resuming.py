@@ -261,7 +261,7 @@ def test_a_model_whose_output_has_changed_trips_the_probe(tmp_path: Path, averag
             "the saved scaler doesn't fit .* it is missing from the recipe",
         ),
         (lambda saved: saved["extras"][0].pop("average"), "the saved extra average doesn't fit .* missing"),
-        (lambda saved: saved["extras"][0].update(other={}), "the saved extra other doesn't fit .* registers none"),
+        (lambda saved: saved["extras"][0].update(other={}), "the saved extra other doesn't fit .* registers no object"),
         (lambda saved: saved["progress"].pop("step"), "the saved progress doesn't fit .* 'step'"),
     ],
 )

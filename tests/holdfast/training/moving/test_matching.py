@@ -91,7 +91,7 @@ def test_several_modules_are_matched_by_their_own_names_first() -> None:
         match_weights(own, {"maker": maker}, kept)
     with pytest.raises(ConfigError) as refused:
         match_weights(own, {"D": judge, "G": maker}, kept)
-    assert refused.value.hint == "say which it is: --map G=judge"
+    assert refused.value.hint == "say which weights to take: --map G=judge"
 
 
 def test_a_new_name_that_another_has_is_refused() -> None:
