@@ -27,7 +27,7 @@ class Health:
     Attributes:
         text: the verdict in words, and what the run waits for: short, so that no terminal cuts it.
         detail: the reason for the verdict; empty if there is none.
-        expected_s: seconds between the newest sign and the next commit, as the last chunk predicts; 0 if unknown.
+        expected_s: seconds from the newest sign of life to the next commit, as the last chunk predicts; 0 if unknown.
     """
 
     state: State

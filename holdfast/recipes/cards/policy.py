@@ -69,7 +69,7 @@ class Policy(nn.Module):
         nn.init.zeros_(self.act.bias)
 
     def begin(self, games: int) -> Tensor:
-        """Return the memories of games that begin."""
+        """Return the recurrent memories at the beginning of ``games`` games: zeros."""
         return self.act.weight.new_zeros(games, SEATS, 2, self.hidden)
 
     def step(self, seen: Tensor, seat: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -278,7 +278,10 @@ def _replace(recipe: Recipe, shards: dict[int, nn.Parameter]) -> None:
 
 
 def _cut(state: dict[str, Any], whole: nn.Parameter, shard: Any) -> dict[str, Any]:
-    """Return an optimizer's state of a parameter, sharded like it. (Adagrad has a state before the first step.)"""
+    """Return the optimizer's state of a parameter, with each tensor sharded as the parameter is.
+
+    Some optimizers, such as Adagrad, have a state before the first step.
+    """
     from torch.distributed.tensor import distribute_tensor
 
     return {
