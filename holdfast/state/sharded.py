@@ -154,7 +154,7 @@ def check_is_cut(tensor: Any, name: str) -> None:
     if any(each.is_partial() for each in tensor.placements):
         raise StateError(
             f"{name} is a partial sum, whose addends are still spread over the ranks, and can't be saved",
-            hint="tensor.redistribute(placements=[Replicate()]), or leave it out of the state",
+            hint="sum it with tensor.redistribute(placements=[Replicate()]), or leave the tensor out of the state",
         )
 
 

@@ -211,7 +211,7 @@ def translate_errors(action: str) -> Iterator[None]:
         if error.errno == errno.EISDIR:
             raise Unreadable(f"can't {action}: a folder has this name", hint="move the folder away") from None
         if error.errno in BROKEN and action.startswith(READS):
-            hint = "if it stays, holdfast quarantine RUN COMMIT REASON lets the run continue from the checkpoint before"
+            hint = "if this repeats, holdfast quarantine RUN COMMIT REASON goes back to the checkpoint before"
             raise Unreadable(
                 f"can't {action}: {error.strerror}", hint=hint if error.errno == errno.EIO else ""
             ) from error

@@ -39,7 +39,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
         if name not in extras or name not in training.recipe.extras:
             known = extras.keys() & training.recipe.extras.keys()
             raise ConfigError(
-                f"init_from.extras: {name!r} isn't both in the checkpoint and in the recipe",
+                f"init_from.extras: {name!r} is missing in the checkpoint or in the recipe",
                 hint=did_you_mean(name, known),
             )
         capturing.load(f"extra {name}", training.recipe.extras[name], extras[name])

@@ -48,7 +48,7 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
     if recipe.loss is None and not recipe.has_own_loop:
         problem, hint = "a step of its own", "return a Recipe with a loss, or leave virtual_ranks out"
     elif not sizes:
-        problem, hint = "data that it can't cut into shares", _HINTS[recipe.has_own_loop]
+        problem, hint = "data that can't be cut into shares", _HINTS[recipe.has_own_loop]
     elif uneven and uneven == sizes[0]:
         hint = f"a number that divides it: {list_divisors(uneven)}"
         problem = f"a batch of {uneven} samples in equal shares"
@@ -70,8 +70,8 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
 
 # The hint on the data that virtual ranks need, by whether the user's program is a loop of its own.
 _HINTS = {
-    False: "map-style data with a batch_size, or a DataLoader over it",
-    True: "run.batches(dataset, batch_size=...) or run.steps(loader), of a map-style dataset, and step.shares()",
+    False: "use map-style data with a batch_size, or a DataLoader over it",
+    True: "use run.batches(dataset, batch_size=...) or run.steps(loader), of a map-style dataset, and step.shares()",
 }
 
 

@@ -140,7 +140,7 @@ def test_reset_leaves_out_weights_that_only_the_checkpoint_has(tmp_path: Path) -
         (
             {},
             {"extras": ["averaeg"]},
-            "init_from.extras: 'averaeg' isn't both in the checkpoint and in the recipe",
+            "init_from.extras: 'averaeg' is missing in the checkpoint or in the recipe",
             "did you mean average?",
         ),
         ({"groups": 2}, {"load_optimizer": True}, r"groups of \[2, 6\] tensors, the saved one \[8\]", "= false"),

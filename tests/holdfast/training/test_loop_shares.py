@@ -83,8 +83,8 @@ def test_a_mistake_is_refused_at_the_users_line(tmp_path: Path, how: str, said: 
     [
         ("shares:loaded", {"batch_size": 12}, "a batch of 12 samples in equal shares"),
         ("shares:loaded", {"drop_last": False}, "a pass's last batch of 10 samples in equal shares"),
-        ("loops:nodes", {}, "data that it can't cut into shares"),
-        ("loops:plain", {}, "data that it can't cut into shares"),
+        ("loops:nodes", {}, "data that can't be cut into shares"),
+        ("loops:plain", {}, "data that can't be cut into shares"),
     ],
 )
 def test_data_that_cannot_be_cut_into_shares_is_refused(
