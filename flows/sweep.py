@@ -76,7 +76,7 @@ def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
         while waiting and len(live) < at_once:
             config = waiting.pop(0)
             live.append((config, pool.start_train(config, key=f"{runtime.flow_run.id}:{config.run}"), ProcessWatch()))
-        time.sleep(pool.POLL_EVERY_S)
+        time.sleep(pool.WATCH_EVERY_S)
         for each in list(live):
             config, flow_run, watch = each
             state = pool.refresh(flow_run, watch).state

@@ -1,4 +1,4 @@
-"""Heartbeats: every three seconds a flow run gives a sign of life, as a new label and as an event.
+"""Heartbeats: every few seconds a flow run gives a sign of life, as a new label and as an event.
 
 `tasks.pool` watches the label and judges by it (`tasks.liveness`). An automation sets a flow run without events to
 Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats come every 30 seconds at most.
@@ -9,6 +9,7 @@ vanished, it sets its state back to Running.
 
 import contextlib
 import contextvars
+import itertools
 import logging
 import secrets
 import threading
@@ -27,10 +28,13 @@ from prefect.types import KeyValueLabels
 
 from tasks.asking import TRANSIENT
 from tasks.liveness import EVERY_S
+from tasks.own_run import RECENT, SHARED_FOR_S
 
 EVENT = "holdfast.heartbeat"
 LAST_EVENT = "holdfast.heartbeat.last"
 BEAT_LABEL = "holdfast.beat"
+# A label is renewed with every second beat: it rewrites the flow run's row, and a watcher waits for ten beats.
+LABEL_BEATS = 2
 # The timeout of one request.
 BEAT_WITHIN_S = 2.0
 # Seconds to wait before each further try of a refused label. A server that opens several connections to an SQLite file
@@ -71,6 +75,7 @@ def heartbeat() -> Iterator[None]:
         done.set()
         for thread in threads:
             thread.join(2 * BEAT_WITHIN_S)
+        RECENT.forget(context.flow_run.id)
         emit_event(LAST_EVENT, resource)  # after all heartbeats; the server's own event of the end may precede them
 
 
@@ -87,9 +92,12 @@ def _renew_labels(flow_run: FlowRun, done: threading.Event) -> None:
         get_client(httpx_settings=timeout, sync_client=True) as client,
     ):
         has_told = False
-        while not done.is_set():
+        for beat in itertools.count():
+            if done.is_set():
+                return
             try:
-                renew_label(client, flow_run)
+                if beat % LABEL_BEATS == 0:
+                    renew_label(client, flow_run)
                 deny_that_it_vanished(client, flow_run)
             except Exception as error:  # an error of the server or its client must not end the heartbeat
                 if not has_told:  # a busy server may refuse many heartbeats in a row; log only the first
@@ -118,8 +126,16 @@ def renew_label(client: SyncPrefectClient, flow_run: FlowRun) -> None:
 
 
 def deny_that_it_vanished(client: SyncPrefectClient, flow_run: FlowRun) -> None:
-    """Set the current flow run back to Running if the server calls it vanished."""
+    """Set the current flow run back to Running if the server calls it vanished.
+
+    If another thread of this process has just read a state that is another one, this costs no request.
+    """
+    recent = RECENT.find(flow_run.id, SHARED_FOR_S)
+    if recent is not None and (recent[0] is None or not is_called_vanished(recent[0])):
+        return
+    asked_at = time.monotonic()
     state = client.read_flow_run(flow_run.id).state
+    RECENT.remember(flow_run.id, state, asked_at)
     if state is not None and is_called_vanished(state):
         log.warning(
             "Prefect's server has marked this flow run as crashed (%s), but the flow run is alive and continues",

@@ -29,7 +29,7 @@ from holdfast.machine.preemption import Notice
 
 # Seconds between two signs of life.
 EVERY_S = 3.0
-# Ten signs of life: a machine ten times busier than usual still gives one.
+# Ten beats, and five new labels (`tasks.heartbeat`): a machine five times busier than usual still gives one.
 LOST_AFTER_S = 10 * EVERY_S
 # Shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was already dead.
 CANCELLED_AFTER_S = 5 * EVERY_S

@@ -1,9 +1,11 @@
 """This process's own flow run: its state on the server, and a person's requests to pause or cancel it."""
 
 import contextvars
+import math
 import time
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import httpx
 from prefect.client.schemas.objects import FlowRun, State
@@ -15,10 +17,12 @@ from rich.console import Console
 from holdfast.attempt import Cause, find_ending
 from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending
 from holdfast.machine.preemption import Notice
-from tasks.liveness import Request, is_cancel
+from tasks.liveness import EVERY_S, Request, is_cancel
 
 ASK_WITHIN_S = 5.0
 ASK_AGAIN_S = 0.5
+# The heartbeat, and those who poll for a person's request, share what one of them has read this short a time ago.
+SHARED_FOR_S = 0.9 * EVERY_S
 BY_A_PERSON = "by a person"
 
 
@@ -29,8 +33,34 @@ def own_flow_run() -> FlowRun | None:
     return flow_run if flow_run and flow_run.deployment_id else None
 
 
-def read_own_state() -> State[Any] | None:
+class RecentStates:
+    """The states of this process's flow runs that were read last, and when. Threads share them."""
+
+    def __init__(self) -> None:
+        self._read: dict[UUID, tuple[State[Any] | None, float]] = {}
+
+    def remember(self, flow_run_id: UUID, state: State[Any] | None, asked_at: float) -> None:
+        """Remember a state that the server has told, and the time just before it was asked, on the monotonic clock."""
+        self._read[flow_run_id] = state, asked_at
+
+    def find(self, flow_run_id: UUID, at_most_s: float) -> tuple[State[Any] | None] | None:
+        """Return the state in a tuple if it was read this short a time ago, else None."""
+        state, asked_at = self._read.get(flow_run_id, (None, -math.inf))
+        return (state,) if time.monotonic() - asked_at < at_most_s else None
+
+    def forget(self, flow_run_id: UUID) -> None:
+        """Forget an ended flow run."""
+        self._read.pop(flow_run_id, None)
+
+
+RECENT = RecentStates()
+
+
+def read_own_state(at_most_s: float = 0.0) -> State[Any] | None:
     """Return the current flow run's state on the server; None if no worker started it, or if it was deleted.
+
+    Args:
+        at_most_s: ask the server for nothing if a thread of this process has read the state this short a time ago.
 
     Raises:
         httpx.HTTPError: the server doesn't answer.
@@ -38,11 +68,16 @@ def read_own_state() -> State[Any] | None:
     flow_run = own_flow_run()
     if flow_run is None:
         return None
+    if (found := RECENT.find(flow_run.id, at_most_s)) is not None:
+        return found[0]
+    asked_at = time.monotonic()
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), SyncClientContext.get_or_create() as context:
         try:
-            return context.client.read_flow_run(flow_run.id).state
+            state = context.client.read_flow_run(flow_run.id).state
         except ObjectNotFound:
             return None  # a person has deleted it
+    RECENT.remember(flow_run.id, state, asked_at)
+    return state
 
 
 def is_being_cancelled(within_s: float = ASK_WITHIN_S) -> bool | None:
@@ -64,11 +99,13 @@ def is_being_cancelled(within_s: float = ASK_WITHIN_S) -> bool | None:
 def raise_if_paused() -> None:
     """Raise Pause if a person has paused the current flow run. Do nothing if the server doesn't answer.
 
+    The heartbeat's last reading of the state counts, too, so that each poll costs no request.
+
     Raises:
         Pause: a person has paused it.
     """
     try:
-        state = read_own_state()
+        state = read_own_state(SHARED_FOR_S)
     except httpx.HTTPError:
         return
     if state is not None and state.is_paused():
@@ -91,9 +128,9 @@ class Asked:
         """
         context = contextvars.copy_context()
 
-        def read() -> State[Any] | None:
+        def read(at_most_s: float = 0.0) -> State[Any] | None:
             try:
-                return context.run(read_own_state)
+                return context.run(read_own_state, at_most_s)
             except httpx.HTTPError:
                 return None
 
@@ -101,7 +138,7 @@ class Asked:
         self.ending: Ending | None = None
         self._paused: State[Any] | None = None
         self._request = request = Request(read, save_within_s)
-        self.sources = [lambda: request.judge(request.read(), time.monotonic())] if self.is_on_pool else []
+        self.sources = [lambda: request.judge(read(SHARED_FOR_S), time.monotonic())] if self.is_on_pool else []
 
     def find_ending(self, cause: Cause) -> Ending:
         """Return the attempt's ending. Ask the server whether a person's pause or cancel caused it."""

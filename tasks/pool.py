@@ -5,11 +5,12 @@ also watches a flow run for signs of life (`tasks.liveness`), so that it doesn't
 """
 
 import contextlib
-import itertools
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
@@ -37,13 +38,15 @@ from holdfast.store import open_store
 from tasks.asking import ask_server
 from tasks.heartbeat import BEAT_LABEL, is_called_vanished
 from tasks.liveness import ProcessVerdict, ProcessWatch
-from tasks.own_run import raise_if_paused
+from tasks.own_run import RECENT, own_flow_run, raise_if_paused
 from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 
 log = logging.getLogger("holdfast.pool")
 
-POLL_EVERY_S = 0.5
-CHECK_OWN_STATE_EVERY = 4  # the number of polls between two checks
+# Seconds between two readings of a watched state: while it is new, and later. Two readings a second of each attempt
+# were more than half of all requests to the server.
+POLL_EVERY_S, WATCH_EVERY_S = 0.5, 2.0
+NEW_FOR_S = 10.0
 LOG_WAIT_AFTER_S = 10.0
 NEWEST_FLOW_RUNS = 50
 
@@ -131,7 +134,7 @@ def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
     """
     while True:
         try:
-            found = ask_server(lambda client: client.read_flow_run(flow_run.id))
+            found = ask_server(lambda client: _read_with_own(client, flow_run.id))
         except ObjectNotFound:
             # A person deleted the flow run, or restored the server from a backup.
             gone: State[Any] = Crashed(name="Vanished", message="Prefect's server no longer knows this flow run")
@@ -151,6 +154,24 @@ def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
     return ask_server(lambda client: client.read_flow_run(found.id))
 
 
+def _read_with_own(client: SyncPrefectClient, flow_run_id: UUID) -> FlowRun:
+    """Return a flow run. The same request reads the current flow run's state, for those of this process who poll it.
+
+    Raises:
+        ObjectNotFound: the server doesn't know the flow run.
+    """
+    own, asked_at = own_flow_run(), time.monotonic()
+    if own is None:
+        return client.read_flow_run(flow_run_id)
+    both = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id, own.id]))
+    found = {each.id: each for each in client.read_flow_runs(flow_run_filter=both)}
+    if own.id in found:
+        RECENT.remember(own.id, found[own.id].state, asked_at)
+    if flow_run_id not in found:
+        raise ObjectNotFound(KeyError(flow_run_id))
+    return found[flow_run_id]
+
+
 def find_live_attempt(config: RunConfig) -> FlowRun | None:
     """Return the newest attempt that has not ended, as far as the server knows; None if all have ended.
 
@@ -168,25 +189,43 @@ def find_live_attempt(config: RunConfig) -> FlowRun | None:
     return next((each for each in own if not is_final(each)), None)
 
 
+class Pace:
+    """The pace at which states are watched: quick while one of them is new, slow later."""
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._since = -math.inf
+
+    def choose(self, states: object, now: float) -> float:
+        """Return the seconds until the next reading.
+
+        Args:
+            states: what was read: ids of states, which differ from those of other states.
+            now: the time on the monotonic clock.
+        """
+        if states != self._seen:
+            self._seen, self._since = states, now
+        return POLL_EVERY_S if now - self._since < NEW_FOR_S else WATCH_EVERY_S
+
+
 def await_end(flow_run: FlowRun) -> FlowRun:
     """Wait until a flow run has ended or is lost, and return it. Log each cause of the flow run's own wait once.
 
     Raises:
         Pause: a person paused the current flow run, which waits.
     """
-    watch, logged, began = ProcessWatch(), "", time.monotonic()
-    for poll in itertools.count():
-        found = refresh(flow_run, watch)
-        if is_final(found):
-            return found
+    watch, logged, pace = ProcessWatch(), "", Pace()
+    began, checked_at = time.monotonic(), -math.inf
+    while not is_final(found := refresh(flow_run, watch)):
         waits_for = describe_wait(found)
         if waits_for not in ("", logged) and time.monotonic() - began > LOG_WAIT_AFTER_S:
             log.info("%s", waits_for)
             logged = waits_for
-        if poll % CHECK_OWN_STATE_EVERY == 0:
+        if time.monotonic() - checked_at >= WATCH_EVERY_S:
             raise_if_paused()
-        time.sleep(POLL_EVERY_S)
-    raise AssertionError
+            checked_at = time.monotonic()
+        time.sleep(pace.choose(found.state and found.state.id, time.monotonic()))
+    return found
 
 
 def choose_number(config: RunConfig, number: int) -> int:

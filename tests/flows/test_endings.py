@@ -21,7 +21,7 @@ from tests.support.makers import claim
 def answer(monkeypatch: pytest.MonkeyPatch, state: State[Any] | None) -> None:
     """Let the server report this state for the current flow run. None: the server doesn't answer."""
 
-    def read_own_state() -> State[Any]:
+    def read_own_state(at_most_s: float = 0.0) -> State[Any]:
         if state is None:
             raise httpx.ConnectError("nobody listens")
         return state
