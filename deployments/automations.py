@@ -23,8 +23,9 @@ from tasks.heartbeat import EVENT, LAST_EVENT
 from tasks.hooks import OVERDUE_EVENT, OVERDUE_INTERVALS
 from tasks.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
 
-# The seconds without a sign of life after which a flow run counts as lost. The server's shortest window is 10 seconds.
-LOST_AFTER_S = max(10.0, 3 * EVERY_S)
+# The seconds without a sign of life after which a flow run counts as lost: longer than `tasks.liveness.DOUBTED_FOR_S`.
+# The server's shortest window is 10 seconds.
+LOST_AFTER_S = max(10.0, 3 * EVERY_S + 1)
 ANY_STATE = "prefect.flow-run.*"
 FINAL_STATES = {f"prefect.flow-run.{name}" for name in ("Cancelled", "Completed", "Crashed", "Failed")}
 

@@ -22,13 +22,39 @@ away. A process that finds itself called vanished sets its state back (`tasks.he
 
 import enum
 import math
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast.machine.preemption import Notice
 
-# Seconds between two signs of life.
-EVERY_S = 3.0
+EVERY_VARIABLE = "HOLDFAST_HEARTBEAT_S"
+USUAL_EVERY_S = 3.0
+# With a longer interval, `CANCELLED_AFTER_S` would be longer than the usual `resume.stop_within_s`, 60 s.
+SHORTEST_S, LONGEST_S = 1.0, 10.0
+
+
+def read_interval(text: str) -> float:
+    """Return the seconds between two signs of life from the text of HOLDFAST_HEARTBEAT_S; empty for the usual ones.
+
+    Raises:
+        SystemExit: the text is no such number; this module is imported before any command can report an error.
+    """
+    try:
+        every_s = float(text or USUAL_EVERY_S)
+    except ValueError:
+        every_s = math.nan
+    if not SHORTEST_S <= every_s <= LONGEST_S:
+        sys.exit(
+            f"error: {EVERY_VARIABLE} is {text!r}, not a number of seconds from {SHORTEST_S:g} to {LONGEST_S:g}\n"
+            f"hint: unset it: by default a flow run gives a sign of life every {USUAL_EVERY_S:g} s"
+        )
+    return every_s
+
+
+# Seconds between two signs of life. All windows below, and those of the automations, grow with them.
+EVERY_S = read_interval(os.environ.get(EVERY_VARIABLE, ""))
 # Ten beats, and five new labels (`tasks.heartbeat`): a machine five times busier than usual still gives one.
 LOST_AFTER_S = 10 * EVERY_S
 # Shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was already dead.

@@ -37,7 +37,7 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from tasks.asking import ask_server
 from tasks.heartbeat import BEAT_LABEL, is_called_vanished
-from tasks.liveness import ProcessVerdict, ProcessWatch
+from tasks.liveness import EVERY_S, EVERY_VARIABLE, USUAL_EVERY_S, ProcessVerdict, ProcessWatch
 from tasks.own_run import RECENT, own_flow_run, raise_if_paused
 from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 
@@ -45,7 +45,7 @@ log = logging.getLogger("holdfast.pool")
 
 # Seconds between two readings of a watched state: while it is new, and later. Two readings a second of each attempt
 # were more than half of all requests to the server.
-POLL_EVERY_S, WATCH_EVERY_S = 0.5, 2.0
+POLL_EVERY_S, WATCH_EVERY_S = 0.5, 2 / 3 * EVERY_S
 NEW_FOR_S = 10.0
 LOG_WAIT_AFTER_S = 10.0
 NEWEST_FLOW_RUNS = 50
@@ -78,6 +78,8 @@ def start_attempt(
         ConfigError: there is no deployment for the work pool.
     """
     key = f"{config.store}/{config.run}:{number}"
+    # An attempt has to give signs of life as often as its watcher, this process, expects them.
+    agreed = {EVERY_VARIABLE: f"{EVERY_S:g}"} if EVERY_S != USUAL_EVERY_S else {}
     while True:
         try:
             flow_run = _start(
@@ -85,7 +87,7 @@ def start_attempt(
                 f"{config.run} attempt {number}",
                 f"{key}.{again}" if again else key,
                 config,
-                environment or {},
+                {**agreed, **(environment or {})},
                 number=number,
             )
         except ObjectNotFound:

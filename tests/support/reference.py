@@ -120,6 +120,8 @@ SET_BY_YOU = {
     "[SECURITY.md](../SECURITY.md#who-can-run-code) shows it",
     "HOLDFAST_ALLOWED_STORES": "the stores that runs on this machine may use: folders and URLs, separated by commas. "
     "[adding-a-store.md](adding-a-store.md) shows it",
+    "HOLDFAST_HEARTBEAT_S": "the seconds between two signs of life of a flow run, from 1 to 10, by default 3; the same "
+    "for `make up` or `deployments.setup`, and for all workers: [operating.md](operating.md#a-fleet)",
     "HOLDFAST_NODE": "the number of this node, from 0, if neither Slurm nor Kubernetes gives one: [nodes.md](nodes.md)",
     "HOLDFAST_STATE": "the folder of `make up`: its database, secret and logs. By default `~/.local/state/holdfast`",
     "HOLDFAST_WITHOUT": "optimizations to turn off, separated by commas: `buffers`, `huge pages`, `direct`, "

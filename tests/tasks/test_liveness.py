@@ -34,6 +34,7 @@ from tasks.liveness import (
     ProcessVerdict,
     ProcessWatch,
     Request,
+    read_interval,
 )
 from tasks.states import describe_turned_away, describe_wait, kind_of, state_of_lost
 
@@ -191,3 +192,14 @@ def test_a_cancel_waits_for_the_workers_signal_and_a_pause_does_not() -> None:
     assert request.state is cancelling
     assert Request(lambda: None, 25.0).judge(Cancelled(), 0.0) is not None
     assert Request(lambda: None, 25.0).judge(Paused(), 0.0) is not None
+
+
+@pytest.mark.parametrize(("text", "every_s"), [("", 3.0), ("1", 1.0), ("2.5", 2.5), ("10", 10.0)])
+def test_the_interval_of_signs_of_life_can_be_set(text: str, every_s: float) -> None:
+    assert read_interval(text) == every_s
+
+
+@pytest.mark.parametrize("text", ["0.5", "11", "nan", "ten", "-3"])
+def test_a_wrong_interval_is_one_clear_line(text: str) -> None:
+    with pytest.raises(SystemExit, match=f"HOLDFAST_HEARTBEAT_S is '{text}', not a number of seconds from 1 to 10"):
+        read_interval(text)

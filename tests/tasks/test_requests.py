@@ -153,3 +153,13 @@ def test_a_watched_attempt_is_read_seldom_once_it_runs(monkeypatch: pytest.Monke
     assert pool.await_end(flow_run).state == ended
     assert len(times) <= 600 / pool.WATCH_EVERY_S + pool.NEW_FOR_S / pool.POLL_EVERY_S
     assert times[1] - times[0] == pool.POLL_EVERY_S
+
+
+def test_an_attempt_beats_as_its_watcher_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[Any]()
+    monkeypatch.setattr(pool, "_start", lambda *given, **_: started.append(given[4]) or Mock(state=Running()))
+    config = Mock(store="runs", run="toy", where="gpu")
+    pool.start_attempt(config, 1, environment={"A": "1"})
+    monkeypatch.setattr(pool, "EVERY_S", 10.0)
+    pool.start_attempt(config, 2, environment={"A": "1"})
+    assert started == [{"A": "1"}, {"A": "1", "HOLDFAST_HEARTBEAT_S": "10"}]
