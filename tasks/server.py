@@ -6,6 +6,7 @@ standard input, and so ends with its parent, even if the parent is killed.
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import random
@@ -47,6 +48,11 @@ LASTING_PORTS = range(20_000, 32_768)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # The limit for the temporary server to write pending requests after its command has ended.
 ENDS_WITHIN_S = 5.0
+
+# A heartbeat counts for seconds, but Prefect keeps events for 7 days: a run's heartbeats of a week would take gigabytes
+# of the database. The server looks once an hour for events that are older than these seconds.
+RETENTION = "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES"
+KEPT_S = {"holdfast.heartbeat": 3600, "prefect.flow-run.heartbeat": 86_400, "prefect.artifact.updated": 86_400}
 
 log = logging.getLogger("holdfast.server")
 
@@ -100,6 +106,8 @@ def check_configured(setting: str) -> None:
 def describe_server(url: str, auth: str) -> dict[str, str]:
     """Return the environment of a Prefect server that requires a secret and lets only its own pages read answers.
 
+    It keeps heartbeats for an hour, unless this process's environment says how long the server keeps events.
+
     Args:
         url: the URL of its API.
         auth: the secret, as ``user:password``.
@@ -108,6 +116,7 @@ def describe_server(url: str, auth: str) -> dict[str, str]:
         "PREFECT_SERVER_API_AUTH_STRING": auth,
         "PREFECT_API_AUTH_STRING": auth,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url.removesuffix("/api"),
+        RETENTION: os.environ.get(RETENTION) or json.dumps(KEPT_S),
     }
 
 
