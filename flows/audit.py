@@ -1,6 +1,7 @@
 """The audit of all runs of a store: `audit`, on a schedule or from Python."""
 
 import logging
+import random
 import sys
 
 import tasks.untracked  # noqa: F401
@@ -8,7 +9,7 @@ import tasks.untracked  # noqa: F401
 from pydantic import PositiveInt
 
 from holdfast.errors import Damage, RunStopped
-from holdfast.journal import list_runs
+from holdfast.journal import Journal, list_runs
 from holdfast.proof.audit import Audit, choose_commits
 from holdfast.store import open_store
 from tasks.auditing import audit_one
@@ -18,13 +19,16 @@ log = logging.getLogger("holdfast.audit")
 
 
 @served_flow(name="audit", flow_run_name="audit {store}", retries=0, persist_result=False)
-def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict[str, list[Audit]]:
+def audit(
+    store: str, commits: PositiveInt = 1, seed: int | None = None, runs: PositiveInt | None = None
+) -> dict[str, list[Audit]]:
     """Train chunks of each run again, and compare the bytes. Write nothing but a record of each audit.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
         commits: How many commits of each run to audit, chosen at random. A run with fewer commits is audited whole.
-        seed: The seed of that choice; by default another one each time.
+        seed: The seed of these choices; by default another one each time.
+        runs: How many runs of the store to audit, chosen at random; by default all.
 
     Raises:
         Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.
@@ -33,7 +37,7 @@ def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict
     audits: dict[str, list[Audit]] = {}
     damaged: list[str] = []
     failed: list[str] = []
-    for journal in list_runs(open_store(store)):
+    for journal in choose_some(list_runs(open_store(store)), runs, seed):
         chosen = choose_commits(journal, commits, seed)
         if not chosen:
             log.info("run %s has no commit that can be replayed", journal.run)
@@ -56,6 +60,15 @@ def audit(store: str, commits: PositiveInt = 1, seed: int | None = None) -> dict
     if failed:
         raise RunStopped(f"not audited: {', '.join(failed)}")
     return audits
+
+
+def choose_some(journals: list[Journal], most: int | None, seed: int | None) -> list[Journal]:
+    """Return at most so many runs, chosen at random, in order of their names; None returns all."""
+    if most is None or len(journals) <= most:
+        return journals
+    chosen = random.Random(seed).sample(journals, most)
+    log.info("%d of %d runs are audited, chosen at random", most, len(journals))
+    return sorted(chosen, key=lambda journal: journal.run)
 
 
 if __name__ == "__main__":  # earlier versions had this command
