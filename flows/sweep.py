@@ -16,6 +16,7 @@ from flows.train import train
 from holdfast.config import KeepBest, RunConfig
 from holdfast.errors import ConfigError, HoldfastError, RunStopped
 from holdfast.journal import Commit, Journal
+from holdfast.journal.reading import read_all
 from holdfast.ledger.standing import read_standing
 from holdfast.looking.report import Gatherer, make_comparison
 from holdfast.store import open_store
@@ -46,7 +47,7 @@ def sweep(
     if pin_best and config.retention.keep_best is None:
         raise ConfigError("pin_best needs a metric", hint='retention.keep_best = {"metric": "avg_loss"}')
     failed = _train_here(configs) if config.where == "here" else _train_on_pool(configs, at_once)
-    rows = [_make_row(each, grid) for each in configs]
+    rows = read_all(_make_row, configs, [grid] * len(configs))
     if pin_best and config.retention.keep_best is not None and not failed:
         mark_pinned(rows, pin_best_commit(configs, config.retention.keep_best))
     create_table_artifact(rows, f"{key_of(config.run)}-sweep", f"sweep of {config.run}")
@@ -92,7 +93,7 @@ def write_report(config: RunConfig, configs: list[RunConfig]) -> None:
     store = open_store(config.store)
     journals = [journal for each in configs if (journal := Journal(store, each.run)).exists()]
     try:
-        page = make_comparison([Gatherer(journal).gather() for journal in journals])
+        page = make_comparison(read_all(lambda journal: Gatherer(journal).gather(), journals))
         store.replace(f"{config.run}-sweep.html", page.encode())
     except HoldfastError as error:  # a missing report doesn't harm the runs
         log.warning("the report of the sweep can't be written: %s", error)

@@ -5,7 +5,7 @@ import signal
 import sys
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 from holdfast import __version__
 from holdfast.config import DEFAULT_STORE
@@ -24,6 +24,8 @@ app = App(
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Set = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
 TrustRecords = Annotated[bool, Parameter(name="--trust-records", negative="", show_default=False)]
+# How many runs of a store to show; None for the command's usual number.
+Limit = Annotated[int | None, Parameter(name="--limit", validator=validators.Number(gte=1), show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 
 

@@ -12,11 +12,12 @@ from cyclopts import Parameter
 from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
 from holdfast.checkpoint.shown import SUFFIXES, list_shown, read_newest
-from holdfast.cli.app import Flag, Json, app, print_json
+from holdfast.cli.app import Flag, Json, Limit, app, print_json
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
-from holdfast.journal import Journal, find_certified, find_runs, seconds_of
+from holdfast.journal import MOST_SHOWN, Journal, choose_runs, find_certified, seconds_of
 from holdfast.journal.finding import find_best_commit, open_journal
+from holdfast.journal.reading import read_all
 from holdfast.journal.signature import load_trusted_key
 from holdfast.keeping.verification import CheckedCheckpoint, verify_run
 from holdfast.ledger.standing import Standing, read_standing
@@ -27,36 +28,45 @@ from holdfast.terminal.bar import Bar, open_console
 from holdfast.terminal.columns import align, tabulate
 
 
-def print_runs(store: str, *, json: bool) -> int:
+def print_runs(store: str, *, json: bool, most: int | None = None) -> int:
     """Print the runs of a store, and return the exit code.
 
     Args:
         json: print JSON.
+        most: print only this many runs, the newest first; by default `MOST_SHOWN`, and in JSON all.
     """
     found = open_store(store)
     # The suffix "/." matches only a folder, and os.access raises no error for a name that is too long.
     if store != DEFAULT_STORE and isinstance(found, LocalStore) and not os.access(f"{found.root}/.", os.F_OK):
         raise RunUnknown(f"there is no store {store}", hint="a store is a folder or URL that holds runs")
+    chosen = choose_runs(found, most or (None if json else MOST_SHOWN))
     standings: list[Standing] = []
     failed: list[HoldfastError] = []
-    for journal in find_runs(found):
-        try:
-            standings.append(read_standing(journal))
-        except (Damage, StoreDenied, WrongUse) as error:  # one run that can't be read must not hide the others
-            failed.append(error)
-            print(f"run {journal.run}: {error}", file=sys.stderr)
+    for journal, standing in zip(chosen.journals, read_all(_try_standing, chosen.journals), strict=True):
+        if isinstance(standing, Standing):
+            standings.append(standing)
+        else:  # one run that can't be read must not hide the others
+            failed.append(standing)
+            print(f"run {journal.run}: {standing}", file=sys.stderr)
     exit_codes = {error.exit_code for error in failed}
     exit_code = Damage.exit_code if Damage.exit_code in exit_codes else max(exit_codes, default=0)
     if json:
         print_json([standing.model_dump() for standing in standings])
-        return exit_code
-    if not standings and not failed:
+    elif not standings and not failed:
         print(f"no runs in {store}")
-        return 0
-    if standings:
+    elif standings:
         heads = ("run", "complete", "step", "epoch", "commit", "attempts", "loss", "checkpoint")
         print("\n".join(tabulate([heads, *map(_summarize, standings)], has_numbers=False)))
+    if chosen.note:
+        print(f"{chosen.note}; --limit {chosen.count} shows all", file=sys.stderr)
     return exit_code
+
+
+def _try_standing(journal: Journal) -> Standing | HoldfastError:
+    try:
+        return read_standing(journal)
+    except (Damage, StoreDenied, WrongUse) as error:
+        return error
 
 
 def _summarize(standing: Standing) -> tuple[str, ...]:
@@ -78,6 +88,7 @@ def show_command(
     /,
     *,
     store: str = DEFAULT_STORE,
+    limit: Limit = None,
     save: Path | None = None,
     json: Json = False,
 ) -> int:
@@ -86,11 +97,12 @@ def show_command(
     Args:
         run: <store>/<run>, or the name of a run in the default store. Without it, list the runs of a store.
         store: The folder or URL whose runs to list.
+        limit: How many runs to list, the newest first. By default a list shows 100, and JSON all.
         save: A folder to write all these texts and pictures to, a file each.
         json: Print JSON.
     """
     if run is None:
-        return print_runs(store, json=json)
+        return print_runs(store, json=json, most=limit)
     journal = open_journal(run)
     standing = read_standing(journal)
     files = _save_shown(journal, save) if save else 0

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast.cli.app import app
+from holdfast.cli.app import Limit, app
 from holdfast.errors import RunUnknown, StoreError, WrongUse
-from holdfast.journal import Journal
+from holdfast.journal import MOST_SHOWN, Journal, choose_runs
 from holdfast.journal.finding import open_journal
 from holdfast.store import Store, open_store
 from holdfast.store.local import LocalStore
@@ -22,12 +22,14 @@ DEFAULT_FILE = "report.html"
 def report(
     *what: Annotated[str, Parameter(name="RUN")],
     out: Annotated[str, Parameter(name=["--out", "-o"])] = DEFAULT_FILE,
+    limit: Limit = None,
 ) -> int:
     """Draw a run as one HTML page that needs no network. Several runs are drawn over each other; a store as an index.
 
     Args:
         what: <store>/<run>, one or several; or a store, a folder or URL that holds runs.
         out: The file to write.
+        limit: How many runs of a store the index has, the newest first. By default 100.
     """
     # Imported here, because this imports numpy, which takes time.
     from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows
@@ -37,10 +39,13 @@ def report(
     path = Path(out).absolute()
     store = _find_store(what)
     if store is not None:
-        rows = read_rows(store)
-        page = make_index(store, rows, _find_way(path.parent, store))
+        chosen = choose_runs(store, limit or MOST_SHOWN)
+        rows = read_rows(chosen)
+        page = make_index(store, rows, _find_way(path.parent, store), note=chosen.note)
         problems = [f"run {row.run}: {row.problem}" for row in rows if row.problem]
         shown = counted(len(rows), "run")
+        if chosen.note:
+            print(f"{chosen.note}; --limit {chosen.count} draws all", file=sys.stderr)
     else:
         histories = [Gatherer(open_journal(each)).gather() for each in what]
         page = make_page(histories[0]) if len(histories) == 1 else make_comparison(histories)

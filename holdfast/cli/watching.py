@@ -1,13 +1,14 @@
 """The command `watch`: a live view of a run, or of all runs of a store."""
 
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from holdfast.cli.app import app
+from holdfast.cli.app import Limit, app
 from holdfast.errors import WrongUse
-from holdfast.journal import Journal
+from holdfast.journal import MOST_SHOWN, Journal
 from holdfast.journal.finding import open_place
 from holdfast.looking.watching import RunReader, StoreReader, follow, show_live
 
@@ -15,7 +16,9 @@ SHORTEST_S = 0.2
 
 
 @app.command(name="watch", usage="Usage: holdfast watch RUN | STORE")
-def watch_command(place: str, /, *, every: Annotated[float, Parameter(name="--every")] = 2.0) -> int:
+def watch_command(
+    place: str, /, *, every: Annotated[float, Parameter(name="--every")] = 2.0, limit: Limit = None
+) -> int:
     """Watch a run, or all runs of a store, as they train: anywhere the store can be read, without writing to it.
 
     On a terminal, show a live view until you press q. Elsewhere, print a line for each commit, and end when the run is
@@ -26,12 +29,15 @@ def watch_command(place: str, /, *, every: Annotated[float, Parameter(name="--ev
     Args:
         place: <store>/<run>, or a store.
         every: Seconds between two polls.
+        limit: How many runs of a store to watch, the newest first, and those that begin meanwhile. By default 100.
     """
     if not every >= SHORTEST_S:
         raise WrongUse(f"--every {every:g}: expected at least {SHORTEST_S} seconds")
     found = open_place(place)
-    reader = RunReader(found) if isinstance(found, Journal) else StoreReader(found)
+    reader = RunReader(found) if isinstance(found, Journal) else StoreReader(found, limit or MOST_SHOWN)
     reader.begin()
+    if isinstance(reader, StoreReader) and reader.note:
+        print(f"{reader.note}; --limit watches more", file=sys.stderr)
     console = Console(highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         show_live(reader, console, every)

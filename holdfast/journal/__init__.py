@@ -2,7 +2,7 @@
 
 from holdfast.journal.audits import find_certified, list_audits, record_audit
 from holdfast.journal.configs import find_conflict, read_given
-from holdfast.journal.journal import Journal, find_runs, list_runs
+from holdfast.journal.journal import Journal
 from holdfast.journal.links import broken_links
 from holdfast.journal.records import (
     FOLDER,
@@ -39,8 +39,12 @@ from holdfast.journal.records import (
     shown_name,
     signature_name,
 )
+from holdfast.journal.runs import MOST_SHOWN, ChosenRuns, choose_runs, find_runs, list_runs
 
 __all__ = [
+    "MOST_SHOWN",
+    "ChosenRuns",
+    "choose_runs",
     "FOLDER",
     "MAX_RECORD_BYTES",
     "REPORT",

@@ -22,9 +22,7 @@ from holdfast.errors import (
     NoVerifiedCheckpoint,
     RecordDamaged,
     RunGone,
-    StoreDenied,
     Superseded,
-    Unreadable,
     WrongUse,
 )
 from holdfast.journal.endings import Ending
@@ -498,26 +496,3 @@ class Journal(RunFolder):
             with contextlib.suppress(NameTaken):  # another process was faster
                 self.store.create(record_name("index", number), record.to_bytes())
                 return
-
-
-def find_runs(store: Store) -> Iterator[Journal]:
-    """Yield the journals of a store's runs, in order of their names.
-
-    A folder that can't be read may be a run, and is yielded, too: a caller that reads it meets the error, and can go on
-    with the next run.
-    """
-    for name in store.list():
-        journal = Journal(store, name)
-        is_run = True
-        with contextlib.suppress(StoreDenied, Unreadable):
-            is_run = journal.exists()
-        if is_run:
-            yield journal
-
-
-def list_runs(store: Store) -> list[Journal]:
-    """Return the journals of a store's runs, in order of their names; log a warning if there are none."""
-    journals = list(find_runs(store))
-    if not journals:
-        log.warning("there are no runs in %s", store.url)
-    return journals

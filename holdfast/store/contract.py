@@ -46,9 +46,11 @@ class Store(abc.ABC):
 
     Attributes:
         url: the folder's path or URL, as the user writes it.
+        is_disk: whether the storage is this machine's file system, where a request takes microseconds.
     """
 
     url: str
+    is_disk = False
 
     @abc.abstractmethod
     def inside(self, folder: str) -> "Store":

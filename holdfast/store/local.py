@@ -26,6 +26,8 @@ class LocalStore(Store):
     The folder itself may be a symbolic link. Symbolic links, pipes and devices inside it are refused.
     """
 
+    is_disk = True
+
     def __init__(self, path: str, *, makes_root: bool = True) -> None:
         self.root = Path(path).expanduser().absolute()
         self.url = str(self.root)

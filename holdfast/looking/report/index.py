@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import HoldfastError, NameMissing, RecordDamaged, Unreadable
-from holdfast.journal import REPORT, Commit, Journal, find_runs
+from holdfast.journal import REPORT, ChosenRuns, Commit, Journal
 from holdfast.journal.reading import read_all
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.looking.report.markup import Markup, element, section, table_of
@@ -16,8 +16,8 @@ from holdfast.looking.report.page import wrap
 from holdfast.looking.report.sections import show_all_problems
 from holdfast.store import Store
 
-# The most commits whose losses a sparkline has.
-SPARKS = 64
+# The most commits whose losses a sparkline has, each a request; the fewest; and those of a whole index, about.
+SPARKS, LEAST_SPARKS, ALL_SPARKS = 64, 8, 2000
 WIDTH, HEIGHT = 160, 30
 
 
@@ -41,19 +41,21 @@ class Row:
     has_page: bool = False
 
 
-def read_rows(store: Store) -> list[Row]:
-    """Return a row for each run of a store, in order of their names. A damaged run hides no other."""
-    return read_all(_read_row, find_runs(store))
+def read_rows(chosen: ChosenRuns) -> list[Row]:
+    """Return a row for each of these runs of a store, in their order. A damaged run hides no other."""
+    count = len(chosen.journals)
+    sparks = min(SPARKS, max(LEAST_SPARKS, ALL_SPARKS // max(1, count)))
+    return read_all(_read_row, chosen.journals, [sparks] * count)
 
 
-def _read_row(journal: Journal) -> Row:
+def _read_row(journal: Journal, sparks: int) -> Row:
     has_page = False
     try:
         has_page = journal.store.exists(REPORT)
         standing = read_standing(journal)
     except HoldfastError as error:
         return Row(journal.run, problem=str(error), has_page=has_page)
-    commits = _choose_commits(journal)
+    commits = _choose_commits(journal, sparks)
     losses = tuple(commit.shown_loss for commit in commits)
     return Row(journal.run, standing, losses, commits[-1].created_at if commits else "", has_page=has_page)
 
@@ -61,24 +63,25 @@ def _read_row(journal: Journal) -> Row:
 def read_loss_curve(journal: Journal) -> list[tuple[int, float | None]]:
     """Return step and mean loss of some of a run's commits that count, evenly chosen, in the order of their steps."""
     quarantined = set(journal.numbers("quarantine"))
-    commits = [commit for commit in _choose_commits(journal) if commit.number not in quarantined]
+    commits = [commit for commit in _choose_commits(journal, SPARKS) if commit.number not in quarantined]
     return [(commit.step, commit.shown_loss) for commit in sorted(commits, key=lambda each: each.step)]
 
 
-def _choose_commits(journal: Journal) -> list[Commit]:
-    """Return at most `SPARKS` commits of a run, evenly chosen, and the newest, as far as they can be read."""
+def _choose_commits(journal: Journal, most: int) -> list[Commit]:
+    """Return at most so many commits of a run, evenly chosen, and the newest, as far as they can be read."""
     numbers = journal.numbers("commits")
     commits = []
-    for number in dict.fromkeys([*numbers[:: max(1, math.ceil(len(numbers) / SPARKS))], *numbers[-1:]]):
+    for number in dict.fromkeys([*numbers[:: max(1, math.ceil(len(numbers) / most))], *numbers[-1:]]):
         with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):
             commits.append(journal.read_commit(number))
     return commits
 
 
-def make_index(store: Store, rows: Sequence[Row], place: str = "", now: float | None = None) -> str:
+def make_index(store: Store, rows: Sequence[Row], place: str = "", now: float | None = None, *, note: str = "") -> str:
     """Return the index of a store as HTML.
 
     Args:
+        note: which of the store's runs the rows are; empty if they are all.
         place: the path from the page's folder to the store, for links to the runs' own reports; empty for no links.
     """
     problems = [f"{row.run}: {row.problem}" for row in rows if row.problem]
@@ -87,7 +90,7 @@ def make_index(store: Store, rows: Sequence[Row], place: str = "", now: float | 
     if rows:
         body = element("tbody", *(_make_row(row, place) for row in rows))
         listed = table_of(heads, body, "A click on a heading sorts", "rows sortable")
-        body = section("Runs", "runs", listed)
+        body = section("Runs", "runs", Markup(element("p", f"{note}.") + listed) if note else listed)
     whole = Markup(show_all_problems(problems, "holdfast verify RUN") + body)
     now = time.time() if now is None else now
     return wrap(f"{len(rows)} runs", store.url, whole, {"runs": [], "curves": {}, "left_out": 0}, now)

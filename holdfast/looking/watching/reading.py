@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from holdfast.checkpoint import read_metadata
 from holdfast.errors import Damage, NameMissing, RecordDamaged, RunGone, StoreDenied, WrongUse
-from holdfast.journal import AttemptRecord, Commit, Journal, find_runs, record_name, seconds_of
+from holdfast.journal import AttemptRecord, Commit, Journal, choose_runs, find_runs, record_name, seconds_of
 from holdfast.journal.reading import read_all
 from holdfast.ledger.goodput import Ledger, make_ledger
 from holdfast.ledger.plan import read_config
@@ -225,10 +225,20 @@ class RunReader:
 
 
 class StoreReader:
-    """Reads all runs of a store. Each poll lists every run once; some polls also list the store."""
+    """Reads the runs of a store. Each poll lists every run once; some polls also list the store.
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    Attributes:
+        note: which runs of the store are read; empty if they are all.
+    """
+
+    def __init__(self, store: Store, most: int | None = None) -> None:
+        """
+        Args:
+            most: read only this many runs, the newest, and those that begin later.
+        """
+        self.store, self.note = store, ""
+        self._most = most
+        self._left_out: frozenset[str] = frozenset()
         self._readers: dict[str, RunReader] = {}
         self._problems: dict[str, Seen] = {}
         self._count = 0
@@ -241,34 +251,52 @@ class StoreReader:
 
     def begin(self) -> list[Seen]:
         """Find the store's runs, and read each for the first time."""
-        self._add(find_runs(self.store))
+        chosen = choose_runs(self.store, self._most)
+        self.note, self._left_out = chosen.note, chosen.left_out
+        self._add(chosen.journals)
         return self.seen
 
+    def _find_new(self) -> bool:
+        """Look for runs that have begun: no name that is known already is looked at again."""
+        known = {*self._readers, *self._problems, *self._left_out}
+        return self._add(find_runs(self.store, [name for name in self.store.list() if name not in known]))
+
     def _add(self, journals: Iterable[Journal]) -> bool:
-        has_news = False
-        for journal in journals:
-            if journal.run not in self._readers and journal.run not in self._problems:
-                has_news = True
-                reader = RunReader(journal, recent=2, older=16, ledger_commits=0)
-                try:
-                    reader.begin()
-                    self._readers[journal.run] = reader
-                except (Damage, StoreDenied, WrongUse) as error:  # one run that can't be read must not hide the others
-                    self._problems[journal.run] = Seen(journal.run, problem=str(error))
-        return has_news
+        new = [RunReader(journal, recent=2, older=16, ledger_commits=0) for journal in journals]
+        for reader, problem in zip(new, read_all(_try_begin, new), strict=True):
+            run = reader.journal.run
+            if problem:  # one run that can't be read must not hide the others
+                self._problems[run] = Seen(run, problem=problem)
+            else:
+                self._readers[run] = reader
+        return bool(new)
 
     def poll(self) -> bool:
         """Check for new records of each run; see `RunReader.poll`."""
         self._count += 1
-        news = [self._poll_one(run, reader) for run, reader in [*self._readers.items()]]
+        readers = [*self._readers.items()]
+        news = [False]
+        for (run, _), answer in zip(readers, read_all(_try_poll, [reader for _, reader in readers]), strict=True):
+            if isinstance(answer, RunGone):
+                del self._readers[run]
+                self._problems[run] = Seen(run, problem=str(answer))
+            news.append(bool(answer))
         if self._count % NEW_RUNS_EVERY == 0:
-            news.append(self._add(find_runs(self.store)))
+            news.append(self._find_new())
         return any(news)
 
-    def _poll_one(self, run: str, reader: RunReader) -> bool:
-        try:
-            return reader.poll()
-        except RunGone as error:
-            del self._readers[run]
-            self._problems[run] = Seen(run, problem=str(error))
-            return True
+
+def _try_begin(reader: RunReader) -> str:
+    """Read a run for the first time; return why it can't be read, or an empty text."""
+    try:
+        reader.begin()
+    except (Damage, StoreDenied, WrongUse) as error:
+        return str(error)
+    return ""
+
+
+def _try_poll(reader: RunReader) -> bool | RunGone:
+    try:
+        return reader.poll()
+    except RunGone as error:
+        return error

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.journal import Journal, metrics_name
+from holdfast.journal import Journal, choose_runs, metrics_name
 from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows
 from holdfast.store import open_store
 from tests.conftest import ROOT
@@ -42,7 +42,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     hostile = Gatherer(plant(folder / "hostile")).gather()
     made = {name: make_page(history) for name, history in {**histories, "hostile": hostile}.items()}
     made["several"] = make_comparison([histories["rolled"], histories["one"], hostile])
-    made["index"] = make_index(open_store(str(store)), read_rows(open_store(str(store))), "runs")
+    made["index"] = make_index(open_store(str(store)), read_rows(choose_runs(open_store(str(store)), None)), "runs")
     for name, page in made.items():
         (folder / f"{name}.html").write_text(page, "utf-8")
     return {name: (folder / f"{name}.html").as_uri() for name in made}

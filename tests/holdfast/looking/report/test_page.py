@@ -16,7 +16,7 @@ import pytest
 import holdfast.looking.report
 from holdfast.checkpoint.shown import PNG, SVG, TEXT, Shown
 from holdfast.config import parse_config
-from holdfast.journal import Commit, Journal, metrics_name, record_name
+from holdfast.journal import Commit, Journal, choose_runs, metrics_name, record_name
 from holdfast.journal.endings import Ending
 from holdfast.looking.report import Gatherer, History, make_comparison, make_index, make_page, read_rows
 from holdfast.looking.report.commands import write_toml
@@ -107,7 +107,11 @@ def test_the_page_is_one_file_under_a_policy_that_allows_its_own_script_alone(hi
 def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
     history = Gatherer(plant(tmp_path)).gather()
     store = open_store(str(tmp_path))
-    for page in (make_page(history), make_comparison([history, history]), make_index(store, read_rows(store), "..")):
+    for page in (
+        make_page(history),
+        make_comparison([history, history]),
+        make_index(store, read_rows(choose_runs(store, None)), ".."),
+    ):
         read = Reader(page)
         assert read.names.count("script") == 2
         assert "img" not in read.names
@@ -215,7 +219,7 @@ def test_an_index_shows_each_run_and_hides_none_behind_a_damaged_one(tmp_path: P
     damaged = LongRun(tmp_path, "damaged", commits=2)
     (damaged.folder / "run.json").write_text("{}", "utf-8")
     (tmp_path / "long" / "report.html").write_text("", "utf-8")
-    rows = {row.run: row for row in read_rows(open_store(str(tmp_path)))}
+    rows = {row.run: row for row in read_rows(choose_runs(open_store(str(tmp_path)), None))}
     assert list(rows) == ["damaged", "long", "young"]
     assert rows["damaged"].problem.startswith("run.json")
     assert len(rows["long"].losses) == 30

@@ -1,0 +1,115 @@
+"""The runs of a store: all of them, or the newest of very many, in a bounded number of requests at once."""
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from holdfast.errors import NameMissing, StoreDenied, Unreadable
+from holdfast.journal.journal import Journal
+from holdfast.journal.reading import read_all
+from holdfast.store import Store
+
+# The most runs of an object store that are asked when they were written: 1,000 requests take some seconds.
+MOST_ASKED = 1000
+# The most runs that a list, an index or a view has unless a person asks for more.
+MOST_SHOWN = 100
+
+log = logging.getLogger(__name__)
+
+
+def find_runs(store: Store, names: Iterable[str] | None = None) -> Iterator[Journal]:
+    """Yield the journals of a store's runs, in order of their names.
+
+    A folder that can't be read may be a run, and is yielded, too: a caller that reads it meets the error, and can go on
+    with the next run.
+
+    Args:
+        names: the names to look at; by default all in the store.
+    """
+    journals = [Journal(store, name) for name in (store.list() if names is None else names)]
+    are_runs = read_all(_may_be_run, journals)
+    yield from (journal for journal, is_run in zip(journals, are_runs, strict=True) if is_run)
+
+
+def _may_be_run(journal: Journal) -> bool:
+    with contextlib.suppress(StoreDenied, Unreadable):
+        return journal.exists()
+    return True
+
+
+@dataclass(frozen=True)
+class ChosenRuns:
+    """Some of a store's runs, for a page or a list that has to stay short.
+
+    Attributes:
+        journals: in order of their names if they are all, else the newest first.
+        left_out: the names that were not chosen, of which some may be no runs.
+        is_by_name: whether the last by name were chosen in place of the newest.
+    """
+
+    journals: list[Journal]
+    left_out: frozenset[str] = frozenset()
+    is_by_name: bool = False
+
+    @property
+    def count(self) -> int:
+        """Return how many names there are, chosen or not."""
+        return len(self.journals) + len(self.left_out)
+
+    @property
+    def note(self) -> str:
+        """Return a sentence that says which runs were chosen; empty if they are all."""
+        if not self.left_out:
+            return ""
+        which = "the last by name" if self.is_by_name else "the newest"
+        return f"{len(self.journals):,} of {self.count:,} runs, {which}"
+
+
+def choose_runs(store: Store, most: int | None) -> ChosenRuns:
+    """Return all of a store's runs, or the newest if there are more than `most`; None chooses all.
+
+    A run is as new as its last commit. An object store is asked for that time with a request a run. Of more than
+    `MOST_ASKED` runs there, the last by name are chosen in place of the newest: they cost no request each.
+    """
+    names = store.list()
+    if most is None or len(names) <= most:
+        return ChosenRuns([*find_runs(store, names)])
+    if not store.is_disk and len(names) > MOST_ASKED:
+        chosen = _find_last(store, names, most)
+        left_out = frozenset(names) - {journal.run for journal in chosen}
+        return ChosenRuns(chosen, left_out, is_by_name=True)
+    journals = [Journal(store, name) for name in names]
+    timed = [(at, journal) for journal, at in zip(journals, read_all(_find_time, journals), strict=True) if at]
+    timed.sort(key=lambda each: each[0], reverse=True)
+    return ChosenRuns([journal for _, journal in timed[:most]], frozenset(journal.run for _, journal in timed[most:]))
+
+
+def _find_last(store: Store, names: Sequence[str], most: int) -> list[Journal]:
+    """Return the last runs by name, the last first."""
+    found: list[Journal] = []
+    end = len(names)
+    while len(found) < most and end > 0:
+        start = max(0, end - (most - len(found)))
+        found += reversed([*find_runs(store, names[start:end])])
+        end = start
+    return found
+
+
+def _find_time(journal: Journal) -> datetime | None:
+    """Return when a run was written to last; the oldest possible time if it can't be read; None if it is no run."""
+    with contextlib.suppress(StoreDenied, Unreadable):
+        for name in ("latest.json", "run.json"):
+            with contextlib.suppress(NameMissing):
+                return journal.store.modified(name)
+        return None
+    return datetime.min.replace(tzinfo=UTC)
+
+
+def list_runs(store: Store) -> list[Journal]:
+    """Return the journals of a store's runs, in order of their names; log a warning if there are none."""
+    journals = list(find_runs(store))
+    if not journals:
+        log.warning("there are no runs in %s", store.url)
+    return journals
