@@ -20,7 +20,7 @@ POSTGRES_USER = "postgres"  # the user of Debian's package
 def start_postgres(ledger: ProcessLedger) -> str:
     """Start a Postgres on the loopback interface, unless it runs already. Return its database's URL."""
     programs = find_postgres()
-    user, folder = _choose_postgres_user(ledger.folder)
+    user, folder = choose_postgres_user(ledger.folder)
     password_file = folder.with_suffix(".password")
     if not password_file.exists():
         make_secret(password_file, secrets.token_hex(16))
@@ -45,7 +45,7 @@ def start_postgres(ledger: ProcessLedger) -> str:
     return f"postgresql+asyncpg://holdfast:{password_file.read_text('utf-8')}@127.0.0.1:{port}/postgres"
 
 
-def _choose_postgres_user(state: Path) -> tuple[dict[str, Any], Path]:
+def choose_postgres_user(state: Path) -> tuple[dict[str, Any], Path]:
     """Return the user that runs Postgres, which refuses to run as root, and the data folder that this user owns."""
     if os.geteuid() != 0:
         return {}, state / "postgres"

@@ -6,6 +6,7 @@ Nothing here is a test: a ratio stands beside what it is to reach, and nothing f
 import argparse
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -16,6 +17,8 @@ from rich.console import Console
 from tests.bench import (
     agreement,
     cold,
+    crowd,
+    fleet,
     flow,
     journal,
     loop,
@@ -52,17 +55,24 @@ BENCHMARKS = [
     )
 ]
 # Those that only run if they are named.
-LONG = [preempt.BENCHMARK]
+LONG = [preempt.BENCHMARK, fleet.BENCHMARK, crowd.BENCHMARK]
 WIDTH = 200
 
 
 def main(arguments: list[str]) -> None:
     known = {benchmark.name: benchmark for benchmark in BENCHMARKS + LONG}
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="What it costs; see bench.json.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all but preempt without one")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of {', '.join(known)}; without a name, all but {', '.join(each.name for each in LONG)}",
+    )
     parser.add_argument("--full", action="store_true", help="the largest sizes everywhere, which takes minutes")
     parser.add_argument("--output", type=Path, default=Path("bench.json"), help="what isn't measured stays in it")
+    parser.add_argument("--attempts", metavar="N,...", default="", help="fleet: how many attempts, such as 50,200")
     options = parser.parse_args(arguments)
+    os.environ[fleet.ATTEMPTS_VARIABLE] = options.attempts
     if unknown := set(options.names) - known.keys():
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that folders and processes go

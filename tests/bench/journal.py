@@ -29,15 +29,15 @@ def run(full: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         rows += measure("folder", open_store(folder), COMMITS)
     over_http = COMMITS if full else COMMITS_OVER_HTTP
-    with _environment(servers.s3_server()):
+    with environment(servers.s3_server()):
         rows += measure("S3", open_store(servers.make_s3_bucket()), over_http)
-    with _environment(servers.gcs_server(GCS_PAGE)):
+    with environment(servers.gcs_server(GCS_PAGE)):
         rows += measure("GCS", open_store(servers.make_gcs_bucket()), over_http)
     return rows
 
 
 @contextlib.contextmanager
-def _environment(server: contextlib.AbstractContextManager[dict[str, str]]) -> Iterator[None]:
+def environment(server: contextlib.AbstractContextManager[dict[str, str]]) -> Iterator[None]:
     with server as environment, mock.patch.dict(os.environ, environment):
         yield
 
