@@ -1,6 +1,13 @@
 """The journal of a run: the records that decide who may write the run and which checkpoints count."""
 
-from holdfast.journal.audits import find_certified, list_audits, record_audit
+from holdfast.journal.audits import (
+    find_certified,
+    list_audits,
+    list_trainers,
+    read_newest_verdict,
+    read_verdict,
+    record_audit,
+)
 from holdfast.journal.configs import find_conflict, read_given
 from holdfast.journal.journal import Journal
 from holdfast.journal.links import broken_links
@@ -40,6 +47,7 @@ from holdfast.journal.records import (
     signature_name,
 )
 from holdfast.journal.runs import MOST_SHOWN, ChosenRuns, choose_runs, find_runs, list_runs
+from holdfast.journal.verdict import Ask, Verdict
 
 __all__ = [
     "MOST_SHOWN",
@@ -48,6 +56,7 @@ __all__ = [
     "FOLDER",
     "MAX_RECORD_BYTES",
     "REPORT",
+    "Ask",
     "AttemptRecord",
     "AuditRecord",
     "Commit",
@@ -68,6 +77,7 @@ __all__ = [
     "Record",
     "RehearsalRecord",
     "RunRecord",
+    "Verdict",
     "audit_name",
     "broken_links",
     "config_name",
@@ -78,10 +88,13 @@ __all__ = [
     "format_time",
     "list_audits",
     "list_runs",
+    "list_trainers",
     "metrics_name",
     "now",
     "read_given",
+    "read_newest_verdict",
     "read_record",
+    "read_verdict",
     "record_audit",
     "record_name",
     "seconds_of",

@@ -2,13 +2,15 @@
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Unreadable
 from holdfast.journal.journal import Journal
-from holdfast.journal.records import AuditRecord, Commit, audit_name, read_record
+from holdfast.journal.records import AttemptRecord, AuditRecord, Commit, audit_name, read_record
+from holdfast.journal.verdict import Verdict, judge_commit
 
 NAME = re.compile(r"(\d{8})-(\d{8})\.json")
+UNREADABLE = (NameMissing, RecordDamaged, Unreadable)
 
 
 def list_audits(journal: Journal) -> dict[int, list[int]]:
@@ -43,21 +45,60 @@ def find_certified(journal: Journal, commits: Iterable[Commit]) -> tuple[Commit,
     """
     audits = list_audits(journal)
     for commit in commits:
-        for number in audits.get(commit.number, ()):
-            with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):
-                audit = read_record(journal.store, AuditRecord, audit_name(commit.number, number))
+        for audit in _read_audits(journal, commit.number, audits.get(commit.number, ())):
+            with contextlib.suppress(*UNREADABLE):
                 is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
-                if is_same and audit.host not in _list_hosts(journal, commit):
+                if is_same and audit.host not in [each.host for each in list_trainers(journal, commit)]:
                     return commit, audit
     return None
 
 
-def _list_hosts(journal: Journal, commit: Commit) -> list[str]:
-    """Return the hosts whose attempts may have trained a commit.
+def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
+    """Return the attempts that may have trained a commit.
 
     Raises:
         NameMissing, RecordDamaged, Unreadable: an attempt's record can't be read.
     """
     # An adopted checkpoint was trained by the ranks of an earlier attempt, not by the attempt that commits it.
     earlier = commit.attempt - 1 if commit.why == "adopted" else commit.attempt
-    return [journal.read_attempt(number).host for number in {earlier or 1, commit.attempt}]
+    return [journal.read_attempt(number) for number in sorted({earlier or 1, commit.attempt})]
+
+
+def read_verdict(journal: Journal, commit: Commit) -> Verdict | None:
+    """Return the verdict on a commit; None if it has no audit, or its attempt's record can't be read."""
+    numbers = list_audits(journal)
+    if commit.number not in numbers:
+        return None
+    try:
+        trainers = list_trainers(journal, commit)
+    except UNREADABLE:
+        return None
+    verdict = judge_commit(commit, trainers, list(_read_audits(journal, commit.number, numbers[commit.number])))
+    if verdict.kind != "machine":
+        return verdict
+    return verdict.count_earlier(_count_agreeing(journal, {**numbers, commit.number: []}))
+
+
+def read_newest_verdict(journal: Journal) -> Verdict | None:
+    """Return the verdict on the newest commit that has an audit and counts; None if there is none."""
+    audited = list_audits(journal)
+    newest = next((each for each in journal.candidates() if each.number in audited), None) if audited else None
+    return read_verdict(journal, newest) if newest else None
+
+
+def _read_audits(journal: Journal, commit: int, numbers: Iterable[int]) -> Iterator[AuditRecord]:
+    """Yield the audits of a commit that can be read."""
+    for number in numbers:
+        with contextlib.suppress(*UNREADABLE):
+            yield read_record(journal.store, AuditRecord, audit_name(commit, number))
+
+
+def _count_agreeing(journal: Journal, audits: dict[int, list[int]]) -> int:
+    """Return how many audits of these commits ended on the commits' bytes."""
+    commits = ((journal.find_commit(number), numbers) for number, numbers in audits.items())
+    return sum(
+        audit.checkpoint_sha256 == commit.checkpoint_sha256
+        for commit, numbers in commits
+        if commit
+        for audit in _read_audits(journal, commit.number, numbers)
+    )

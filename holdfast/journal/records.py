@@ -387,6 +387,12 @@ class AuditRecord(Record):
     host: str
     environment: dict[str, Any] = Field(description="the machine, as in an attempt's record, without the code")
     created_at: Time
+    resumes: list[Annotated[int, Field(ge=0, le=MOST_STEPS)]] = Field(
+        [], description="the steps at which the run may have been resumed, but the replay trained straight on"
+    )
+    first_step: int | None = Field(None, ge=0, le=MOST_STEPS, description="the first step that differs, if one does")
+    first_differs_in: list[str] = Field([], description="what differs in that step, causes first")
+    first_tensors: list[str] = Field([], description="the first tensors that differ after that step")
 
 
 class PruneEntry(BaseModel):

@@ -97,6 +97,7 @@ TERMS = (
     ),
     Term("driver", (), "kernels come compiled with torch and CUDA"),
     Term("cpu_flags", (), "a digest, to tell machines apart; many flags don't affect computation"),
+    Term("gpu_uuids", (), "to name a GPU that computes wrongly"),
 )  # fmt: skip
 
 

@@ -136,6 +136,7 @@ def _describe_gpus(places: Places) -> dict[str, Any]:
         "gpus": [
             {"name": gpu.name, "sm": [gpu.major, gpu.minor], "sm_count": gpu.multi_processor_count} for gpu in gpus
         ],
+        "gpu_uuids": [f"GPU-{gpu.uuid}" for gpu in gpus if hasattr(gpu, "uuid")],  # as nvidia-smi names them
     }
 
 

@@ -14,7 +14,7 @@ from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, StoreError, WrongUse
 from holdfast.journal import AuditRecord, Commit, Journal, now, record_audit
-from holdfast.proof.differing import Differing, find_difference
+from holdfast.proof.differing import SHOWN_NAMES, Differing, find_difference
 from holdfast.proof.replay import (
     make_pruned_error,
     replayed,
@@ -142,6 +142,10 @@ def keep_audit(journal: Journal, audit: Audit) -> None:
         host=platform.node(),
         environment=audit.environment,
         created_at=now(),
+        resumes=audit.resumes,
+        first_step=audit.first_step,
+        first_differs_in=audit.first_differs_in[:SHOWN_NAMES],
+        first_tensors=audit.first_tensors[:SHOWN_NAMES],
     )
     try:
         record_audit(journal, record)

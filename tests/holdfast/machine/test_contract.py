@@ -29,7 +29,8 @@ EPYC: dict[str, Any] = {
     "cpu_vector": "avx avx2 f16c fma", "cpu_flags": "ab" * 32, "cpu_cache": "32K 32K 512K 32768K",
     "torch": "2.9.1+cpu", "numpy": "2.3.5", "accelerate": "1.15.0", "torchdata": "0.11.0", "cpu_capability": "AVX2",
     "mkl": "2024.2", "onednn": "3.9.1", "threads": 1, "deterministic": True,
-    "cuda": None, "cudnn": None, "nccl": "none", "driver": None, "gpus": [], "topology": None, "variables": PREAMBLE,
+    "cuda": None, "cudnn": None, "nccl": "none", "driver": None, "gpus": [], "gpu_uuids": [], "topology": None,
+    "variables": PREAMBLE,
 }  # fmt: skip
 H100_GPU = {"name": "NVIDIA H100 80GB HBM3", "sm": [9, 0], "sm_count": 132}
 EIGHT = {"nodes": 1, "gpus_per_node": 8, "links": "X NV18, NV18 X"}

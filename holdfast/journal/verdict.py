@@ -1,0 +1,312 @@
+"""The verdict on a commit that was trained several times: which machine, or whether the program, gave other bytes.
+
+Everything here is a pure function of records; `holdfast.journal.audits` reads them. The bytes that at least two hosts
+have produced are right.
+
+=====================================================================  ================================================
+the trainings of the commit's steps, its own included                  verdict
+=====================================================================  ================================================
+all end on the commit's bytes, on two hosts                            certified
+all end on the commit's bytes, on one host                             undecided: another host is asked
+some end on other bytes, on software for which none are promised       certified or undecided as without them; drift if
+                                                                       they are all that there is
+two hosts end on the same bytes, and one host alone on others          machine: that host
+two hosts end on the same bytes, and two others on others              program
+two pairs of hosts end on the same bytes each                          program
+no two hosts end on the same bytes, of two hosts                       undecided: a third host is asked, or these again
+no two hosts end on the same bytes, of two that repeat neither         program
+no two hosts end on the same bytes, of three                           program
+one host alone ends on other bytes each of three times                 program
+=====================================================================  ================================================
+
+A replay that begins before the commit's parent trains straight on where the run was resumed, and trains the parent's
+steps again, too. So it blames a machine only beside a replay that began where the other one did.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from holdfast.journal.records import AttemptRecord, AuditRecord, Commit
+
+Kind = Literal["certified", "undecided", "machine", "program", "drift"]
+
+# Trainings on one host alone that must all differ before the program is blamed: the host may be faulty itself.
+DISTINCT = 3
+_RANK = re.compile(r" of rank (\d+)")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The replay that would decide an undecided verdict.
+
+    Attributes:
+        commit: the number of the commit to replay.
+        from_commit: the commit to begin with; None for the audit's own choice.
+        answered: the hosts that have trained the steps already. Another one is asked.
+        repeat: the hosts to ask once more if there is no other one.
+    """
+
+    commit: int
+    from_commit: int | None = None
+    answered: tuple[str, ...] = ()
+    repeat: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        begin = "" if self.from_commit is None else f" --from {self.from_commit}"
+        there = f"on a host other than {', '.join(self.answered)}"
+        again = f"; if there is none, once more on {' and on '.join(self.repeat)}" if self.repeat else ""
+        return f"holdfast audit RUN --commit {self.commit}{begin} {there}{again}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on a commit; see the table above.
+
+    Attributes:
+        reason: a sentence with the hosts and what they ended with.
+        ask: the replay that decides; None unless undecided.
+        host: the faulty machine; empty unless the kind is ``machine``.
+        gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
+        repeats: whether the host gave other bytes each time that it trained; None if it trained once.
+        rank, step, component: the first difference, as far as an audit found it.
+        agreeing: the trainings that ended with the right bytes, and the run's earlier audits that did.
+        deviating: the trainings that ended with others.
+    """
+
+    kind: Kind
+    commit: int
+    reason: str
+    ask: Ask | None = None
+    host: str = ""
+    gpus: tuple[str, ...] = ()
+    repeats: bool | None = None
+    rank: int | None = None
+    step: int | None = None
+    component: str = ""
+    agreeing: int = 0
+    deviating: int = 0
+
+    @property
+    def chance(self) -> float | None:
+        """The largest probability with which a program that deviates at random looks like this faulty machine.
+
+        A program that deviates in each training with the probability q gives ``agreeing`` right and ``deviating`` other
+        results with (1 - q)^agreeing q^deviating. Its maximum is at q = deviating / (agreeing + deviating). None unless
+        the kind is ``machine``.
+        """
+        if self.kind != "machine":
+            return None
+        total = self.agreeing + self.deviating
+        return (self.agreeing / total) ** self.agreeing * (self.deviating / total) ** self.deviating
+
+    def count_earlier(self, audits: int) -> "Verdict":
+        """Return the verdict with the run's agreeing audits of other commits among the agreeing trainings."""
+        return replace(self, agreeing=self.agreeing + audits)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as a JSON object."""
+        ask = vars(self.ask) if self.ask else None
+        return vars(self) | {"ask": ask, "gpus": list(self.gpus), "chance": self.chance}
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"verdict: {self.kind}: {self.reason}", *self._list_facts()])
+
+    def _list_facts(self) -> list[str]:
+        facts = []
+        if self.kind == "machine":
+            times = {None: "it has trained the steps once", True: "it did so each time", False: "not each time"}
+            gpus = f"; GPU {', '.join(self.gpus)}" if self.gpus else ""
+            facts.append(times[self.repeats] + gpus)
+        if self.step is not None:
+            rank = "" if self.rank is None else f", rank {self.rank}"
+            facts.append(f"first in step {self.step}{rank}{f', {self.component}' if self.component else ''}")
+        if self.chance is not None:
+            facts.append(
+                f"a program that deviates at random looks like this with a probability of at most {self.chance:.2g} "
+                f"({self.agreeing} agreeing, {self.deviating} deviating)"
+            )
+        return [*facts, f"next: {self.ask}"] if self.ask else facts
+
+
+@dataclass(frozen=True)
+class _Training:
+    """One training of a commit's steps.
+
+    Attributes:
+        hosts: the machines of which one has trained; several if the records don't tell which.
+        began: the commit that it began with.
+        gpus: the UUIDs of its GPUs, in the order of the ranks.
+        audit: its record; None for the commit's own training.
+    """
+
+    hosts: frozenset[str]
+    sha256: str
+    began: int
+    gpus: tuple[str, ...]
+    audit: AuditRecord | None = None
+
+
+def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequence[AuditRecord]) -> Verdict:
+    """Return the verdict on a commit.
+
+    Args:
+        attempts: the attempts of which one has trained the commit.
+        audits: the audits of the commit. Those that the gate refused to begin are left out: they trained nothing.
+    """
+    own = _Training(
+        frozenset(each.host for each in attempts),
+        commit.checkpoint_sha256,
+        commit.parent,
+        _list_gpus(attempts[0].environment) if len({each.host for each in attempts}) == 1 else (),
+    )
+    answers = [each for each in audits if each.checkpoint_sha256]
+    drifted = [each for each in answers if each.notes and each.checkpoint_sha256 != own.sha256]
+    replays = [
+        _Training(frozenset({each.host}), each.checkpoint_sha256, each.from_commit, _list_gpus(each.environment), each)
+        for each in answers
+        if each not in drifted
+    ]
+    return _Case(commit, own, [own, *replays], drifted).judge()
+
+
+class _Case:
+    """The trainings of one commit, grouped by the bytes that they ended with."""
+
+    def __init__(
+        self, commit: Commit, own: _Training, trainings: list[_Training], drifted: Sequence[AuditRecord]
+    ) -> None:
+        self.commit, self.own, self.trainings, self.drifted = commit, own, trainings, drifted
+        self.groups: dict[str, list[_Training]] = {}
+        for each in trainings:
+            self.groups.setdefault(each.sha256, []).append(each)
+        self.right = [group for group in self.groups.values() if _count_hosts(group) > 1]
+
+    def judge(self) -> Verdict:
+        if len(self.groups) == 1:
+            return self._judge_equal()
+        if len(self.right) > 1:
+            return self._judge_two_rights()
+        if self.right:
+            return self._judge_deviating(self.right[0])
+        return self._judge_scattered()
+
+    def _judge_equal(self) -> Verdict:
+        if self.right:
+            others = sorted({host for each in self.trainings for host in each.hosts} - self.own.hosts)
+            return self._say("certified", f"{', '.join(others)} trained it to the bytes of {_name(self.own.hosts)}")
+        if self.drifted:
+            note = self.drifted[0].notes[0]
+            return self._say("drift", f"other bytes on {self.drifted[0].host}, where none are promised: {note}")
+        return self._ask(f"only {_name(self.own.hosts)} has trained it")
+
+    def _judge_two_rights(self) -> Verdict:
+        own, other = sorted(self.right, key=lambda group: self.own not in group)[:2]
+        starts = [{each.began for each in group} for group in (own, other)]
+        if self.own in own and not starts[0] & starts[1]:
+            return self._blame_start(other)
+        hosts = [_name(frozenset.union(*(each.hosts for each in group))) for group in (own, other)]
+        return self._say("program", f"not deterministic: {hosts[0]} end on one state, {hosts[1]} on another", other)
+
+    def _blame_start(self, others: list[_Training]) -> Verdict:
+        """Judge replays that agree with each other and that all began before the commit's parent."""
+        parent = self.commit.parent
+        audit = next(each.audit for each in others if each.audit)
+        resumed = audit.resumes[-1] if audit.resumes else None
+        if resumed is not None and audit.first_step is not None and audit.first_step > resumed:
+            return self._say("program", f"the resume at step {resumed} doesn't continue exactly", others)
+        return self._ask(f"the difference lies before commit {parent}, or in the resume from it", commit=parent)
+
+    def _judge_deviating(self, right: list[_Training]) -> Verdict:
+        deviating = [each for each in self.trainings if each not in right]
+        began = {each.began for each in right}
+        if lone := [each for each in deviating if each.began not in began]:
+            text = f"only replays that began with commit {_number(began)} agree; {_name(lone[0].hosts)} began elsewhere"
+            return self._ask(text, from_commit=lone[0].began)
+        guilty = frozenset.intersection(*(each.hosts for each in deviating))
+        if not guilty:
+            names = _name(frozenset.union(*(each.hosts for each in deviating)))
+            return self._say("program", f"not deterministic: {names} end on other bytes", deviating, right)
+        if len(guilty) > 1:
+            return self._ask(f"{_name(guilty, 'or')} gave other bytes, and no record says which")
+        (host,) = guilty
+        agree = _name(frozenset.union(*(each.hosts for each in right)) - guilty)
+        verdict = self._say("machine", f"{host} ended on other bytes than {agree}", deviating, right)
+        times = [each in right for each in self.trainings if each.hosts == guilty or each in deviating]
+        repeats = None if len(times) < 2 else not any(times)
+        return replace(verdict, host=host, repeats=repeats, gpus=_blame_gpus(guilty, right, deviating, verdict.rank))
+
+    def _judge_scattered(self) -> Verdict:
+        """Judge trainings that differ, with no bytes on two hosts."""
+        hosts = _count_hosts(self.trainings)
+        of_each = {host: self._list_bytes(host) for each in self.trainings for host in each.hosts}
+        astray = sorted(host for host, found in of_each.items() if len(set(found)) > 1)
+        if hosts > 2:
+            return self._say("program", "not deterministic: no two hosts end on the same bytes", self.trainings[1:])
+        if len(astray) > 1:
+            return self._say("program", f"not deterministic: {' and '.join(astray)} repeat nothing", self.trainings[1:])
+        if hosts == 1 and len(self.groups) == len(self.trainings) >= DISTINCT:
+            text = f"not deterministic: {_name(self.own.hosts)} ended on other bytes each time"
+            return self._say("program", text, self.trainings[1:])
+        repeat = tuple(sorted(host for host, found in of_each.items() if len(found) == 1))
+        said = f"{astray[0]} differs from itself" if astray else "two hosts ended on different bytes"
+        return replace(self._ask(said, repeat=repeat or tuple(astray)), **self._find_first(self.trainings[1:]))
+
+    def _list_bytes(self, host: str) -> list[str]:
+        return [each.sha256 for each in self.trainings if each.hosts == {host}]
+
+    def _say(
+        self, kind: Kind, reason: str, deviating: Sequence[_Training] = (), right: Sequence[_Training] = ()
+    ) -> Verdict:
+        first = self._find_first([*deviating, *right])
+        return Verdict(kind, self.commit.number, reason, **first, agreeing=len(right), deviating=len(deviating))
+
+    def _ask(
+        self, reason: str, *, commit: int = 0, from_commit: int | None = None, repeat: tuple[str, ...] = ()
+    ) -> Verdict:
+        answered = tuple(sorted({host for each in self.trainings for host in each.hosts}))
+        ask = Ask(commit or self.commit.number, from_commit, answered if not commit else (), repeat)
+        return Verdict("undecided", self.commit.number, reason, ask)
+
+    def _find_first(self, trainings: Sequence[_Training]) -> dict[str, Any]:
+        """Return the first difference that an audit has on record, as fields of a `Verdict`."""
+        audits = [each.audit for each in trainings if each.audit and each.sha256 != self.own.sha256]
+        audit = next((each for each in audits if each.first_step is not None), None)
+        if audit is None:
+            return {}
+        names = [*audit.first_differs_in, *audit.first_tensors]
+        rank = next((int(found[1]) for found in map(_RANK.search, names) if found), None)
+        component = _RANK.sub("", names[0]) if names else ""
+        return {"step": audit.first_step, "rank": rank, "component": component}
+
+
+def _count_hosts(trainings: Sequence[_Training]) -> int:
+    """Return on how many hosts trainings took place, at least."""
+    known = {host for each in trainings if len(each.hosts) == 1 for host in each.hosts}
+    return len(known) + any(not each.hosts & known for each in trainings)
+
+
+def _blame_gpus(
+    guilty: frozenset[str], right: Sequence[_Training], deviating: Sequence[_Training], rank: int | None
+) -> tuple[str, ...]:
+    """Return the GPUs of all deviating trainings on a host, without those that trained right; the rank's if known."""
+    good = {gpu for each in right if each.hosts == guilty for gpu in each.gpus}
+    gpus = deviating[0].gpus
+    if rank is not None and rank < len(gpus):
+        gpus = gpus[rank : rank + 1]
+    found = tuple(gpu for gpu in gpus if all(gpu in each.gpus for each in deviating))
+    return tuple(gpu for gpu in found if gpu not in good) or found
+
+
+def _list_gpus(environment: dict[str, Any]) -> tuple[str, ...]:
+    found = environment.get("gpu_uuids")
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _name(hosts: frozenset[str], word: str = "and") -> str:
+    return f" {word} ".join(sorted(hosts))
+
+
+def _number(numbers: set[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))
