@@ -3,55 +3,77 @@
 import logging
 import random
 import sys
+from collections.abc import Iterator
 
 import tasks.untracked  # noqa: F401
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
-from holdfast.errors import Damage, RunStopped
-from holdfast.journal import Journal, list_runs
+from holdfast.errors import ConfigError, Damage, RunStopped
+from holdfast.journal import Journal, Verdict, list_audits, list_runs, read_verdict
 from holdfast.proof.audit import Audit, choose_commits
 from holdfast.store import open_store
-from tasks.auditing import audit_one
+from tasks.auditing import PUT_BACK_S, ask_another, audit_one, is_for_another
 from tasks.served import served_flow
 
 log = logging.getLogger("holdfast.audit")
 
+# The audits of one commit after which no further host is asked.
+MOST_AUDITS = 8
+
 
 @served_flow(name="audit", flow_run_name="audit {store}", retries=0, persist_result=False)
 def audit(
-    store: str, commits: PositiveInt = 1, seed: int | None = None, runs: PositiveInt | None = None
+    store: str,
+    commits: PositiveInt = 1,
+    seed: int | None = None,
+    runs: PositiveInt | None = None,
+    run: str = "",
+    commit: NonNegativeInt = 0,
+    from_commit: NonNegativeInt | None = None,
+    tries: NonNegativeInt = 30,
+    is_asked: bool = False,
 ) -> dict[str, list[Audit]]:
     """Train chunks of each run again, and compare the bytes. Write nothing but a record of each audit.
+
+    If bytes differ, and the audits of the commit don't decide whether the program or a machine is the cause, a flow run
+    of the same deployment asks another host. A worker on a host that has answered puts it back for a minute, at most
+    `tries` times; then that host trains the steps once more.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
         commits: How many commits of each run to audit, chosen at random. A run with fewer commits is audited whole.
         seed: The seed of these choices; by default another one each time.
         runs: How many runs of the store to audit, chosen at random; by default all.
+        run: The only run to audit.
+        commit: The only commit of that run to audit; 0 to choose at random.
+        from_commit: The commit to begin that replay with; by default the audit chooses.
+        tries: How often a replay that another host is to make may be put back.
+        is_asked: Whether an earlier audit asks for this one. If the commit is decided meanwhile, nothing is trained.
 
     Raises:
         Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.
         RunStopped: a commit could not be audited for another reason. All others were audited.
     """
+    if (commit or from_commit is not None or is_asked) and not (run and commit):
+        raise ConfigError("commit and from_commit need each other's run and commit", hint="give run and commit")
+    if is_asked and not _is_ours(store, run, commit, tries):
+        return {}
     audits: dict[str, list[Audit]] = {}
     damaged: list[str] = []
     failed: list[str] = []
-    for journal in choose_some(list_runs(open_store(store)), runs, seed):
-        chosen = choose_commits(journal, commits, seed)
-        if not chosen:
-            log.info("run %s has no commit that can be replayed", journal.run)
-        for commit in chosen:
-            name = f"commit {commit.number} of run {journal.run}"
-            found = audit_one(store, journal.run, commit.number, return_state=True).result(raise_on_failure=False)
-            if not isinstance(found, Audit):
-                log.warning("%s was not audited: %s", name, found)
-                (damaged if isinstance(found, Damage) else failed).append(name)
-                continue
-            audits.setdefault(journal.run, []).append(found)
-            log.log(logging.WARNING if found.is_failed else logging.INFO, "run %s: %s", journal.run, found)
-            if found.is_failed:
-                damaged.append(name)
+    for journal, number in _choose(store, commits, seed, runs, run, commit):
+        name = f"commit {number} of run {journal.run}"
+        found = audit_one(store, journal.run, number, from_commit, return_state=True).result(raise_on_failure=False)
+        if not isinstance(found, Audit):
+            log.warning("%s was not audited: %s", name, found)
+            (damaged if isinstance(found, Damage) else failed).append(name)
+            continue
+        audits.setdefault(journal.run, []).append(found)
+        log.log(logging.WARNING if found.is_failed else logging.INFO, "run %s: %s", journal.run, found)
+        if found.is_failed:
+            damaged.append(name)
+        _follow(store, journal, number, tries)
     if damaged:
         raise Damage(
             f"damaged, or training its steps again gives other bytes: {', '.join(damaged)}",
@@ -69,6 +91,48 @@ def choose_some(journals: list[Journal], most: int | None, seed: int | None) -> 
     chosen = random.Random(seed).sample(journals, most)
     log.info("%d of %d runs are audited, chosen at random", most, len(journals))
     return sorted(chosen, key=lambda journal: journal.run)
+
+
+def _choose(
+    store: str, commits: int, seed: int | None, runs: int | None, run: str, commit: int
+) -> Iterator[tuple[Journal, int]]:
+    """Yield the commits to audit, with their runs."""
+    found = open_store(store)
+    for journal in [Journal(found, run)] if run else choose_some(list_runs(found), runs, seed):
+        chosen = [commit] if commit else [each.number for each in choose_commits(journal, commits, seed)]
+        if not chosen:
+            log.info("run %s has no commit that can be replayed", journal.run)
+        yield from ((journal, number) for number in chosen)
+
+
+def _is_ours(store: str, run: str, commit: int, tries: int) -> bool:
+    """Return whether this host makes a replay that an earlier audit asks for; put it back if another one is to."""
+    verdict = _read_verdict(Journal(open_store(store), run), commit)
+    if verdict is None:
+        return True
+    if verdict.ask is None or verdict.ask.commit != commit:
+        log.info("run %s: %s", run, verdict.describe())
+        return False
+    if not is_for_another(verdict.ask, tries):
+        return True
+    if not tries or not ask_another(store, run, verdict.ask, tries - 1, {}, PUT_BACK_S):
+        log.warning("run %s: no other host has answered: %s", run, verdict.describe())
+    return False
+
+
+def _follow(store: str, journal: Journal, commit: int, tries: int) -> None:
+    """Log the verdict on a commit whose trainings differ, or whose parent is in doubt; ask another host if need be."""
+    verdict = _read_verdict(journal, commit)
+    if verdict is None or not (verdict.deviating or (verdict.ask and verdict.ask.commit != commit)):
+        return
+    log.warning("run %s, commit %d:\n%s", journal.run, commit, verdict)
+    if verdict.ask and len(list_audits(journal)[commit]) < MOST_AUDITS:
+        ask_another(store, journal.run, verdict.ask, tries, {})
+
+
+def _read_verdict(journal: Journal, commit: int) -> Verdict | None:
+    found = journal.find_commit(commit)
+    return read_verdict(journal, found) if found else None
 
 
 if __name__ == "__main__":  # earlier versions had this command

@@ -1,12 +1,28 @@
-"""The task that audits one commit. If it fails, the flow still audits the other commits."""
+"""The task that audits one commit, and the request for a further replay on another host."""
 
-from prefect import task
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import tasks.untracked  # noqa: F401
+
+from prefect import runtime, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
 
-from holdfast.journal import Journal
+from holdfast.journal import Ask, Journal
+from holdfast.machine.host import name_host
 from holdfast.proof.audit import Audit, audit_commit, keep_audit
 from holdfast.store import open_store
 from tasks import hooks
+from tasks.asking import ask_server
+
+log = logging.getLogger("holdfast.audit")
+
+# After this time another worker gets a flow run that a host which has answered already has put back.
+PUT_BACK_S = 60.0
 
 
 @task(
@@ -17,15 +33,56 @@ from tasks import hooks
     retry_delay_seconds=5,
     retry_condition_fn=hooks.is_about_the_store,
 )
-def audit_one(store: str, run: str, commit: int) -> Audit:
-    """Train one commit's chunk again and compare the bytes. If the run was resumed before the chunk, begin before that.
+def audit_one(store: str, run: str, commit: int, start: int | None = None) -> Audit:
+    """Train one commit's chunk again, across the resume before it if there was one, and compare the bytes.
+
+    If it fails, the flow still audits the other commits.
 
     Args:
         store: The folder, or URL, that holds the run.
         run: The run's name.
         commit: The commit's number.
+        start: The commit to begin with; by default the audit chooses.
     """
     journal = Journal(open_store(store), run)
-    audit = audit_commit(journal, journal.read_commit(commit))
+    audit = audit_commit(journal, journal.read_commit(commit), start)
     keep_audit(journal, audit)
     return audit
+
+
+def is_for_another(ask: Ask, tries: int) -> bool:
+    """Return whether to leave a replay to another host: this one has answered, and others may still come.
+
+    Args:
+        tries: how often the replay may still be put back. After that a host that is to repeat its answer does.
+    """
+    return name_host() in ask.answered and (tries > 0 or name_host() not in ask.repeat)
+
+
+def ask_another(store: str, run: str, ask: Ask, tries: int, parameters: dict[str, Any], wait_s: float = 0.0) -> bool:
+    """Schedule a replay as a flow run of the audit's deployment; return False if there is none.
+
+    Args:
+        tries: how often a worker on a host that has answered may put it back.
+        parameters: further parameters of the flow.
+        wait_s: seconds until it is due.
+    """
+    asked = {"store": store, "run": run, "commit": ask.commit, "from_commit": ask.from_commit, "tries": tries}
+
+    def start(client: SyncPrefectClient) -> None:
+        run_deployment(
+            f"audit/{runtime.deployment.name or 'audit'}",
+            parameters=asked | {"is_asked": True} | parameters,
+            flow_run_name=f"audit {run} commit {ask.commit} elsewhere",
+            scheduled_time=datetime.now(UTC) + timedelta(seconds=wait_s),
+            timeout=0,
+            as_subflow=False,
+        )
+
+    try:
+        ask_server(start)
+    except ObjectNotFound:
+        log.info("there is no deployment of the audit, so ask another host yourself: %s", ask)
+        return False
+    log.info("asked for a replay of commit %d of run %s on another host", ask.commit, run)
+    return True

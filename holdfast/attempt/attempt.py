@@ -7,7 +7,6 @@ is committed, so that a commit costs no training time. `holdfast.attempt.life.li
 import enum
 import logging
 import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -47,6 +46,7 @@ from holdfast.ledger.history import CostHistory
 from holdfast.ledger.interval import FIRST_STEPS
 from holdfast.machine import faults
 from holdfast.machine.gpus import explain_ranks, settle_ranks
+from holdfast.machine.host import name_host
 from holdfast.machine.preemption import Notice
 from holdfast.rank.messages import Progress, Rehearsed
 from holdfast.store import open_store
@@ -241,7 +241,7 @@ class Attempt:
         self.journal.begin(self.config.recipe)  # raises an error for a run in a later version's format
         present = self.ranks.present
         self.journal.claim_attempt(
-            self.number, reason, platform.node(), os.getpid(), present.environment, lineage, self.ranks.began_at
+            self.number, reason, name_host(), os.getpid(), present.environment, lineage, self.ranks.began_at
         )
         self._reason = reason
         # Right after the claim: if this process is suspended in between, it replaces the settings of a later attempt.

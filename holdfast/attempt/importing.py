@@ -6,7 +6,6 @@ end.
 
 import logging
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending, ending_of
 from holdfast.journal.signature import load_signing_key
 from holdfast.machine.gpus import settle_ranks
+from holdfast.machine.host import name_host
 from holdfast.rank.launchers import refuse_launcher
 from holdfast.rank.messages import Imported
 from holdfast.store import open_store
@@ -114,7 +114,7 @@ def _claim(
     present = ranks.present
     journal.begin(config.recipe, is_imported=True)
     lineage = {"origin": imported.origin.model_dump(mode="json")}
-    journal.claim_attempt(number, IMPORTED, platform.node(), os.getpid(), present.environment, lineage, ranks.began_at)
+    journal.claim_attempt(number, IMPORTED, name_host(), os.getpid(), present.environment, lineage, ranks.began_at)
     journal.record_config(present.fingerprint, present.identity, config.model_dump(mode="json"))
     known.record_lost_attempts(journal, number)
 

@@ -3,13 +3,13 @@
 import contextlib
 import logging
 import os
-import platform
 import time
 from dataclasses import dataclass
 
 from holdfast.errors import NameMissing, RecordDamaged, RunUnknown, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
+from holdfast.machine.host import name_host
 from holdfast.machine.processes import is_running
 from holdfast.rank.messages import Ready
 
@@ -138,7 +138,7 @@ def await_completed(journal: Journal, number: int) -> bool:
 def _runs_here(journal: Journal, number: int) -> bool:
     """Return whether an attempt's process runs on this machine and is not this process."""
     record = journal.find_attempt(number)
-    if record is None or record.host != platform.node() or record.pid == os.getpid():
+    if record is None or record.host != name_host() or record.pid == os.getpid():
         return False
     return is_running(record.pid)
 

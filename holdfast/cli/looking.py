@@ -15,7 +15,7 @@ from holdfast.checkpoint.shown import SUFFIXES, list_shown, read_newest
 from holdfast.cli.app import Flag, Json, Limit, app, print_json
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
-from holdfast.journal import MOST_SHOWN, Journal, choose_runs, find_certified, seconds_of
+from holdfast.journal import MOST_SHOWN, Journal, choose_runs, find_certified, read_newest_verdict, seconds_of
 from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.reading import read_all
 from holdfast.journal.signature import load_trusted_key
@@ -111,13 +111,19 @@ def show_command(
             {"name": shown.name, "type": shown.media_type, "step": shown.step, "epoch": shown.epoch}
             for shown in read_newest(journal)
         ]
-        kept = {"best": _read_best(journal), "certified": _read_certified(journal)}
+        verdict = read_newest_verdict(journal)
+        kept = {
+            "best": _read_best(journal),
+            "certified": _read_certified(journal),
+            "judged": verdict and verdict.to_json(),
+        }
         print_json(standing.model_dump() | kept | {"shown": newest})
         return 0
     fields = (
         _fields(standing)
         | _describe_best(journal)
         | _describe_certified(journal)
+        | _describe_verdict(journal)
         | {
             "shown": _name_shown(journal),
             "saved": save and f"{counted(files, 'file')} in {save}",
@@ -165,6 +171,12 @@ def _describe_certified(journal: Journal) -> dict[str, str]:
     found = _read_certified(journal)
     said = "commit {commit} (step {step}): {host} has trained it again to the same bytes"
     return {"certified": said.format(**found)} if found else {}
+
+
+def _describe_verdict(journal: Journal) -> dict[str, str]:
+    """Return the row of the newest audited commit's verdict; nothing without one."""
+    verdict = read_newest_verdict(journal)
+    return {"audited": verdict.describe()} if verdict else {}
 
 
 def _name_shown(journal: Journal) -> str:

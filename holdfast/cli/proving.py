@@ -10,7 +10,7 @@ from holdfast.attempt.progress import log_plain_lines
 from holdfast.cli.app import Json, Set, TrustRecords, app, print_json
 from holdfast.config import load_config
 from holdfast.errors import WrongUse
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, read_verdict
 from holdfast.journal.finding import find_commit, open_journal
 from holdfast.proof.audit import audit_commit, choose_commits, keep_audit
 from holdfast.proof.evaluation import evaluate_commit
@@ -86,7 +86,8 @@ def audit_command(
     """Train chunks of a run again, and compare the bytes.
 
     An audit begins with the checkpoint before its chunk. If the run was resumed from that checkpoint, it begins
-    one checkpoint earlier, to check the resume too.
+    one checkpoint earlier, to check the resume too. Then it judges all audits of the commit, of this host and of
+    others: whether the program or a machine gave other bytes.
 
     The exit code is 2 if bytes differ that are promised to be equal on this machine, and 0 otherwise.
 
@@ -107,14 +108,19 @@ def audit_command(
     if from_ and random is not None:
         raise WrongUse("--from and --random exclude each other")
     start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
-    audits = []
+    audits, judged = [], []
     for each in _chosen(journal, commit, random, seed):
-        audits.append(audit_commit(journal, each, start, ranks, Trust(recipe, trust_records)))
-        keep_audit(journal, audits[-1])
+        found = audit_commit(journal, each, start, ranks, Trust(recipe, trust_records))
+        keep_audit(journal, found)
+        verdict = read_verdict(journal, each)
+        audits.append(found)
+        judged.append(
+            found.model_dump() | {"is_identical": found.is_identical, "judged": verdict and verdict.to_json()}
+        )
         if not json:
-            print(audits[-1])
+            print(*filter(None, (found, verdict)), sep="\n")
     if json:
-        print_json([found.model_dump() | {"is_identical": found.is_identical} for found in audits])
+        print_json(judged)
     return 2 if any(found.is_failed for found in audits) else 0
 
 

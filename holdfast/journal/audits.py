@@ -80,10 +80,20 @@ def read_verdict(journal: Journal, commit: Commit) -> Verdict | None:
 
 
 def read_newest_verdict(journal: Journal) -> Verdict | None:
-    """Return the verdict on the newest commit that has an audit and counts; None if there is none."""
+    """Return the verdict on the newest commit that has an audit and counts; None if there is none.
+
+    If it asks for the verdict on an earlier commit, return that one, if there is one.
+    """
     audited = list_audits(journal)
-    newest = next((each for each in journal.candidates() if each.number in audited), None) if audited else None
-    return read_verdict(journal, newest) if newest else None
+    commit = next((each for each in journal.candidates() if each.number in audited), None) if audited else None
+    verdict = read_verdict(journal, commit) if commit else None
+    while verdict and verdict.ask and verdict.ask.commit != verdict.commit:
+        commit = journal.find_commit(verdict.ask.commit)
+        earlier = read_verdict(journal, commit) if commit else None
+        if earlier is None:
+            break
+        verdict = earlier
+    return verdict
 
 
 def _read_audits(journal: Journal, commit: int, numbers: Iterable[int]) -> Iterator[AuditRecord]:

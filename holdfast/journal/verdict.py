@@ -7,7 +7,8 @@ have produced are right.
 the trainings of the commit's steps, its own included                  verdict
 =====================================================================  ================================================
 all end on the commit's bytes, on two hosts                            certified
-all end on the commit's bytes, on one host                             undecided: another host is asked
+all end on the commit's bytes, on one host                             undecided: another host is asked; or its parent
+                                                                       is judged, with which the gate refused to begin
 some end on other bytes, on software for which none are promised       certified or undecided as without them; drift if
                                                                        they are all that there is
 two hosts end on the same bytes, and one host alone on others          machine: that host
@@ -55,7 +56,7 @@ class Ask:
 
     def __str__(self) -> str:
         begin = "" if self.from_commit is None else f" --from {self.from_commit}"
-        there = f"on a host other than {', '.join(self.answered)}"
+        there = f"on a host other than {', '.join(self.answered)}" if self.answered else "on another host"
         again = f"; if there is none, once more on {' and on '.join(self.repeat)}" if self.repeat else ""
         return f"holdfast audit RUN --commit {self.commit}{begin} {there}{again}"
 
@@ -71,7 +72,8 @@ class Verdict:
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
         repeats: whether the host gave other bytes each time that it trained; None if it trained once.
         rank, step, component: the first difference, as far as an audit found it.
-        agreeing: the trainings that ended with the right bytes, and the run's earlier audits that did.
+        agreeing: the trainings that ended with the right bytes, and the run's earlier audits that did; of an undecided
+            commit those that ended with its own.
         deviating: the trainings that ended with others.
     """
 
@@ -110,8 +112,12 @@ class Verdict:
         ask = vars(self.ask) if self.ask else None
         return vars(self) | {"ask": ask, "gpus": list(self.gpus), "chance": self.chance}
 
+    def describe(self) -> str:
+        """Return the verdict in a line, with the commit's number."""
+        return f"commit {self.commit}: {self.kind}: {self.reason}"
+
     def __str__(self) -> str:
-        return "\n  ".join([f"verdict: {self.kind}: {self.reason}", *self._list_facts()])
+        return "\n    ".join([f"  {self.kind}: {self.reason}", *self._list_facts()])
 
     def _list_facts(self) -> list[str]:
         facts = []
@@ -153,7 +159,8 @@ def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequ
 
     Args:
         attempts: the attempts of which one has trained the commit.
-        audits: the audits of the commit. Those that the gate refused to begin are left out: they trained nothing.
+        audits: the audits of the commit. Those that the gate refused to begin have trained nothing; they cast doubt on
+            the commit to begin with.
     """
     own = _Training(
         frozenset(each.host for each in attempts),
@@ -168,16 +175,22 @@ def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequ
         for each in answers
         if each not in drifted
     ]
-    return _Case(commit, own, [own, *replays], drifted).judge()
+    refused = frozenset(each.host for each in audits if not each.checkpoint_sha256) - own.hosts
+    return _Case(commit, own, [own, *replays], drifted, refused).judge()
 
 
 class _Case:
     """The trainings of one commit, grouped by the bytes that they ended with."""
 
     def __init__(
-        self, commit: Commit, own: _Training, trainings: list[_Training], drifted: Sequence[AuditRecord]
+        self,
+        commit: Commit,
+        own: _Training,
+        trainings: list[_Training],
+        drifted: Sequence[AuditRecord],
+        refused: frozenset[str],
     ) -> None:
-        self.commit, self.own, self.trainings, self.drifted = commit, own, trainings, drifted
+        self.commit, self.own, self.trainings, self.drifted, self.refused = commit, own, trainings, drifted, refused
         self.groups: dict[str, list[_Training]] = {}
         for each in trainings:
             self.groups.setdefault(each.sha256, []).append(each)
@@ -199,6 +212,9 @@ class _Case:
         if self.drifted:
             note = self.drifted[0].notes[0]
             return self._say("drift", f"other bytes on {self.drifted[0].host}, where none are promised: {note}")
+        if self.refused and self.commit.parent:
+            text = f"the gate refuses to begin with commit {self.commit.parent} on {_name(self.refused)}"
+            return self._ask(text, commit=self.commit.parent)
         return self._ask(f"only {_name(self.own.hosts)} has trained it")
 
     def _judge_two_rights(self) -> Verdict:
@@ -267,7 +283,9 @@ class _Case:
     ) -> Verdict:
         answered = tuple(sorted({host for each in self.trainings for host in each.hosts}))
         ask = Ask(commit or self.commit.number, from_commit, answered if not commit else (), repeat)
-        return Verdict("undecided", self.commit.number, reason, ask)
+        agreeing = len(self.groups[self.own.sha256])
+        others = len(self.trainings) - agreeing
+        return Verdict("undecided", self.commit.number, reason, ask, agreeing=agreeing, deviating=others)
 
     def _find_first(self, trainings: Sequence[_Training]) -> dict[str, Any]:
         """Return the first difference that an audit has on record, as fields of a `Verdict`."""

@@ -1,7 +1,6 @@
 """`holdfast audit`: train committed steps of a run again, and compare with the checkpoint to the bit."""
 
 import logging
-import platform
 import random
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, StoreError, WrongUse
 from holdfast.journal import AuditRecord, Commit, Journal, now, record_audit
+from holdfast.machine.host import name_host
 from holdfast.proof.differing import SHOWN_NAMES, Differing, find_difference
 from holdfast.proof.replay import (
     make_pruned_error,
@@ -139,7 +139,7 @@ def keep_audit(journal: Journal, audit: Audit) -> None:
         from_commit=audit.from_commit,
         checkpoint_sha256=audit.found,
         notes=audit.notes,
-        host=platform.node(),
+        host=name_host(),
         environment=audit.environment,
         created_at=now(),
         resumes=audit.resumes,

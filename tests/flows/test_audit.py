@@ -100,10 +100,15 @@ def test_every_commit_of_a_run_that_was_killed_is_identical(engine: Engine, run:
     for commit in (first, second, third):
         done = engine.command("audit", str(run), *chosen_by[commit.number])
         assert done.returncode == 0, done.stderr
-        assert done.stdout == (
+        first, *rows = done.stdout.splitlines()
+        assert first == (
             f"commit {commit.number} ({commit.path}, steps {starts[commit.number]}): "
-            f"replayed to the same bytes, {commit.checkpoint_sha256}\n"
+            f"replayed to the same bytes, {commit.checkpoint_sha256}"
         )
+        assert rows == [
+            f"  undecided: only {platform.node()} has trained it",
+            f"    next: holdfast audit RUN --commit {commit.number} on a host other than {platform.node()}",
+        ]
 
 
 def test_an_audit_begins_where_it_is_told_to(engine: Engine, run: Path) -> None:
@@ -138,7 +143,7 @@ def test_an_audit_says_which_resume_it_could_not_check(engine: Engine, copied: P
     prune_by_policy(journal_of(copied), Retention(keep_last=3), STEPS_PER_EPOCH)
     done = engine.command("audit", str(copied), "--commit", "3")
     assert done.returncode == 0, done.stderr
-    first, line = done.stdout.splitlines()
+    first, line, *_ = done.stdout.splitlines()
     assert f"steps {second.step}-20): replayed to the same bytes" in first
     assert line == (
         f"  not checked: the resume at step {second.step}, which the replay repeats: "
@@ -257,9 +262,10 @@ def test_a_forgery_that_verifies_is_found(engine: Engine, copied: Path, capsys: 
     assert done.returncode == 2
     first, *rows = done.stdout.splitlines()
     assert first.endswith(f"the replay ends on other bytes: {honest[:12]}, not {forged.checkpoint_sha256[:12]}")
-    assert rows == [
+    assert rows[:3] == [
         "  every step has the same samples, loss, gradient and random numbers",
         f"  then, at the end: {WEIGHT}",
+        f"  undecided: {platform.node()} differs from itself",
     ]
     done = engine.command("evaluate", str(copied))
     assert done.returncode == 2
@@ -296,12 +302,14 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     assert lines[0] == "run begun has no commit that can be replayed"
     assert lines[1].startswith("warning: run forged: commit 4 (epoch-0003, steps 20-30): ")
     assert lines[3] == f"  then, at the end: {WEIGHT}"
-    assert lines[4].startswith(f"run honest: commit {chosen.number} ({chosen.path}, steps ")
-    assert "replayed to the same bytes" in lines[4]
-    assert lines[5].startswith(f"warning: commit {chosen.number} of run lost was not audited: the settings of commit")
-    assert lines[6] == "error: damaged, or training its steps again gives other bytes: commit 4 of run forged"
-    assert lines[7].startswith("hint: ")
-    assert len(lines) == 8
+    assert lines[4:6] == ["warning: run forged, commit 4:", f"  undecided: {platform.node()} differs from itself"]
+    assert lines[7].startswith("there is no deployment of the audit, so ask another host yourself: holdfast audit RUN")
+    assert lines[8].startswith(f"run honest: commit {chosen.number} ({chosen.path}, steps ")
+    assert "replayed to the same bytes" in lines[8]
+    assert lines[9].startswith(f"warning: commit {chosen.number} of run lost was not audited: the settings of commit")
+    assert lines[10] == "error: damaged, or training its steps again gives other bytes: commit 4 of run forged"
+    assert lines[11].startswith("hint: ")
+    assert len(lines) == 12
     shutil.rmtree(forged)
     shutil.rmtree(store / "honest")
     done = run_flow("audit", store=str(store), commits=1, seed=1)

@@ -24,7 +24,9 @@ from holdfast.journal import (
     Quarantine,
     Record,
     RunRecord,
+    Verdict,
     broken_links,
+    read_newest_verdict,
     read_record,
     record_name,
 )
@@ -57,6 +59,7 @@ class History:
         prune: the newest report of retention.
         metadata: the metadata of the newest checkpoints that still exist, by commit.
         shown: the newest text or picture of each name.
+        verdict: the verdict on the newest audited commit; None if no commit was audited.
         problems: a line for each record that is damaged or lost, and for each broken link.
     """
 
@@ -76,6 +79,7 @@ class History:
     metadata: dict[int, Metadata]
     sketch: Sketch
     shown: list[Shown] = field(default_factory=list)
+    verdict: Verdict | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -154,6 +158,7 @@ class Gatherer:
             metadata=metadata,
             sketch=self._sketch,
             shown=shown,
+            verdict=read_newest_verdict(journal),
             problems=self._list_problems(record, commits),
         )
 

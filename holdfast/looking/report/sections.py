@@ -40,6 +40,8 @@ def _list_facts(history: History, lives: list[ReportedLife]) -> Iterator[tuple[s
     if newest is not None:
         yield "checkpoint", decimal(newest.size_bytes)
         yield "resume", newest.verdict
+    if history.verdict is not None:
+        yield "audited", history.verdict.describe()
     if metadata is not None:
         yield "parameters", f"{metadata.model_params:,}"
     if history.record is not None:

@@ -135,6 +135,13 @@ def test_an_undecided_verdict_asks_for_the_replay_that_decides() -> None:
     assert (across.ask.commit, across.ask.from_commit) == (NUMBER, PARENT)
 
 
+def test_a_gate_that_refuses_the_start_casts_doubt_on_the_parent() -> None:
+    for replays, asked in (([("b", "")], PARENT), ([("a", "")], NUMBER), ([("b", ""), ("c", "B")], NUMBER)):
+        found = judge("a", replays)  # type: ignore[arg-type]
+        assert found.ask
+        assert found.ask.commit == asked, str(found)
+
+
 @pytest.mark.parametrize(("first_step", "kind", "asked"), [(65, "program", None), (60, "undecided", PARENT)])
 def test_the_first_different_step_tells_a_resume_from_an_earlier_fault(
     first_step: int, kind: str, asked: int | None

@@ -1,0 +1,146 @@
+"""Machines that compute wrongly, planted: audits on other hosts find them, by commands as a person gives them."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.journal import Journal, list_audits
+from holdfast.machine.host import VARIABLE
+from holdfast.store import open_store
+from tests.conftest import Engine, RunFlow
+from tests.support.flipping import faulty
+from tests.support.lives import Lives
+
+pytestmark = pytest.mark.slow
+
+# Commits end with steps 10, 20 and 30. A rehearsal compares steps 11 to 14, so that a flip comes after them.
+OPTIONS = ("recipe=tests.support.flipping:flipping", "chunk.steps=10", "retention.keep_last=99")
+FLIPS_AT = 16
+
+
+def train(folder: Path, nursery: Lives, host: str, **variables: str) -> Engine:
+    engine = Engine(folder, {VARIABLE: host} | variables, nursery=nursery)
+    engine.finish(*OPTIONS)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Engine:
+    """Return the engine of a run that a healthy machine has trained."""
+    return train(tmp_path_factory.mktemp("healthy"), nursery, "a")
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Engine:
+    """Return the engine of a run whose machine, a, computes wrongly from step 16 on."""
+    return train(tmp_path_factory.mktemp("struck"), nursery, "a", **faulty("a", FLIPS_AT))
+
+
+def copy(engine: Engine, folder: Path) -> Engine:
+    """Return an engine with a copy of a run, for a test that adds audits to it."""
+    found = Engine(folder, engine.environment, nursery=engine.nursery)
+    shutil.copytree(engine.run_folder, found.run_folder)
+    return found
+
+
+def journal_of(engine: Engine) -> Journal:
+    return Journal(open_store(engine.store), "toy")
+
+
+def audit(engine: Engine, host: str, commit: int = 2, **variables: str) -> dict[str, Any]:
+    """Return the verdict after an audit on a host, as JSON."""
+    done = engine.command(
+        "audit", str(engine.run_folder), "--commit", str(commit), "--json", **{VARIABLE: host}, **variables
+    )
+    assert done.returncode in (0, 2), done.stderr
+    (found,) = json.loads(done.stdout)
+    return dict(found["judged"])
+
+
+def test_a_machine_that_computes_wrongly_from_a_step_on_is_named(
+    struck: Engine, healthy: Engine, tmp_path: Path
+) -> None:
+    engine = copy(struck, tmp_path)
+    right = journal_of(healthy).read_commit(2).checkpoint_sha256
+    assert journal_of(engine).read_commit(2).checkpoint_sha256 != right
+    refused = audit(engine, "b", commit=3)
+    assert refused["ask"]["commit"] == 2, "the gate refuses what the faulty machine has saved"
+    first = audit(engine, "b")
+    assert first["kind"] == "undecided"
+    assert first["ask"]["repeat"] == ["a", "b"]
+    found = audit(engine, "c")
+    assert (found["kind"], found["host"], found["repeats"]) == ("machine", "a", None)
+    assert found["step"] == FLIPS_AT
+    assert found["component"] in ("gradient", "grad_norm")
+    assert audit(engine, "a")["repeats"] is True
+    done = engine.command("show", str(engine.run_folder))
+    assert "commit 2: machine: a ended on other bytes than b and c" in done.stdout
+
+
+def test_a_machine_whose_bit_flipped_once_is_named(healthy: Engine, tmp_path: Path, nursery: Lives) -> None:
+    engine = train(tmp_path, nursery, "a", **faulty("a", FLIPS_AT, once=tmp_path / "struck"))
+    assert (tmp_path / "struck").exists()
+    assert audit(engine, "b")["kind"] == "undecided"
+    found = audit(engine, "a")
+    assert (found["kind"], found["host"], found["repeats"]) == ("machine", "a", False)
+
+
+def test_a_faulty_machine_that_audits_is_named(healthy: Engine, tmp_path: Path) -> None:
+    engine = copy(healthy, tmp_path)
+    assert audit(engine, "b", **faulty("b", FLIPS_AT))["kind"] == "undecided"
+    found = audit(engine, "c")
+    assert (found["kind"], found["host"]) == ("machine", "b")
+
+
+@contextmanager
+def deployed(prefect_api: dict[str, str]) -> Iterator[Any]:
+    """Deploy the audit without a worker; yield a function that returns the flow runs that wait, oldest first."""
+    import prefect.settings as names
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+
+    settings = {getattr(names, name): value for name, value in prefect_api.items() if name != "PREFECT_HOME"}
+    with names.temporary_settings(settings), get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow_from_name("audit"), "audit")
+        only = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+        try:
+            yield lambda: sorted(client.read_flow_runs(deployment_filter=only), key=lambda each: each.created)
+        finally:
+            client.delete_deployment(deployment)
+
+
+@pytest.mark.server
+def test_an_audit_asks_other_hosts_until_the_machine_is_named(
+    struck: Engine, tmp_path: Path, run_flow: RunFlow, prefect_api: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow runs wait for a worker; this test takes them as one would."""
+    engine = copy(struck, tmp_path)
+
+    def run(host: str, **parameters: object) -> str:
+        for name, value in (faulty("a", FLIPS_AT) | {VARIABLE: host}).items():
+            monkeypatch.setenv(name, value)
+        return run_flow("audit", **({"store": engine.store, "run": "toy", "commit": 2} | parameters)).stderr
+
+    with deployed(prefect_api) as waiting:
+        assert "asked for a replay of commit 2 of run toy on another host" in run("b")
+        (asked,) = waiting()
+        parameters = {name: value for name, value in asked.parameters.items() if name != "store"}
+        known = {"run": "toy", "commit": 2, "from_commit": None, "is_asked": True}
+        assert parameters == known | {"tries": 30}
+        run("b", **parameters | {"tries": 1})  # this host has answered: it puts the flow run back
+        *_, put_back = waiting()
+        assert put_back.parameters["tries"] == 0
+        assert (put_back.expected_start_time - datetime.now(UTC)).total_seconds() > 0
+        run("a", **parameters | {"tries": 0})  # no other host has come: this one repeats what it had found
+        *_, last = waiting()
+        assert last.parameters["tries"] == 0
+        assert "machine: a ended on other bytes than b and c" in run("c", **parameters)
+        assert len(waiting()) == 3, "nothing more is asked"
+        assert "machine: a ended" in run("b", **parameters), "it is decided, and not trained once more"
+    assert list_audits(journal_of(engine)) == {2: [1, 2, 3]}
