@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import Journal, Verdict, list_audits, list_runs, read_verdict
-from holdfast.proof.audit import Audit, choose_commits
+from holdfast.proof.audit import Audit, choose_commits, keep_verdict
 from holdfast.store import open_store
 from tasks.auditing import PUT_BACK_S, ask_another, audit_one, is_for_another
 from tasks.served import served_flow
@@ -34,11 +34,12 @@ def audit(
     tries: NonNegativeInt = 30,
     is_asked: bool = False,
 ) -> dict[str, list[Audit]]:
-    """Train chunks of each run again, and compare the bytes. Write nothing but a record of each audit.
+    """Train chunks of each run again, and compare the bytes. Write nothing but records of audits, and of quarantines.
 
     If bytes differ, and the audits of the commit don't decide whether the program or a machine is the cause, a flow run
     of the same deployment asks another host. A worker on a host that has answered puts it back for a minute, at most
-    `tries` times; then that host trains the steps once more.
+    `tries` times; then that host trains the steps once more. A machine that is found to compute wrongly is quarantined
+    on the store.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
@@ -126,6 +127,8 @@ def _follow(store: str, journal: Journal, commit: int, tries: int) -> None:
     if verdict is None or not (verdict.deviating or (verdict.ask and verdict.ask.commit != commit)):
         return
     log.warning("run %s, commit %d:\n%s", journal.run, commit, verdict)
+    if kept := keep_verdict(journal, verdict):
+        log.warning("%s", kept)
     if verdict.ask and len(list_audits(journal)[commit]) < MOST_AUDITS:
         ask_another(store, journal.run, verdict.ask, tries, {})
 

@@ -32,6 +32,7 @@
         │   └── RecipeBroken         (RuntimeError)       an error that new ranks would raise again
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
+        ├── MachineQuarantined       (RuntimeError)       this machine has computed wrongly; another one may train
         ├── NodesMissing             (TimeoutError)       too few nodes came to the rendezvous
         ├── FolderTaken              (FileExistsError)    a checkpoint's folder belongs to another commit, or to none
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
@@ -256,6 +257,12 @@ class GpuUnhealthy(RunStopped, RuntimeError):
     """A GPU that a run would take, or its driver, reports a fault."""
 
     reason = "gpu_unhealthy"
+
+
+class MachineQuarantined(RunStopped, RuntimeError):
+    """This machine, or a GPU of it, has computed wrongly, and the store has it in quarantine."""
+
+    reason = "machine_quarantined"
 
 
 class NodesMissing(RunStopped, TimeoutError):

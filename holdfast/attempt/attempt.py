@@ -20,6 +20,7 @@ from holdfast.attempt.lineage import Past, describe_job, judge_drift, judge_envi
 from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer, Observers, judge_restore
 from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_ready
 from holdfast.attempt.pipeline import Chunk, Pipeline
+from holdfast.attempt.quarantined import check_machine
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.rehearsal import Rehearsals
 from holdfast.attempt.upkeep import Upkeep
@@ -186,7 +187,8 @@ class Attempt:
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
             RankDied, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: memory ran out twice.
-            Superseded: the attempt's number is taken.
+            MachineQuarantined: this machine has computed wrongly.
+        Superseded: the attempt's number is taken.
         """
         try:
             with self.journal.fenced(self.number):
@@ -208,6 +210,7 @@ class Attempt:
     def _build(self) -> Known:
         """Start the ranks and open the line of commits; return how the run stood before."""
         config = self.config = self.ranks.config = settle_ranks(self.config)
+        check_machine(open_store(config.store), config.compute)
         if self._takes_all_gpus:
             log.info('compute.ranks = "all" is %d here', config.compute.rank_count)
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None

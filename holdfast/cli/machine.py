@@ -13,7 +13,7 @@ from holdfast.cli.app import Json, app, print_json
 from holdfast.cli.stores import try_store
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
-from holdfast.journal import AttemptRecord, Journal
+from holdfast.journal import AttemptRecord, Journal, release_machine
 from holdfast.journal.finding import open_journal
 from holdfast.ledger.plan import read_config
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
@@ -21,6 +21,7 @@ from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, j
 from holdfast.machine.gpus import read_report
 from holdfast.machine.libraries import find_installed
 from holdfast.provenance.packages import find_versions
+from holdfast.store import open_store
 from holdfast.terminal import counted
 
 MARKS = {True: "good", False: "wrong", None: "seen"}
@@ -31,7 +32,12 @@ LINE_CHARS = 100
 
 @app.command
 def doctor(
-    run: Annotated[str, Parameter(show_default=False)] = "", /, *, store: str | None = None, json: Json = False
+    run: Annotated[str, Parameter(show_default=False)] = "",
+    /,
+    *,
+    store: str | None = None,
+    release: str = "",
+    json: Json = False,
 ) -> int:
     """Show what a run's bits depend on here, and its GPUs' health; measure whether equal steps give equal bits.
 
@@ -40,9 +46,12 @@ def doctor(
     Args:
         run: <store>/<run>, to judge whether it continues here with the bits of the machine that it was on.
         store: A folder or URL that will hold runs: try each verb that a run needs of it, in a new folder that is
-            deleted again, and name the rights that are missing.
+            deleted again, and name the rights that are missing. Then list the machines in the store's quarantine.
+        release: With --store, release this machine from the store's quarantine instead, once it is repaired.
         json: Print JSON.
     """
+    if release:
+        return _release(store, release, json=json)
     if store is not None:
         return try_store(store, json=json)
     journal = open_journal(run) if run else None
@@ -67,6 +76,18 @@ def doctor(
             _print_contract(examination.environment)
         _print_rest(examination, gpus, libraries)
     return 0 if is_good else 2
+
+
+def _release(store: str | None, host: str, *, json: bool) -> int:
+    """Release a machine from a store's quarantine; return the exit code."""
+    if store is None:
+        raise WrongUse(f"--release {host} needs the store", hint=f"holdfast doctor --store STORE --release {host}")
+    record = release_machine(open_store(store), host)
+    if json:
+        print_json(record.model_dump())
+    else:
+        print(f"{host} is released: runs of {store} train on it again")
+    return 0
 
 
 def _with_packages(attempt: AttemptRecord, examination: Examination) -> dict[str, Any]:

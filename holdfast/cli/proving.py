@@ -12,7 +12,7 @@ from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.journal import Commit, Journal, read_verdict
 from holdfast.journal.finding import find_commit, open_journal
-from holdfast.proof.audit import audit_commit, choose_commits, keep_audit
+from holdfast.proof.audit import audit_commit, choose_commits, keep_audit, keep_verdict
 from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step
 from holdfast.proof.prove import prove
@@ -87,7 +87,7 @@ def audit_command(
 
     An audit begins with the checkpoint before its chunk. If the run was resumed from that checkpoint, it begins
     one checkpoint earlier, to check the resume too. Then it judges all audits of the commit, of this host and of
-    others: whether the program or a machine gave other bytes.
+    others: whether the program or a machine gave other bytes. Such a machine is quarantined on the store.
 
     The exit code is 2 if bytes differ that are promised to be equal on this machine, and 0 otherwise.
 
@@ -117,8 +117,9 @@ def audit_command(
         judged.append(
             found.model_dump() | {"is_identical": found.is_identical, "judged": verdict and verdict.to_json()}
         )
+        kept = keep_verdict(journal, verdict) if verdict else ""
         if not json:
-            print(*filter(None, (found, verdict)), sep="\n")
+            print(*filter(None, (found, verdict, kept and f"  {kept}")), sep="\n")
     if json:
         print_json(judged)
     return 2 if any(found.is_failed for found in audits) else 0

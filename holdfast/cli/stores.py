@@ -1,11 +1,13 @@
 """The trial of a store: try each verb that a run needs, and name the rights that are missing."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from holdfast.cli.app import print_json
-from holdfast.errors import StoreDenied
+from holdfast.errors import StoreDenied, StoreError
+from holdfast.journal import MachineRecord, list_quarantined
 from holdfast.store import open_store
 from holdfast.store.trials import Trial, Trials
 from holdfast.terminal import counted
@@ -34,12 +36,21 @@ def try_store(store: str, *, json: bool) -> int:
         if left := trials.clean(interrupted=interrupted):
             print(f"left behind: {left}: delete it", file=sys.stderr)
     is_good = all(trial.is_good for trial in done) and not left
+    machines = _list_machines(trials)
     if json:
         print_json({"ok": is_good, "store": trials.store.url, "clock_s": trials.clock_s,
-                    "trials": [asdict(trial) for trial in done]})  # fmt: skip
+                    "trials": [asdict(trial) for trial in done],
+                    "machines": [machine.model_dump() for machine in machines]})  # fmt: skip
     else:
-        print("\n".join(_conclude(trials, done)))
+        print("\n".join([*_conclude(trials, done), *(f"quarantined: {machine}" for machine in machines)]))
     return 0 if is_good else StoreDenied.exit_code
+
+
+def _list_machines(trials: Trials) -> list[MachineRecord]:
+    """Return the machines in the store's quarantine; none if it can't be read, which the trials tell."""
+    with contextlib.suppress(StoreError):
+        return list_quarantined(trials.store)
+    return []
 
 
 def _describe(trial: Trial) -> str:

@@ -11,6 +11,7 @@ from holdfast.journal.audits import (
 from holdfast.journal.configs import find_conflict, read_given
 from holdfast.journal.journal import Journal
 from holdfast.journal.links import broken_links
+from holdfast.journal.machines import MachineRecord, list_quarantined, quarantine_machine, release_machine
 from holdfast.journal.records import (
     FOLDER,
     MAX_RECORD_BYTES,
@@ -68,6 +69,7 @@ __all__ = [
     "Journal",
     "LaterTime",
     "Latest",
+    "MachineRecord",
     "Origin",
     "Pin",
     "PruneEntry",
@@ -87,16 +89,19 @@ __all__ = [
     "folder_record_name",
     "format_time",
     "list_audits",
+    "list_quarantined",
     "list_runs",
     "list_trainers",
     "metrics_name",
     "now",
+    "quarantine_machine",
     "read_given",
     "read_newest_verdict",
     "read_record",
     "read_verdict",
     "record_audit",
     "record_name",
+    "release_machine",
     "seconds_of",
     "shown_name",
     "signature_name",

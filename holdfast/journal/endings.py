@@ -65,6 +65,9 @@ _ROWS = (
     Reason("recipe_failed", "the recipe's own code raised an error", FAILURE),
     Reason("unhealthy", "a health signal left its limits", FAILURE),
     Reason("gpu_unhealthy", "a GPU of the attempt's machine, or its driver, reports a fault", FAILURE),
+    Reason(
+        "machine_quarantined", "the attempt's machine is quarantined on the store: it has computed wrongly", MACHINE
+    ),
     Reason("no_progress", "the same failure happened at the same step again", FAILURE),
     Reason("store_failed", "the storage refused or failed", FAILURE),
     Reason("stopped", "the attempt ended early for another reason", FAILURE),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from holdfast.errors import NameMissing, StoreDenied, Unreadable
 from holdfast.journal.journal import Journal
+from holdfast.journal.machines import MACHINES
 from holdfast.journal.reading import read_all
 from holdfast.store import Store
 
@@ -28,9 +29,14 @@ def find_runs(store: Store, names: Iterable[str] | None = None) -> Iterator[Jour
     Args:
         names: the names to look at; by default all in the store.
     """
-    journals = [Journal(store, name) for name in (store.list() if names is None else names)]
+    journals = [Journal(store, name) for name in (_list_names(store) if names is None else names)]
     are_runs = read_all(_may_be_run, journals)
     yield from (journal for journal, is_run in zip(journals, are_runs, strict=True) if is_run)
+
+
+def _list_names(store: Store) -> list[str]:
+    """Return the names of a store's top level that may be runs."""
+    return [name for name in store.list() if name != MACHINES]
 
 
 def _may_be_run(journal: Journal) -> bool:
@@ -73,7 +79,7 @@ def choose_runs(store: Store, most: int | None) -> ChosenRuns:
     A run is as new as its last commit. An object store is asked for that time with a request a run. Of more than
     `MOST_ASKED` runs there, the last by name are chosen in place of the newest: they cost no request each.
     """
-    names = store.list()
+    names = _list_names(store)
     if most is None or len(names) <= most:
         return ChosenRuns([*find_runs(store, names)])
     if not store.is_disk and len(names) > MOST_ASKED:

@@ -12,7 +12,7 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, StoreError, WrongUse
-from holdfast.journal import AuditRecord, Commit, Journal, now, record_audit
+from holdfast.journal import AuditRecord, Commit, Journal, Verdict, now, quarantine_machine, record_audit
 from holdfast.machine.host import name_host
 from holdfast.proof.differing import SHOWN_NAMES, Differing, find_difference
 from holdfast.proof.replay import (
@@ -20,7 +20,7 @@ from holdfast.proof.replay import (
     replayed,
 )
 from holdfast.recipe.permission import BY_DEFAULT, Trust
-from holdfast.store import Store
+from holdfast.store import Store, open_store
 from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
@@ -151,6 +151,24 @@ def keep_audit(journal: Journal, audit: Audit) -> None:
         record_audit(journal, record)
     except StoreError as error:
         log.warning("the audit is not on record: %s", error)
+
+
+def keep_verdict(journal: Journal, verdict: Verdict) -> str:
+    """Quarantine the machine that a verdict names; return a line for a person, empty if nothing is recorded.
+
+    The store may be read-only here; a warning says so.
+    """
+    if verdict.kind != "machine":
+        return ""
+    url = journal.store_url
+    try:
+        record = quarantine_machine(open_store(url), journal.run, verdict)
+    except StoreError as error:
+        log.warning("machine %s is not quarantined: %s", verdict.host, error)
+        return ""
+    gpus = f", GPU {', '.join(record.gpus)}," if record and record.gpus else ""
+    release = f"holdfast doctor --store {url} --release {verdict.host}"
+    return f"{verdict.host}{gpus} is quarantined in {url}; once it is repaired: {release}" if record else ""
 
 
 def _describe_machine(present: Present) -> dict[str, Any]:

@@ -144,3 +144,22 @@ def test_an_audit_asks_other_hosts_until_the_machine_is_named(
         assert len(waiting()) == 3, "nothing more is asked"
         assert "machine: a ended" in run("b", **parameters), "it is decided, and not trained once more"
     assert list_audits(journal_of(engine)) == {2: [1, 2, 3]}
+
+
+def test_a_machine_that_was_found_begins_no_attempt_until_it_is_released(struck: Engine, tmp_path: Path) -> None:
+    engine = copy(struck, tmp_path)
+    audit(engine, "b")
+    audit(engine, "c")
+    done = engine.run(*OPTIONS, "epochs=4")
+    assert done.returncode == 3, done.stderr
+    assert f"error: this machine is quarantined in {engine.store}: a, since " in done.stderr
+    assert "commit 2 of run toy: a ended on other bytes than b and c" in done.stderr
+    assert journal_of(engine).attempts() == 1, "it claims no attempt"
+    doctor = ("doctor", "--store", engine.store)
+    assert "\nquarantined: a, since " in engine.command(*doctor).stdout
+    assert engine.command(*doctor, "--release", "b").returncode == 1
+    assert (
+        engine.command(*doctor, "--release", "a").stdout == f"a is released: runs of {engine.store} train on it again\n"
+    )
+    assert "quarantined" not in engine.command(*doctor).stdout
+    assert engine.run(*OPTIONS, "epochs=4").returncode == 0

@@ -1,0 +1,112 @@
+"""The machines that a store has in quarantine, because audits have found that they compute wrongly.
+
+``_machines/<host>/00000001.json`` beside the runs quarantines a machine, or only some of its GPUs; the next number
+releases it, and so on. Records are created once, and the newest one of a machine decides. No run has such a name: a
+run's name begins with a letter or a digit.
+"""
+
+import contextlib
+import logging
+from urllib.parse import quote
+
+from pydantic import Field
+
+from holdfast.errors import NameMissing, NameTaken, RecordDamaged, StoreDenied, WrongUse
+from holdfast.journal.names import sort_names
+from holdfast.journal.records import Record, Time, now, read_record, record_name
+from holdfast.journal.verdict import Verdict
+from holdfast.store import Store
+
+MACHINES = "_machines"
+
+log = logging.getLogger(__name__)
+
+
+class MachineRecord(Record):
+    """``_machines/<host>/00000001.json``: the quarantine of a machine, or its release."""
+
+    number: int = Field(ge=1)
+    host: str
+    gpus: list[str] = Field(description="the UUIDs of the GPUs at fault; empty if the whole machine is meant")
+    is_quarantined: bool = Field(description="whether the record quarantines the machine; if not, it releases it")
+    reason: str
+    run: str = Field(description="the run in which the fault was found; empty in a release")
+    commit: int = Field(ge=0, description="the commit whose audits have found it; 0 in a release")
+    deviating: int = Field(ge=0, description="the trainings that ended on other bytes by then; 0 in a release")
+    created_at: Time
+
+    def __str__(self) -> str:
+        gpus = f", GPU {', '.join(self.gpus)}" if self.gpus else ""
+        return f"{self.host}{gpus}, since {self.created_at}: {self.reason}"
+
+
+def list_quarantined(store: Store) -> list[MachineRecord]:
+    """Return the machines in quarantine, by name. It costs one request if the store never had one.
+
+    A user who may not list this folder has no quarantine.
+    """
+    with contextlib.suppress(StoreDenied):
+        newest = [_read_records(store, folder)[-1:] for folder in store.list(MACHINES)]
+        found = [record for records in newest for record in records if record.is_quarantined]
+        return sorted(found, key=lambda each: each.host)
+    return []
+
+
+def quarantine_machine(store: Store, run: str, verdict: Verdict) -> MachineRecord | None:
+    """Quarantine the machine that a verdict names; return its record, or None if there is nothing new to record.
+
+    Nothing is new if the machine is in quarantine with these GPUs, or if it was released and hasn't deviated since.
+
+    Raises:
+        StoreError: the store can't be written.
+    """
+    records = _read_records(store, quote(verdict.host, safe=""))
+    known = [each for each in records if (each.run, each.commit) == (run, verdict.commit)]
+    last = records[-1] if records and records[-1].is_quarantined else None
+    is_covered = last and (not last.gpus or (verdict.gpus and {*verdict.gpus} <= {*last.gpus}))
+    if is_covered or any(each.deviating >= verdict.deviating for each in known):
+        return None
+    gpus = sorted({*verdict.gpus, *(last.gpus if last and verdict.gpus else ())})
+    return _create(
+        store, len(records), host=verdict.host, gpus=gpus, is_quarantined=True, run=run, commit=verdict.commit,
+        reason=f"commit {verdict.commit} of run {run}: {verdict.reason}", deviating=verdict.deviating,
+    )  # fmt: skip
+
+
+def release_machine(store: Store, host: str) -> MachineRecord:
+    """Release a machine from quarantine; return the record of the release.
+
+    Raises:
+        WrongUse: the machine is not in quarantine.
+        StoreError: the store can't be written.
+    """
+    records = _read_records(store, quote(host, safe=""))
+    if not records or not records[-1].is_quarantined:
+        raise WrongUse(
+            f"{host} is not quarantined in {store.url}", hint=f"holdfast doctor --store {store.url} lists who is"
+        )
+    return _create(
+        store, records[-1].number, host=host, gpus=[], is_quarantined=False, run="", commit=0, deviating=0,
+        reason="released by a person",
+    )  # fmt: skip
+
+
+def _read_records(store: Store, folder: str) -> list[MachineRecord]:
+    """Return the records of a machine that can be read, oldest first."""
+    records = []
+    for number in sort_names(store.list(f"{MACHINES}/{folder}"), ".json").numbers:
+        try:
+            records.append(read_record(store, MachineRecord, record_name(f"{MACHINES}/{folder}", number)))
+        except (NameMissing, RecordDamaged) as error:
+            log.warning("%s", error)
+    return records
+
+
+def _create(store: Store, number: int, **fields: object) -> MachineRecord:
+    """Create the next record of a machine; another process may be faster."""
+    while True:
+        number += 1
+        record = MachineRecord.model_validate(fields | {"number": number, "created_at": now()})
+        with contextlib.suppress(NameTaken):
+            store.create(record_name(f"{MACHINES}/{quote(record.host, safe='')}", number), record.to_bytes())
+            return record
