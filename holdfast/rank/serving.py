@@ -22,12 +22,11 @@ from holdfast.errors import (
 )
 from holdfast.journal import Commit
 from holdfast.machine import heartbeats
-from holdfast.machine.environment import describe_environment
 from holdfast.machine.heartbeats import Phase, RankStanding
 from holdfast.provenance import opened_files as opened
 from holdfast.provenance.canonical import spell_floats
-from holdfast.provenance.fingerprint import to_plain
 from holdfast.rank.agreeing import check_same_store, check_same_training
+from holdfast.rank.describing import describe_training
 from holdfast.rank.events import Events
 from holdfast.rank.failure import describe_failure
 from holdfast.rank.holding import wait_to_proceed
@@ -48,7 +47,6 @@ from holdfast.rank.messages import (
     Observed,
     Proceed,
     Progress,
-    Ready,
     Rehearse,
     Rehearsed,
     Restore,
@@ -62,7 +60,6 @@ from holdfast.rank.orders import Orders
 from holdfast.rank.process import read_environment
 from holdfast.rank.record import CodeRecord, read_recorded
 from holdfast.rank.surviving import RankChunk, Survivor
-from holdfast.recipe.function import default_settings
 from holdfast.store import Store, open_store
 from holdfast.training import (
     StepObserver,
@@ -70,10 +67,8 @@ from holdfast.training import (
     begin_from,
     begin_from_folder,
     begin_save,
-    count_params,
     evaluate_recipe,
     find_forgotten,
-    find_idle,
     find_shards,
     list_events,
     measure_probe,
@@ -383,48 +378,6 @@ def _load_ancestor(training: Training, order: Begin, events: Events) -> None:
         payload, metadata = loaded
         begin_from(training, payload, metadata, init)
         events.send(Begun(anneal_offset=training.progress.anneal_offset))
-
-
-def describe_training(training: Training, record: CodeRecord | None) -> Ready:
-    """Return a description of the built training, for the attempt's fingerprint, journal and log."""
-    return Ready(
-        settings=training.settings,
-        defaults={name: to_plain(value) for name, value in default_settings(training.config.recipe).items()},
-        data=describe_data(training),
-        steps_per_epoch=training.steps_per_epoch,
-        samples_per_step=training.samples_per_step,
-        sample_size=training.recipe.sample_size,
-        unit=training.recipe.unit,
-        flops_per_sample=training.recipe.flops_per_sample,
-        model_params=count_params(training),
-        device=str(training.accelerator.device),
-        environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
-        warnings=[*find_idle(training), *find_unused_workers(training)],
-        notes=training.notes,
-    )
-
-
-def find_unused_workers(training: Training) -> list[str]:
-    """Return a warning if a ``DataLoader`` asks for workers, and the configuration has none."""
-    asked = getattr(training.batches, "unused_workers", 0)
-    if not asked:
-        return []
-    return [
-        f"the DataLoader's num_workers = {asked} is not used: compute.loader_workers = 0 loads its data in the rank; "
-        f"{asked} would train the same bytes"
-    ]
-
-
-def describe_data(training: Training) -> dict[str, Any]:
-    """Return the fingerprint's part about the data: its content, and how ranks and workers divide it."""
-    if training.order is not None:
-        size = {"samples": training.order.samples}
-    elif training.recipe.batch_size is None:
-        size = training.batches.describe()
-    else:
-        size = {"loader_workers": training.config.compute.loader_workers}  # each worker reads a part of a stream
-    content = {"content": dict(training.recipe.content)} if training.recipe.content else {}
-    return {"sha256": training.recipe.data_sha256, **size, **content}
 
 
 def main() -> int:

@@ -1,0 +1,52 @@
+"""The description of a rank's built training, which it reports to its attempt."""
+
+from typing import Any
+
+from holdfast.machine.environment import describe_environment
+from holdfast.provenance.fingerprint import to_plain
+from holdfast.rank.messages import Ready
+from holdfast.rank.record import CodeRecord
+from holdfast.recipe.function import default_settings
+from holdfast.training import Training, count_params, find_idle
+
+
+def describe_training(training: Training, record: CodeRecord | None) -> Ready:
+    """Return a description of the built training, for the attempt's fingerprint, journal and log."""
+    return Ready(
+        settings=training.settings,
+        defaults={name: to_plain(value) for name, value in default_settings(training.config.recipe).items()},
+        data=describe_data(training),
+        steps_per_epoch=training.steps_per_epoch,
+        samples_per_step=training.samples_per_step,
+        sample_size=training.recipe.sample_size,
+        unit=training.recipe.unit,
+        flops_per_sample=training.recipe.flops_per_sample,
+        model_params=count_params(training),
+        device=str(training.accelerator.device),
+        environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
+        warnings=[*find_idle(training), *find_unused_workers(training)],
+        notes=training.notes,
+    )
+
+
+def find_unused_workers(training: Training) -> list[str]:
+    """Return a warning if a ``DataLoader`` asks for workers, and the configuration has none."""
+    asked = getattr(training.batches, "unused_workers", 0)
+    if not asked:
+        return []
+    return [
+        f"the DataLoader's num_workers = {asked} is not used: compute.loader_workers = 0 loads its data in the rank; "
+        f"{asked} would train the same bytes"
+    ]
+
+
+def describe_data(training: Training) -> dict[str, Any]:
+    """Return the fingerprint's part about the data: its content, and how ranks and workers divide it."""
+    if training.order is not None:
+        size = {"samples": training.order.samples}
+    elif training.recipe.batch_size is None:
+        size = training.batches.describe()
+    else:
+        size = {"loader_workers": training.config.compute.loader_workers}  # each worker reads a part of a stream
+    content = {"content": dict(training.recipe.content)} if training.recipe.content else {}
+    return {"sha256": training.recipe.data_sha256, **size, **content}
