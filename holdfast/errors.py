@@ -32,6 +32,7 @@
         │   └── RecipeBroken         (RuntimeError)       an error that new ranks would raise again
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
+        ├── SelfTestFailed           (RuntimeError)       a rank's device computes wrong bits
         ├── MachineQuarantined       (RuntimeError)       this machine has computed wrongly; another one may train
         ├── NodesMissing             (TimeoutError)       too few nodes came to the rendezvous
         ├── FolderTaken              (FileExistsError)    a checkpoint's folder belongs to another commit, or to none
@@ -257,6 +258,12 @@ class GpuUnhealthy(RunStopped, RuntimeError):
     """A GPU that a run would take, or its driver, reports a fault."""
 
     reason = "gpu_unhealthy"
+
+
+class SelfTestFailed(RunStopped, RuntimeError):
+    """A rank's device gave other bits for an equal computation."""
+
+    reason = "self_test_failed"
 
 
 class MachineQuarantined(RunStopped, RuntimeError):

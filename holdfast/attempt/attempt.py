@@ -16,7 +16,7 @@ from holdfast import checkpoint
 from holdfast.attempt.commits import Proposal, Publish, publish_commit
 from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
-from holdfast.attempt.lineage import Past, describe_job, judge_drift, judge_environment
+from holdfast.attempt.lineage import Past, describe_job, judge_drift, judge_environment, judge_self_test
 from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer, Observers, judge_restore
 from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_ready
 from holdfast.attempt.pipeline import Chunk, Pipeline
@@ -279,6 +279,7 @@ class Attempt:
                 self.line.take(newest)
                 self.ranks.verified = newest.number
             else:
+                judge_self_test(past, present, self.config.compute)
                 verdict = judge_environment(past, present, self.config.resume)
                 lineage["environment"] = asdict(verdict)
                 self.rehearsals.is_changed = bool(lineage["drift"]) or verdict.promise != "identical"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.config import InitFrom, Resume, RunConfig
+from holdfast.config import Compute, InitFrom, Resume, RunConfig
 from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.machine.contract import Verdict, judge
+from holdfast.machine.self_test import compare_with_record, refuse
 from holdfast.provenance.changes import Change, compare_identities, find_defaults, to_lineage
 from holdfast.provenance.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
@@ -222,6 +223,19 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
         )
     log.warning("equal bits are not promised on this machine; the run continues and records the reason:%s", reasons)
     return verdict
+
+
+def judge_self_test(past: Past, present: Present, compute: Compute) -> None:
+    """Compare the self-test of this machine with that of the machine that trained the commit; warn of a difference.
+
+    Raises:
+        SelfTestFailed: one host gave other bits before, and the configuration refuses that.
+    """
+    line, is_one_host = compare_with_record(past.environment, present.environment)
+    if line and is_one_host and compute.gpu_health == "refuse":
+        raise refuse(line)
+    if line:
+        log.warning("%s; the run goes on", line)
 
 
 def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:

@@ -275,7 +275,9 @@ class Compute(Section):
     loader_workers: Annotated[Processes, OPERATIONAL] = Field(default=0, ge=0)
     """Processes that load data, for each rank; 0 loads in the rank. The number never changes the trained bytes."""
     gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = "refuse"
-    """Answer to a fault that nvidia-smi reports of a GPU of the run: refuse to train on it, or warn of it."""
+    """Answer to a fault that nvidia-smi reports of a GPU of the run, or that the self-test finds in a rank's device:
+    refuse to train on it, or warn of it.
+    """
 
     @field_validator("nodes", mode="wrap")
     @classmethod

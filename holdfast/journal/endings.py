@@ -65,6 +65,7 @@ _ROWS = (
     Reason("recipe_failed", "the recipe's own code raised an error", FAILURE),
     Reason("unhealthy", "a health signal left its limits", FAILURE),
     Reason("gpu_unhealthy", "a GPU of the attempt's machine, or its driver, reports a fault", FAILURE),
+    Reason("self_test_failed", "a device of the attempt's machine gave other bits for an equal computation", FAILURE),
     Reason(
         "machine_quarantined", "the attempt's machine is quarantined on the store: it has computed wrongly", MACHINE
     ),

@@ -1,12 +1,13 @@
 """Settings of a process under which the same step gives the same bits: environment, torch's flags, seeds."""
 
+import contextlib
 import functools
 import hashlib
 import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from holdfast.config import Determinism
@@ -88,6 +89,26 @@ def apply(settings: Determinism, seed: int) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.set_float32_matmul_precision("highest")
     reseed(seed)
+
+
+@contextlib.contextmanager
+def strictly() -> Iterator[None]:
+    """Use deterministic algorithms in the block, in fast mode, too. Afterwards torch's flags are as before.
+
+    An operation without a deterministic algorithm only warns: in fast mode this interpreter may have been started
+    without the `preamble`, which cuBLAS needs.
+    """
+    import torch
+
+    cudnn, mode = torch.backends.cudnn, torch.get_deterministic_debug_mode()
+    before = cudnn.deterministic, cudnn.benchmark
+    torch.set_deterministic_debug_mode(mode or "warn")
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 def read_flags() -> dict[str, Any]:

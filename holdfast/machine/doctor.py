@@ -4,14 +4,13 @@ The command's own process has other variables and threads than a rank. So fresh 
 measuring: ``python -m holdfast.machine.doctor SETTINGS DEVICE`` prints its report as one line of JSON.
 """
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from holdfast.config import DEFAULT_SEED, Compute, Determinism
 from holdfast.errors import DeterminismError
@@ -19,17 +18,13 @@ from holdfast.machine import determinism
 from holdfast.machine.environment import describe_environment
 from holdfast.machine.gpus import GpuReport, list_taken, list_visible
 from holdfast.machine.libraries import describe_versions
+from holdfast.machine.self_test import Bits, SelfTest, find_fault, run_self_test, take_step
 from holdfast.terminal import counted
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 PROCESSES = 2
 WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
-
-Bits = dict[str, str]  # for each part of a step, the SHA-256 of its result and gradients
 
 
 @dataclass(frozen=True)
@@ -77,12 +72,14 @@ def examine(settings: Determinism, device: DeviceChoice = "auto", within_s: floa
 def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
     """Return the findings from the reports of several processes that made the same measurements."""
     first = reports[0]
-    again = [report["steps"][0] for report in reports]
+    again = [report["step"] for report in reports]
     threads = first["environment"]["threads"]
     moved = sorted({part for bits in first["by_threads"].values() for part in _differing([again[0], bits])})
     others = " or ".join(first["by_threads"])
+    tests = [SelfTest(**test) for test in first["self_tests"]]
+    fault, tested = find_fault(tests, "device"), "; ".join(test.where for test in tests)
     return (
-        _compare("one step, twice in a process", first["steps"]),
+        Finding("self-test: one step, twice", fault or f"the same bits on {tested}", not fault),
         _compare(f"one step, in {len(reports)} processes", again),
         Finding("deterministic algorithms", first["refuses"] or "can't be switched on", bool(first["refuses"])),
         Finding(f"{others} threads, not {threads}", f"other bits: {', '.join(moved)}" if moved else "the same bits"),
@@ -185,44 +182,13 @@ def _make_process_report(settings: Determinism, device: str) -> dict[str, Any]:
     determinism.apply(settings, DEFAULT_SEED)
     report: dict[str, Any] = {"environment": describe_environment(device)}
     determinism.apply(settings.model_copy(update={"mode": "strict"}), DEFAULT_SEED)
-    report |= {"steps": [step(device), step(device)], "refuses": _refuse(device), "by_threads": {}}
+    report |= {"step": take_step(device), "refuses": _refuse(device), "by_threads": {}}
+    devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if device == "cuda" else [device]
+    report["self_tests"] = [asdict(run_self_test(each)) for each in devices]
     for threads in (settings.threads + 1, settings.threads + 2):
         torch.set_num_threads(threads)
-        report["by_threads"][str(threads)] = step(device)
+        report["by_threads"][str(threads)] = take_step(device)
     return report
-
-
-def step(device: str, seed: int = DEFAULT_SEED) -> Bits:
-    """Compute a small training step, forward and backward, and return its bits, part by part."""
-    import torch
-    from torch.nn import functional as F
-
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> "Tensor":
-        return torch.randn(*shape, generator=generator).to(device).requires_grad_()
-
-    parts: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
-        "matmul": (torch.matmul, [draw(256, 512), draw(512, 128)]),
-        "conv": (F.conv2d, [draw(8, 16, 32, 32), draw(32, 16, 3, 3)]),
-        "attention": (F.scaled_dot_product_attention, [draw(4, 4, 64, 32) for _ in range(3)]),
-        "embedding": (lambda table: F.embedding(torch.arange(4096, device=device) % 64, table), [draw(64, 128)]),
-        "sum": (torch.sum, [draw(1_000_000)]),
-    }
-    return {name: bits_of(operation, given) for name, (operation, given) in parts.items()}
-
-
-def bits_of(operation: "Callable[..., Tensor]", given: "list[Tensor]") -> str:
-    """Run an operation and return the SHA-256 of its result and of the gradients of its arguments."""
-    import torch
-
-    result = operation(*given)
-    result.square().sum().backward()  # type: ignore[no-untyped-call]
-    digest = hashlib.sha256()
-    for tensor in (result, *(each.grad for each in given)):
-        assert tensor is not None
-        digest.update(tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _refuse(device: str) -> str:

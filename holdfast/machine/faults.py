@@ -4,6 +4,9 @@
 which to kill (counted from 1 in each process); the processes to kill with SIGKILL (``self``, ``other`` for a rank's
 attempt or an attempt's ranks, or ``both``); and a file that the fault creates. While that file exists the fault does
 nothing, so it kills once, however many processes inherit the variable.
+
+``HOLDFAST_FLIP="1:/tmp/struck"`` flips one bit in the self-test of rank 1 (`holdfast.machine.self_test`), in the matrix
+product of its second step. While the file exists, no bit is flipped.
 """
 
 import collections
@@ -53,6 +56,15 @@ def reach(point: str) -> None:
             os.kill(pid, signal.SIGKILL)
     if victim in ("self", "both"):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def takes_flip() -> bool:
+    """Return whether HOLDFAST_FLIP asks to flip a bit in this rank's self-test; if so, create its file."""
+    rank, _, struck = os.environ.get("HOLDFAST_FLIP", "").partition(":")
+    if rank != os.environ.get("RANK", "0") or Path(struck).exists():
+        return False
+    Path(struck).touch()
+    return True
 
 
 def _other_side() -> list[int]:

@@ -201,13 +201,18 @@ class Heartbeat:
 
     def note_device(self, device: str) -> None:
         """Note the device that this rank trains on, as torch names it."""
-        place, listed = "", os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if device.startswith("cuda"):
-            number = int(device.partition(":")[2] or 0)
-            gpu = listed[number].strip() if number < len(listed) else ""
-            place = f"{GPU}{gpu or number}"
-        text = f"{platform.node()}{place}".encode()[: len(self._text)]
+        text = name_device(device).encode()[: len(self._text)]
         self._text[:] = text.ljust(len(self._text), b"\0")
+
+
+def name_device(device: str) -> str:
+    """Return a name for a device of this machine, which torch names so: the host, and the GPU's number."""
+    place, listed = "", os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if device.startswith("cuda"):
+        number = int(device.partition(":")[2] or 0)
+        gpu = listed[number].strip() if number < len(listed) else ""
+        place = f"{GPU}{gpu or number}"
+    return f"{platform.node()}{place}"
 
 
 def _read_all(memory: mmap.mmap) -> dict[int, Beat]:

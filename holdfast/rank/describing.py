@@ -3,6 +3,7 @@
 from typing import Any
 
 from holdfast.machine.environment import describe_environment
+from holdfast.machine.self_test import KEY, SelfTest, find_fault, refuse, run_self_test
 from holdfast.provenance.fingerprint import to_plain
 from holdfast.rank.messages import Ready
 from holdfast.rank.record import CodeRecord
@@ -11,7 +12,15 @@ from holdfast.training import Training, count_params, find_idle
 
 
 def describe_training(training: Training, record: CodeRecord | None) -> Ready:
-    """Return a description of the built training, for the attempt's fingerprint, journal and log."""
+    """Test the devices of all ranks, and describe the built training for the attempt's fingerprint, journal and log.
+
+    All ranks call it together.
+
+    Raises:
+        SelfTestFailed: a self-test has failed, and the configuration refuses that.
+    """
+    test, health = test_device(training)
+    machine = describe_environment(training.accelerator.device.type) | {KEY: test.describe()}
     return Ready(
         settings=training.settings,
         defaults={name: to_plain(value) for name, value in default_settings(training.config.recipe).items()},
@@ -23,10 +32,26 @@ def describe_training(training: Training, record: CodeRecord | None) -> Ready:
         flops_per_sample=training.recipe.flops_per_sample,
         model_params=count_params(training),
         device=str(training.accelerator.device),
-        environment=(record.describe() if record else {}) | describe_environment(training.accelerator.device.type),
-        warnings=[*find_idle(training), *find_unused_workers(training)],
+        environment=(record.describe() if record else {}) | machine,
+        warnings=[*health, *find_idle(training), *find_unused_workers(training)],
         notes=training.notes,
     )
+
+
+def test_device(training: Training) -> tuple[SelfTest, list[str]]:
+    """Test this rank's device, and hear of the other ranks' tests.
+
+    Returns:
+        this rank's test, and a warning that names the devices whose tests have failed.
+
+    Raises:
+        SelfTestFailed: a test has failed, and the configuration refuses that.
+    """
+    own = run_self_test(str(training.accelerator.device))
+    fault = find_fault(training.ranks.gather(own))
+    if fault and training.config.compute.gpu_health == "refuse":
+        raise refuse(fault)
+    return own, [f'{fault}; compute.gpu_health = "warn" trains anyway'] if fault else []
 
 
 def find_unused_workers(training: Training) -> list[str]:

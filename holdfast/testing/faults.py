@@ -1,4 +1,4 @@
-"""Faults that kill a run at a named point, for tests of your recipes; `holdfast.machine.faults` executes them."""
+"""Faults of a run at a named point, for tests of your recipes; `holdfast.machine.faults` executes them."""
 
 from pathlib import Path
 
@@ -20,3 +20,13 @@ def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
     if point not in POINTS + REHEARSAL_POINTS + NEAR_POINTS or victim not in ("self", "other", "both") or nth < 1:
         raise ValueError(f"no such fault: {point}:{nth}:{victim}")
     return {"HOLDFAST_FAULT": f"{point}:{nth}:{victim}:{struck}"}
+
+
+def flip(rank: int, struck: Path) -> dict[str, str]:
+    """Return the environment variable that makes the self-test of a rank's device fail once.
+
+    Args:
+        rank: the rank.
+        struck: a file that the fault creates, so that it strikes only once.
+    """
+    return {"HOLDFAST_FLIP": f"{rank}:{struck}"}

@@ -30,7 +30,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "holdfast.store": ("*",),
     "holdfast.testing": ("*",),
     "holdfast.testing.arrays": ("array_ranks",),
-    "holdfast.testing.faults": ("fault",),
+    "holdfast.testing.faults": ("fault", "flip"),
     "holdfast.testing.stores": ("StoreTests",),
 }
 

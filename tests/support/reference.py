@@ -132,6 +132,7 @@ SET_FOR_TESTS = {
     "HOLDFAST_EXAMPLES": "how many random lives of a run the tests try; `make soak` sets it",
     "HOLDFAST_FAULT": "a point of the code at which a process dies; `holdfast.testing.faults.fault` returns it "
     "([api.md](api.md#fault))",
+    "HOLDFAST_FLIP": "a rank whose self-test fails; `holdfast.testing.faults.flip` returns it ([api.md](api.md#flip))",
     "HOLDFAST_HELM_CHARTS": "a folder of Helm charts, for `make check-infra` without a network",
     "HOLDFAST_HOST": "another name of this machine, so that one machine trains and audits as several",
     "HOLDFAST_TERRAFORM_PLUGINS": "a folder of Terraform's providers, for `make check-infra` without a network",

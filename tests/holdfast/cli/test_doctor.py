@@ -2,6 +2,7 @@
 
 import json
 import logging
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from holdfast.cli import app, run_app
 from holdfast.config import Compute, Determinism
 from holdfast.errors import DeterminismError
 from holdfast.journal import Journal
-from holdfast.machine import determinism, doctor
+from holdfast.machine import determinism, self_test
 from holdfast.machine.contract import LIMITS, TERMS, judge, terms_on
 from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_reports
 from holdfast.machine.gpus import read_report
@@ -27,7 +28,7 @@ from tests.conftest import has_not_ended
 from tests.support.makers import IDENTITY, SETTINGS, make_line, train
 from tests.support.nvidia_smi import HOPPER, LOST, SICK, Machine, uuid
 
-PARTS = ("matmul", "conv", "attention", "embedding", "sum")
+PARTS = ("matmul", "conv", "attention", "embedding", "sum", "optimizer")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_doctor_describes_this_machine(
     assert [row[0] for row in rows if row[0] in {term.key for term in TERMS}] == [term.key for term in terms_on(device)]
     for text in (*(term.why for term in terms_on(device)), *(limit.text for limit in LIMITS if device in limit.on)):
         assert text in words(out)
-    assert f"good one step, twice in a process the same bits: {', '.join(PARTS)}" in words(out)
+    assert f"good self-test: one step, twice the same bits on {platform.node()}" in words(out)
     assert f"good one step, in 2 processes the same bits: {', '.join(PARTS)}" in words(out)
     assert "good deterministic algorithms on: torch refuses put_, which has no deterministic kernel" in words(out)
     assert "seen 2 or 3 threads, not 1" in words(out)
@@ -350,13 +351,17 @@ def test_gpus_that_can_not_be_described(
 SAME = dict.fromkeys(PARTS, "same")
 OTHER = SAME | {"conv": "other"}
 ALL_SAME = f"the same bits: {', '.join(PARTS)}"
+TESTED_HERE = {"host": "node-3", "where": "node-3", "model": "CPU", "sha256": "a", "flags": "b", "differing": []}
 HEALTHY = {
-    "environment": {"threads": 1}, "steps": [SAME, SAME], "refuses": "put_", "by_threads": {"2": SAME, "3": SAME},
+    "environment": {"threads": 1}, "step": SAME, "refuses": "put_", "by_threads": {"2": SAME, "3": SAME},
+    "self_tests": [TESTED_HERE],
 }  # fmt: skip
 
 
+AGAIN = "the self-test failed: node-3 gave other bits when it computed the same again (conv)"
 HEALTHY_FINDINGS = (
-    Finding("one step, twice in a process", ALL_SAME, True), Finding("one step, in 2 processes", ALL_SAME, True),
+    Finding("self-test: one step, twice", "the same bits on node-3", True),
+    Finding("one step, in 2 processes", ALL_SAME, True),
     Finding("deterministic algorithms", "put_", True), Finding("2 or 3 threads, not 1", "the same bits"),
 )  # fmt: skip
 
@@ -364,8 +369,8 @@ HEALTHY_FINDINGS = (
 @pytest.mark.parametrize(
     ("first", "second", "number", "seen", "is_good"),
     [
-        ({"steps": [SAME, OTHER]}, {}, 0, "other bits: conv", False),
-        ({}, {"steps": [OTHER, OTHER]}, 1, "other bits: conv", False),
+        ({"self_tests": [TESTED_HERE | {"differing": ["conv"]}]}, {}, 0, AGAIN, False),
+        ({}, {"step": OTHER}, 1, "other bits: conv", False),
         ({"refuses": ""}, {}, 2, "can't be switched on", False),
         ({"by_threads": {"2": SAME, "3": OTHER}}, {}, 3, "other bits: conv", None),
     ],
@@ -399,7 +404,7 @@ hashlib.sha256 = lambda data=b"": sha256(b"%d" % os.getpid() + data)
 """
     plant(tmp_path, "sitecustomize.py", salted, monkeypatch)
     out = words(say(capsys, exit_code=2))
-    assert "good one step, twice in a process" in out
+    assert "good self-test: one step, twice" in out
     assert f"wrong one step, in 2 processes other bits: {', '.join(PARTS)}" in out
     assert "so a run can be neither continued nor repeated to the bit" in out
 
@@ -434,16 +439,16 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 def test_the_bits_of_a_step_are_those_of_its_numbers() -> None:
-    first = doctor.step("cpu")
+    first = self_test.take_step("cpu")
     assert tuple(first) == PARTS
     assert len(set(first.values())) == len(PARTS)
-    assert not set(first.items()) & set(doctor.step("cpu", seed=1).items())
+    assert not set(first.items()) & set(self_test.take_step("cpu", seed=1).items())
 
 
 def test_gradients_count() -> None:
     x = torch.arange(1.0, 9.0)
-    once = doctor.bits_of(lambda x: x * 1, [x.clone().requires_grad_()])
-    twice = doctor.bits_of(lambda x: x.detach() + 2 * (x - x.detach()), [x.clone().requires_grad_()])
+    once = self_test.bits_of(lambda x: x * 1, [x.clone().requires_grad_()])
+    twice = self_test.bits_of(lambda x: x.detach() + 2 * (x - x.detach()), [x.clone().requires_grad_()])
     assert torch.equal(x * 1, x.detach() + 2 * (x - x.detach()))
     assert once != twice
 
@@ -452,6 +457,6 @@ def test_a_change_by_other_threads_is_seen(here: Examination, threads: Callable[
     steps = []
     for number in (1, 2, 3):
         threads(number)
-        steps.append(doctor.step("cpu"))
+        steps.append(self_test.take_step("cpu"))
     moved = sorted(part for part in PARTS if len({bits[part] for bits in steps}) > 1)
     assert here.findings[-1].seen == (f"other bits: {', '.join(moved)}" if moved else "the same bits")

@@ -1,0 +1,186 @@
+"""The self-test of a rank's device: one small training step, computed twice from equal numbers, gives equal bits.
+
+Each rank tests its own device once it has built its recipe, and `holdfast doctor` tests all of them. A device whose
+bits differ computes wrong numbers. The test takes a tenth of a second on a CPU core.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.config import DEFAULT_SEED
+from holdfast.errors import SelfTestFailed
+from holdfast.machine import determinism, faults
+from holdfast.machine.contract import judge
+from holdfast.machine.heartbeats import name_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Bits = dict[str, str]  # for each part of a step, the SHA-256 of its result and gradients
+
+UNPROMISED = ("driver", "cpu_flags")  # keys of an environment that the contract doesn't compare, and that may matter
+KEY = "self_test"  # the key of a `SelfTest` in a record's environment
+HINT = "train on another machine and have this one examined; --set compute.gpu_health=warn trains anyway"
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The result of the self-test of one device.
+
+    Attributes:
+        host: the device's host.
+        where: the host, and the GPU if it is one.
+        model: the device's model; devices of one host and model give equal bits.
+        sha256: a digest of the step's bits.
+        flags: a digest of torch's flags, which a recipe may set: only under equal flags are two digests comparable.
+        differing: the parts of the step whose bits differed the second time.
+    """
+
+    host: str
+    where: str
+    model: str
+    sha256: str
+    flags: str
+    differing: tuple[str, ...] = ()
+
+    def describe(self) -> dict[str, str]:
+        """Return the test in the form in which an attempt's environment has it."""
+        return {name: getattr(self, name) for name in ("host", "where", "sha256", "flags")}
+
+
+def run_self_test(device: str) -> SelfTest:
+    """Compute the same step twice on a device of this machine, and compare the bits.
+
+    Args:
+        device: the device, as torch names it.
+    """
+    with determinism.strictly():
+        first, second = take_step(device), take_step(device, is_wrong=faults.takes_flip())
+    differing = tuple(part for part, bits in first.items() if bits != second[part])
+    flags = _digest(determinism.read_flags())
+    return SelfTest(platform.node(), name_device(device), _name_model(device), _digest(first), flags, differing)
+
+
+def _name_model(device: str) -> str:
+    import torch
+
+    if not device.startswith("cuda"):
+        return "CPU"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} with {properties.multi_processor_count} SMs"
+
+
+def find_fault(tests: Sequence[SelfTest], name: str = "rank") -> str:
+    """Return a line that names the devices whose self-tests failed; empty if none has.
+
+    A test fails if its own two steps differ, or if most tests of the same model on its host gave other bits than it.
+    If no bits have a majority, all of these are named.
+
+    Args:
+        name: the name of what has a device, for the message; a number follows it.
+    """
+    lines = []
+    for number, test in enumerate(tests):
+        who = f"{name} {number} on {test.where}" if len(tests) > 1 else test.where
+        if test.differing:
+            lines.append(f"{who} gave other bits when it computed the same again ({', '.join(test.differing)})")
+            continue
+        alike = [each.sha256 for each in tests if _is_like(each, test)]
+        if 2 * alike.count(test.sha256) <= len(alike):
+            lines.append(f"{who} gave other bits than others of the same model ({test.model})")
+    return f"the self-test failed: {'; '.join(lines)}" if lines else ""
+
+
+def _is_like(one: SelfTest, other: SelfTest) -> bool:
+    return (one.host, one.model, one.flags) == (other.host, other.model, other.flags) and not one.differing
+
+
+def compare_with_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[str, bool]:
+    """Compare the self-tests in two environments of attempts.
+
+    Only tests of equal machines and versions, by the hardware contract, and under equal flags can be compared.
+
+    Returns:
+        a line that says how they differ, which is empty if they don't or can't be compared; and whether one unchanged
+        host gave both, so that its hardware is at fault.
+    """
+    then, now = saved.get(KEY), current.get(KEY)
+    if not then or not now or then["flags"] != now["flags"] or then["sha256"] == now["sha256"]:
+        return "", False
+    if judge(saved, current).promise != "identical":
+        return "", False
+    line = (
+        f"self-test: {now['where']} gives other bits than {then['where']} gave, with the same model of machine and "
+        f"the same versions ({now['sha256'][:12]}, not {then['sha256'][:12]})"
+    )
+    return line, then["host"] == now["host"] and all(saved.get(name) == current.get(name) for name in UNPROMISED)
+
+
+def refuse(fault: str) -> SelfTestFailed:
+    """Return the error for a fault that a self-test has found."""
+    return SelfTestFailed(fault, hint=HINT)
+
+
+def take_step(device: str, seed: int = DEFAULT_SEED, *, is_wrong: bool = False) -> Bits:
+    """Compute a small training step, forward, backward and optimizer, and return its bits, part by part.
+
+    It draws from a generator of its own and leaves those of the training as they are.
+
+    Args:
+        is_wrong: whether a bit of its matrix product is flipped, for a test.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> "Tensor":
+        drawn = torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
+        return drawn.to(device).requires_grad_()
+
+    def multiply(left: "Tensor", right: "Tensor") -> "Tensor":
+        product = torch.matmul(left, right)
+        if is_wrong:
+            with torch.no_grad():
+                product.view(torch.int32)[0, 0] ^= 1
+        return product
+
+    parts: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+        "matmul": (multiply, [draw(256, 512), draw(512, 128)]),
+        "conv": (F.conv2d, [draw(8, 16, 32, 32), draw(32, 16, 3, 3)]),
+        "attention": (F.scaled_dot_product_attention, [draw(4, 4, 64, 32) for _ in range(3)]),
+        "embedding": (lambda table: F.embedding(torch.arange(4096, device=device) % 64, table), [draw(64, 128)]),
+        "sum": (torch.sum, [draw(1_000_000)]),
+    }
+    bits = {name: bits_of(operation, given) for name, (operation, given) in parts.items()}
+    weights = parts["matmul"][1]
+    torch.optim.AdamW(weights).step()
+    return bits | {"optimizer": _hash(weights)}
+
+
+def bits_of(operation: "Callable[..., Tensor]", given: "list[Tensor]") -> str:
+    """Run an operation and return the SHA-256 of its result and of the gradients of its arguments."""
+    import torch
+
+    with torch.enable_grad():
+        result = operation(*given)
+        result.square().sum().backward()  # type: ignore[no-untyped-call]
+    gradients = [each.grad for each in given]
+    return _hash([result, *(gradient for gradient in gradients if gradient is not None)])
+
+
+def _hash(tensors: "Sequence[Tensor]") -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
