@@ -423,6 +423,8 @@ class Attempt:
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
             if isinstance(event, Saved):
                 self._chunk_s = event.train_s
+                if slow := ranks.watch.find_slow():
+                    log.warning("%s", slow)
                 if is_rehearsed and event.step >= stop:  # a rehearsal had trained the whole chunk before
                     self._rehearse_or_order(stop, event.train_s, (stop - self.step) / (event.train_s or 1.0))
                 return event.model_copy(update={"restart_s": self.ranks.restart_s})

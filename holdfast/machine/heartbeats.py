@@ -44,7 +44,8 @@ class Phase(enum.IntEnum):
 
 # The phases whose durations are measured.
 MEASURED = (Phase.STEP, Phase.EVALUATING)
-TEXT_AT = 8 * (NUMBERS + len(MEASURED))
+SUMS = 2  # the sums of a record, after the longest times: the seconds in steps, and those of them at SYNCING
+TEXT_AT = 8 * (NUMBERS + len(MEASURED) + SUMS)
 
 
 class Place(enum.IntEnum):
@@ -80,6 +81,8 @@ class Beat:
         standing: whether the rank still trains with the others.
         longest_s: the longest step and the longest evaluation so far, in seconds; 0 for none. The process's first step
             doesn't count: it also compiles, starts loader workers and connects the ranks.
+        steps_s: the seconds that the rank has spent in steps; the process's first step doesn't count.
+        syncing_s: the seconds of these at the place SYNCING.
         where: the rank's host, and its GPU if it has one.
     """
 
@@ -91,6 +94,8 @@ class Beat:
     step: int
     standing: RankStanding
     longest_s: Mapping[Phase, float]
+    steps_s: float
+    syncing_s: float
     where: str
 
     @property
@@ -156,9 +161,12 @@ class Heartbeat:
         self._memory = _map(path)
         record = memoryview(self._memory)[number * RECORD_BYTES : (number + 1) * RECORD_BYTES]
         self._numbers = record[:TEXT_AT].cast("q")
-        self._longest = record[:TEXT_AT].cast("d")[NUMBERS:]
+        self._longest = record[:TEXT_AT].cast("d")[NUMBERS:-SUMS]
+        self._sums = record[:TEXT_AT].cast("d")[-SUMS:]
         self._text = record[TEXT_AT:]
         self._phase, self._step, self._began = Phase.BUILDING, 0, 0.0
+        self._syncing_since = 0.0  # 0 at another place
+        self._steps_s, self._syncing_s = 0.0, 0.0
         self._has_trained = False
         self.note_device("cpu")
         faulthandler.register(STACKS_SIGNAL, file=2)
@@ -168,6 +176,11 @@ class Heartbeat:
     def begin(self, phase: Phase, step: int | None = None) -> None:
         """Begin a phase. Without a step, the phase belongs to the previous phase's step."""
         now = time.monotonic()
+        if self._syncing_since:
+            self._end_syncing(now)
+        if self._phase is Phase.STEP and self._has_trained and self._began < math.inf:
+            self._steps_s += now - self._began
+            self._sums[0] = self._steps_s
         if self._phase in MEASURED and (self._has_trained or self._phase is not Phase.STEP):
             index = MEASURED.index(self._phase)
             self._longest[index] = max(self._longest[index], now - self._began)
@@ -179,8 +192,18 @@ class Heartbeat:
 
     def mark(self, place: Place) -> None:
         """Record that the rank has come to a place in the present phase."""
+        if place is Place.SYNCING:
+            self._syncing_since = self._syncing_since or time.monotonic()
+        elif self._syncing_since:
+            self._end_syncing(time.monotonic())
         self._numbers[3] = place
         self._numbers[4] += 1
+
+    def _end_syncing(self, now: float) -> None:
+        if self._phase is Phase.STEP and self._has_trained and self._began < math.inf:
+            self._syncing_s += now - self._syncing_since
+            self._sums[1] = self._syncing_s
+        self._syncing_since = 0.0
 
     def stand(self, standing: RankStanding) -> None:
         """Change the rank's standing."""
@@ -223,11 +246,13 @@ def _read_all(memory: mmap.mmap) -> dict[int, Beat]:
 
 def _read(record: memoryview) -> tuple[int, Beat] | None:
     pid, phases, phase, place, marks, step, rank, standing, *_ = record[:TEXT_AT].cast("q")
-    longest_s = dict(zip(MEASURED, record[:TEXT_AT].cast("d")[NUMBERS:], strict=True))
+    *longest, steps_s, syncing_s = record[:TEXT_AT].cast("d")[NUMBERS:]
+    longest_s = dict(zip(MEASURED, longest, strict=True))
     where = bytes(record[TEXT_AT:]).rstrip(b"\0").decode(errors="replace")
     if not pid:
         return None
-    return rank, Beat(pid, phases, Phase(phase), Place(place), marks, step, RankStanding(standing), longest_s, where)
+    phase, place, standing = Phase(phase), Place(place), RankStanding(standing)
+    return rank, Beat(pid, phases, phase, place, marks, step, standing, longest_s, steps_s, syncing_s, where)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -30,6 +30,7 @@ from typing import Literal
 from holdfast.errors import RankHung
 from holdfast.machine.heartbeats import Beat, Heartbeats, Phase, Place
 from holdfast.machine.processes import STOPPED, read_process
+from holdfast.rank.slow_ranks import SlowRank, SlowRanks
 from holdfast.rank.stacks import write_stacks
 
 # The variable with the factor of all bounds, for a process that watches an attempt's ranks on another machine.
@@ -78,11 +79,16 @@ class Watch:
         self._has_others = has_others
         self._heartbeats, self._hung_after_s = heartbeats, hung_after_s
         self._seen: dict[int, _Seen] = {}
+        self._slow_ranks = SlowRanks()
         self._looked_at = time.monotonic()
 
     def read(self) -> dict[int, Beat]:
         """Return the heartbeat of each rank of this machine, by rank."""
         return self._heartbeats.read()
+
+    def find_slow(self) -> SlowRank | None:
+        """Return the rank that was slow since the last call that judged enough steps; see `SlowRanks`."""
+        return self._slow_ranks.find(self.read())
 
     def count_steps(self) -> int:
         """Return the newest step that all ranks of this machine have trained, saved or not; 0 if none is known."""

@@ -1,6 +1,8 @@
 """Recipes and a loop for virtual ranks: dropout, batch statistics, a buffer, clipping, accumulation, an average."""
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +97,7 @@ def averaged(how: str = "") -> Recipe:
 
     Args:
         how: ``counts`` changes an extra in the loss, which virtual ranks can't train; with ``alike`` all shares use the
-            same parameters.
+            same parameters; ``slow`` sleeps in the second rank's loss.
     """
     model = Varied(is_alike=how == "alike")
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -105,6 +107,8 @@ def averaged(how: str = "") -> Recipe:
         points, targets = batch
         if how == "counts":
             seen.train()(points)
+        if how == "slow" and os.environ.get("RANK") == "1":
+            time.sleep(0.01)
         return F.mse_loss(model(points + 0.01 * torch.randn_like(points)), targets)
 
     return Recipe(

@@ -11,7 +11,7 @@ from holdfast.machine.heartbeats import Beat, Phase, Place, RankStanding
 
 
 def beat(step: int, place: Place, phase: Phase = Phase.STEP) -> Beat:
-    return Beat(1, step, phase, place, 0, step, RankStanding.TRAINING, {}, "host")
+    return Beat(1, step, phase, place, 0, step, RankStanding.TRAINING, {}, 0.0, 0.0, "host")
 
 
 COMPUTING, SYNCING = Place.COMPUTING, Place.SYNCING
