@@ -279,7 +279,7 @@ class Attempt:
                 self.line.take(newest)
                 self.ranks.verified = newest.number
             else:
-                judge_self_test(past, present, self.config.compute)
+                judge_self_test(self.journal, self.number, past, present, self.config.compute)
                 verdict = judge_environment(past, present, self.config.resume)
                 lineage["environment"] = asdict(verdict)
                 self.rehearsals.is_changed = bool(lineage["drift"]) or verdict.promise != "identical"

@@ -1,7 +1,8 @@
 """The changes of settings, code and machine since a commit: are they allowed, and is bit-exactness still promised?"""
 
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.machine.contract import Verdict, judge
-from holdfast.machine.self_test import compare_with_record, refuse
+from holdfast.machine.self_test import compare_with_records, refuse
 from holdfast.provenance.changes import Change, compare_identities, find_defaults, to_lineage
 from holdfast.provenance.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 JOB = "job"  # the key under which a lineage has the Slurm job
 
 BUILT = "built"
+
+LOOKED_BACK = 16  # attempts; each costs a request, and none if the newest machine like this one gave equal bits
 
 ReadMetadata = Callable[[Commit], checkpoint.Metadata | None]
 
@@ -225,17 +228,31 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
     return verdict
 
 
-def judge_self_test(past: Past, present: Present, compute: Compute) -> None:
-    """Compare the self-test of this machine with that of the machine that trained the commit; warn of a difference.
+def judge_self_test(journal: Journal, attempt: int, past: Past, present: Present, compute: Compute) -> None:
+    """Compare the self-test of this machine with those of machines like it that trained the run; warn of a difference.
+
+    Args:
+        attempt: this attempt's number.
 
     Raises:
-        SelfTestFailed: one host gave other bits before, and the configuration refuses that.
+        SelfTestFailed: this host gave other bits before, and the configuration refuses that.
     """
-    line, is_one_host = compare_with_record(past.environment, present.environment)
-    if line and is_one_host and compute.gpu_health == "refuse":
+    records = itertools.chain([past.environment], read_environments(journal, attempt - 1))
+    line, is_unstable = compare_with_records(records, present.environment)
+    if line and is_unstable and compute.gpu_health == "refuse":
         raise refuse(line)
     if line:
         log.warning("%s; the run goes on", line)
+
+
+def read_environments(journal: Journal, newest: int) -> Iterator[dict[str, Any]]:
+    """Yield the environments of the attempt ``newest`` and of those before it, the newest first, `LOOKED_BACK` at most.
+
+    Each is read when it is asked for. An attempt whose record can't be read is left out.
+    """
+    for number in range(newest, max(newest - LOOKED_BACK, 0), -1):
+        if (record := journal.find_attempt(number)) is not None:
+            yield record.environment
 
 
 def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:

@@ -3,12 +3,13 @@
 import shutil
 import textwrap
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from holdfast.attempt.lineage import read_environments
 from holdfast.cli.app import Json, app, print_json
 from holdfast.cli.stores import try_store
 from holdfast.config import Compute, Determinism
@@ -17,7 +18,7 @@ from holdfast.journal import AttemptRecord, Journal, release_machine
 from holdfast.journal.finding import open_journal
 from holdfast.ledger.plan import read_config
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
-from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_libraries
+from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_libraries, judge_records
 from holdfast.machine.gpus import read_report
 from holdfast.machine.libraries import find_installed
 from holdfast.provenance.packages import find_versions
@@ -60,7 +61,12 @@ def doctor(
     examination = examine(determinism, compute.device)
     gpus = judge_gpus(read_report(), compute, len(examination.environment["gpus"]))
     libraries = judge_libraries(find_installed())
-    verdict = judge(attempt.environment, _with_packages(attempt, examination)) if attempt else None
+    verdict = None
+    if journal and attempt:
+        present = _with_packages(attempt, examination)
+        verdict = judge(attempt.environment, present)
+        recorded = judge_records(read_environments(journal, attempt.number), present)
+        examination = replace(examination, findings=(*examination.findings, recorded))
     is_good = examination.is_good and all(gpu.is_good is not False for gpu in gpus)
     if json:
         known = {

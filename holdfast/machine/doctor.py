@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from holdfast.machine import determinism
 from holdfast.machine.environment import describe_environment
 from holdfast.machine.gpus import GpuReport, list_taken, list_visible
 from holdfast.machine.libraries import describe_versions
-from holdfast.machine.self_test import Bits, SelfTest, find_fault, run_self_test, take_step
+from holdfast.machine.self_test import KEY, Bits, SelfTest, compare_with_records, find_fault, run_self_test, take_step
 from holdfast.terminal import counted
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -77,13 +77,22 @@ def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
     moved = sorted({part for bits in first["by_threads"].values() for part in _differing([again[0], bits])})
     others = " or ".join(first["by_threads"])
     tests = [SelfTest(**test) for test in first["self_tests"]]
-    fault, tested = find_fault(tests, "device"), "; ".join(test.where for test in tests)
+    fault = find_fault(tests, "device")
+    tested = "; ".join(f"{test.where} ({test.sha256[:12]})" for test in tests)
     return (
         Finding("self-test: one step, twice", fault or f"the same bits on {tested}", not fault),
         _compare(f"one step, in {len(reports)} processes", again),
         Finding("deterministic algorithms", first["refuses"] or "can't be switched on", bool(first["refuses"])),
         Finding(f"{others} threads, not {threads}", f"other bits: {', '.join(moved)}" if moved else "the same bits"),
     )
+
+
+def judge_records(records: Iterable[Mapping[str, Any]], current: Mapping[str, Any]) -> Finding:
+    """Return whether a run's attempts on machines like this one had the same self-test; see `compare_with_records`."""
+    line, is_unstable = compare_with_records(records, current)
+    if line:
+        return Finding("self-test, in the run's attempts", line, False if is_unstable else None)
+    return Finding("self-test, in the run's attempts", "no machine like this one had other bits", True)
 
 
 def _compare(what: str, steps: list[Bits]) -> Finding:
@@ -184,7 +193,9 @@ def _make_process_report(settings: Determinism, device: str) -> dict[str, Any]:
     determinism.apply(settings.model_copy(update={"mode": "strict"}), DEFAULT_SEED)
     report |= {"step": take_step(device), "refuses": _refuse(device), "by_threads": {}}
     devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if device == "cuda" else [device]
-    report["self_tests"] = [asdict(run_self_test(each)) for each in devices]
+    tests = [run_self_test(each) for each in devices]
+    report["self_tests"] = [asdict(test) for test in tests]
+    report["environment"][KEY] = tests[0].describe()
     for threads in (settings.threads + 1, settings.threads + 2):
         torch.set_num_threads(threads)
         report["by_threads"][str(threads)] = take_step(device)

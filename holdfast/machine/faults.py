@@ -6,7 +6,8 @@ attempt or an attempt's ranks, or ``both``); and a file that the fault creates. 
 nothing, so it kills once, however many processes inherit the variable.
 
 ``HOLDFAST_FLIP="1:/tmp/struck"`` flips one bit in the self-test of rank 1 (`holdfast.machine.self_test`), in the matrix
-product of its second step. While the file exists, no bit is flipped.
+product of its second step. While the file exists, no bit is flipped. ``HOLDFAST_FLIP="1:"`` flips this bit in each step
+of each self-test, as a broken adder would.
 """
 
 import collections
@@ -58,13 +59,20 @@ def reach(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def takes_flip() -> bool:
-    """Return whether HOLDFAST_FLIP asks to flip a bit in this rank's self-test; if so, create its file."""
+def takes_flips() -> tuple[bool, bool]:
+    """Return whether HOLDFAST_FLIP asks to flip a bit in the first and the second step of this rank's self-test.
+
+    If only in the second one, create its file.
+    """
     rank, _, struck = os.environ.get("HOLDFAST_FLIP", "").partition(":")
-    if rank != os.environ.get("RANK", "0") or Path(struck).exists():
-        return False
+    if rank != os.environ.get("RANK", "0"):
+        return False, False
+    if not struck:
+        return True, True
+    if Path(struck).exists():
+        return False, False
     Path(struck).touch()
-    return True
+    return False, True
 
 
 def _other_side() -> list[int]:

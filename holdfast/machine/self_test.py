@@ -7,10 +7,11 @@ bits differ computes wrong numbers. The test takes a tenth of a second on a CPU 
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast import __version__
 from holdfast.config import DEFAULT_SEED
 from holdfast.errors import SelfTestFailed
 from holdfast.machine import determinism, faults
@@ -24,6 +25,7 @@ Bits = dict[str, str]  # for each part of a step, the SHA-256 of its result and 
 
 UNPROMISED = ("driver", "cpu_flags")  # keys of an environment that the contract doesn't compare, and that may matter
 KEY = "self_test"  # the key of a `SelfTest` in a record's environment
+RECORDED = ("host", "where", "sha256", "flags")
 HINT = "train on another machine and have this one examined; --set compute.gpu_health=warn trains anyway"
 
 
@@ -36,7 +38,8 @@ class SelfTest:
         where: the host, and the GPU if it is one.
         model: the device's model; devices of one host and model give equal bits.
         sha256: a digest of the step's bits.
-        flags: a digest of torch's flags, which a recipe may set: only under equal flags are two digests comparable.
+        flags: a digest of torch's flags, which a recipe may set, and of Holdfast's version: two tests are comparable
+            only if these are equal.
         differing: the parts of the step whose bits differed the second time.
     """
 
@@ -49,7 +52,7 @@ class SelfTest:
 
     def describe(self) -> dict[str, str]:
         """Return the test in the form in which an attempt's environment has it."""
-        return {name: getattr(self, name) for name in ("host", "where", "sha256", "flags")}
+        return {name: getattr(self, name) for name in RECORDED}
 
 
 def run_self_test(device: str) -> SelfTest:
@@ -59,9 +62,9 @@ def run_self_test(device: str) -> SelfTest:
         device: the device, as torch names it.
     """
     with determinism.strictly():
-        first, second = take_step(device), take_step(device, is_wrong=faults.takes_flip())
+        first, second = (take_step(device, is_wrong=is_wrong) for is_wrong in faults.takes_flips())
     differing = tuple(part for part, bits in first.items() if bits != second[part])
-    flags = _digest(determinism.read_flags())
+    flags = _digest(determinism.read_flags() | {"holdfast": __version__})  # a later version may compute another step
     return SelfTest(platform.node(), name_device(device), _name_model(device), _digest(first), flags, differing)
 
 
@@ -99,25 +102,63 @@ def _is_like(one: SelfTest, other: SelfTest) -> bool:
     return (one.host, one.model, one.flags) == (other.host, other.model, other.flags) and not one.differing
 
 
-def compare_with_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[str, bool]:
-    """Compare the self-tests in two environments of attempts.
+def compare_with_records(records: Iterable[Mapping[str, Any]], current: Mapping[str, Any]) -> tuple[str, bool]:
+    """Compare this machine's self-test with those that earlier attempts have on record.
 
-    Only tests of equal machines and versions, by the hardware contract, and under equal flags can be compared.
+    Only tests of equal machines and versions, by the hardware contract, and under equal flags are compared. No more
+    records are read once one has equal bits. Otherwise each host has one vote, its newest record, and a machine whose
+    bits most hosts gave is not blamed for those that differ.
+
+    Args:
+        records: the environments of attempts, the newest first.
+        current: this machine's environment.
 
     Returns:
-        a line that says how they differ, which is empty if they don't or can't be compared; and whether one unchanged
-        host gave both, so that its hardware is at fault.
+        a line that says how they differ, which is empty if they don't or can't be compared; and whether this host gave
+        the other bits itself, with nothing changed, so that its hardware is at fault.
     """
-    then, now = saved.get(KEY), current.get(KEY)
-    if not then or not now or then["flags"] != now["flags"] or then["sha256"] == now["sha256"]:
+    now, others = _find_test(current), dict[str, Mapping[str, str]]()
+    if now is None:
         return "", False
-    if judge(saved, current).promise != "identical":
+    is_unstable = False
+    for record in records:
+        then = _find_test(record)
+        if then is None or then["host"] in others or not _is_comparable(record, current):
+            continue
+        is_equal = then["sha256"] == now["sha256"]
+        if is_equal and not others:
+            return "", False
+        others[then["host"]] = then
+        if then["host"] == now["host"] and not is_equal:
+            is_unstable = all(record.get(name) == current.get(name) for name in UNPROMISED)
+    differing = [then for then in others.values() if then["sha256"] != now["sha256"]]
+    if not differing or (not is_unstable and 2 * len(differing) < len({now["host"], *others})):
         return "", False
+    given = ", ".join(dict.fromkeys(then["sha256"][:12] for then in differing))
     line = (
-        f"self-test: {now['where']} gives other bits than {then['where']} gave, with the same model of machine and "
-        f"the same versions ({now['sha256'][:12]}, not {then['sha256'][:12]})"
+        f"self-test: {now['where']} gives other bits than {' and '.join(then['where'] for then in differing)} gave, "
+        f"with the same model of machine and the same versions ({now['sha256'][:12]}, not {given})"
     )
-    return line, then["host"] == now["host"] and all(saved.get(name) == current.get(name) for name in UNPROMISED)
+    return line, is_unstable
+
+
+def _find_test(environment: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Return the self-test in an environment; None if it has none, or one of another form."""
+    test = environment.get(KEY)
+    is_known = isinstance(test, Mapping) and all(isinstance(test.get(name), str) for name in RECORDED)
+    return test if is_known else None
+
+
+def _is_comparable(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Return whether the self-tests of two machines have to give equal bits."""
+    if saved[KEY]["flags"] != current[KEY]["flags"] or judge(saved, current).promise != "identical":
+        return False
+    # The contract leaves a GPU's name free. Two GPUs of one architecture may yet differ in memory or clock.
+    return _name_gpus(saved) == _name_gpus(current)
+
+
+def _name_gpus(environment: Mapping[str, Any]) -> set[str]:
+    return {str(gpu.get("name")) for gpu in environment.get("gpus") or ()}
 
 
 def refuse(fault: str) -> SelfTestFailed:

@@ -22,11 +22,12 @@ def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
     return {"HOLDFAST_FAULT": f"{point}:{nth}:{victim}:{struck}"}
 
 
-def flip(rank: int, struck: Path) -> dict[str, str]:
-    """Return the environment variable that makes the self-test of a rank's device fail once.
+def flip(rank: int, struck: Path | None = None) -> dict[str, str]:
+    """Return the environment variable that flips a bit in the self-test of a rank's device.
 
     Args:
         rank: the rank.
-        struck: a file that the fault creates, so that it strikes only once.
+        struck: a file that the fault creates, so that it strikes only once, in the second of two equal steps. Without
+            a file the same bit is wrong in every step, so that only another device or the run's records can tell.
     """
-    return {"HOLDFAST_FLIP": f"{rank}:{struck}"}
+    return {"HOLDFAST_FLIP": f"{rank}:{struck or ''}"}

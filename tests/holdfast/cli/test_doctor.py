@@ -86,7 +86,7 @@ def test_doctor_describes_this_machine(
     assert [row[0] for row in rows if row[0] in {term.key for term in TERMS}] == [term.key for term in terms_on(device)]
     for text in (*(term.why for term in terms_on(device)), *(limit.text for limit in LIMITS if device in limit.on)):
         assert text in words(out)
-    assert f"good self-test: one step, twice the same bits on {platform.node()}" in words(out)
+    assert f"good self-test: one step, twice the same bits on {platform.node()} (" in words(out)
     assert f"good one step, in 2 processes the same bits: {', '.join(PARTS)}" in words(out)
     assert "good deterministic algorithms on: torch refuses put_, which has no deterministic kernel" in words(out)
     assert "seen 2 or 3 threads, not 1" in words(out)
@@ -360,7 +360,7 @@ HEALTHY = {
 
 AGAIN = "the self-test failed: node-3 gave other bits when it computed the same again (conv)"
 HEALTHY_FINDINGS = (
-    Finding("self-test: one step, twice", "the same bits on node-3", True),
+    Finding("self-test: one step, twice", "the same bits on node-3 (a)", True),
     Finding("one step, in 2 processes", ALL_SAME, True),
     Finding("deterministic algorithms", "put_", True), Finding("2 or 3 threads, not 1", "the same bits"),
 )  # fmt: skip

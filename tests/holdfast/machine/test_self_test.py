@@ -1,12 +1,12 @@
 """The self-test finds a device that computes wrong numbers, blames no other one, and leaves training as it was."""
 
-import logging
 import platform
 import random
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,11 +14,13 @@ import torch
 from holdfast.attempt.lineage import Past, Present, judge_self_test
 from holdfast.config import Compute
 from holdfast.errors import SelfTestFailed
+from holdfast.journal import Journal
 from holdfast.journal.endings import ending_of
 from holdfast.machine import determinism
 from holdfast.machine.environment import describe_environment
-from holdfast.machine.self_test import KEY, SelfTest, find_fault, refuse, run_self_test
-from holdfast.testing.faults import flip
+from holdfast.machine.self_test import KEY, SelfTest, compare_with_records, find_fault, refuse, run_self_test
+from holdfast.store.memory import MemoryStore
+from holdfast.testing.faults import fault, flip
 from tests.conftest import Engine, Reference, assert_same_bytes
 from tests.support.device import DEVICE
 from tests.support.lives import Lives
@@ -26,6 +28,7 @@ from tests.support.shares import write_config
 
 STARTS = 50
 HERE = SelfTest("node-3", "node-3, GPU 0", "H100", "right", "flags")
+OTHER_BITS = f"{platform.node()} gives other bits than {platform.node()} gave"
 AGAIN = "gave other bits when it computed the same again (matmul)"
 
 
@@ -52,6 +55,17 @@ def test_a_flipped_bit_is_found(strict: None, tmp_path: Path, monkeypatch: pytes
     assert right == replace(wrong, differing=())
     monkeypatch.setenv("HOLDFAST_FLIP", f"1:{tmp_path}/not-this-rank")
     assert run_self_test(DEVICE) == right
+
+
+def test_a_bit_that_is_always_wrong_is_found_beside_other_devices(
+    strict: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = run_self_test(DEVICE)
+    monkeypatch.setenv("HOLDFAST_FLIP", flip(0)["HOLDFAST_FLIP"])
+    wrong = run_self_test(DEVICE)
+    assert (wrong.differing, find_fault([wrong])) == ((), "")
+    fault = find_fault([right, right, wrong])
+    assert fault == f"the self-test failed: rank 2 on {wrong.where} gave other bits than others of the same model (CPU)"
 
 
 @pytest.mark.parametrize("mode", ["default", "warn", "error"])
@@ -102,41 +116,109 @@ def environment(host: str, sha256: str, **changed: Any) -> dict[str, Any]:
     return known | {KEY: own, "deterministic": True} | changed
 
 
-def judge(saved: dict[str, Any], current: dict[str, Any], compute: Compute) -> None:
-    past = Past(None, "", None, saved)  # type: ignore[arg-type]  # the commit isn't read
-    judge_self_test(past, Present({}, {}, current), compute)
+def judge(current: dict[str, Any], *records: dict[str, Any], health: Literal["refuse", "warn"] = "refuse") -> None:
+    """Judge this machine's self-test in a run with these attempts, the last of which has committed."""
+    journal = Journal(MemoryStore(f"self-test-{uuid.uuid4()}"), "r")
+    for number, record in enumerate(records, 1):
+        journal.claim_attempt(number, "fresh", "host", 1, record)
+    past = Past(None, "", None, records[-1])  # type: ignore[arg-type]  # the commit isn't read
+    judge_self_test(journal, len(records) + 1, past, Present({}, {}, current), Compute(gpu_health=health))
+
+
+A, B = "a" * 64, "b" * 64
+OF_ANOTHER = {"torch": "another"}
 
 
 def test_other_bits_than_another_host_gave_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        judge(environment("node-3", "a" * 64), environment("node-4", "b" * 64), Compute())
+    judge(environment("node-4", B), environment("node-3", A))
     (line,) = caplog.messages
     assert line.startswith("self-test: node-4 gives other bits than node-3 gave")
 
 
 def test_other_bits_than_the_same_host_gave_are_refused(caplog: pytest.LogCaptureFixture) -> None:
-    saved, current = environment("node-3", "a" * 64), environment("node-3", "b" * 64)
+    saved, current = environment("node-3", A), environment("node-3", B)
     with pytest.raises(SelfTestFailed, match="node-3 gives other bits than node-3 gave"):
-        judge(saved, current, Compute())
-    judge(saved, current, Compute(gpu_health="warn"))
-    judge(saved, environment("node-3", "b" * 64, driver="580"), Compute())
+        judge(current, saved)
+    judge(current, saved, health="warn")
+    judge(environment("node-3", B, driver="580"), saved)
     assert len(caplog.messages) == 2
+
+
+def test_an_attempt_before_the_last_commits_counts() -> None:
+    with pytest.raises(SelfTestFailed):
+        judge(environment("node-3", B), environment("node-3", A), environment("node-4", A, **OF_ANOTHER))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "named"),
+    [
+        (["node-1", "node-2"], "than node-2 and node-1 gave"),
+        (["node-1", "node-2", "node-1"], "than node-1 and node-2 gave"),
+    ],
+)
+def test_the_hosts_that_gave_other_bits_are_named(
+    hosts: list[str], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge(environment("node-9", B), *(environment(host, A) for host in hosts))
+    (line,) = caplog.messages
+    assert named in line
+
+
+def test_a_machine_whose_bits_most_hosts_gave_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
+    odd = environment("node-2", B)
+    judge(environment("node-3", A), environment("node-1", A), odd)
+    judge(environment("node-1", A), environment("node-1", A), environment("node-4", A), odd)
+    assert caplog.messages == []
+    judge(environment("node-3", A), odd)
+    assert len(caplog.messages) == 1
+
+
+def name_gpu(name: str, sha256: str) -> dict[str, Any]:
+    gpus = [{"name": name, "sm": [9, 0], "sm_count": 132}]
+    known = {"cuda": "13.0", "cudnn": 91002, "nccl": "2.27", "device": "cuda"}
+    return environment("node-3", sha256, gpus=gpus, **known)
+
+
+def test_gpus_of_another_name_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    judge(name_gpu("NVIDIA H200", B), name_gpu("NVIDIA H100", A))
+    assert caplog.messages == []
+    with pytest.raises(SelfTestFailed):
+        judge(name_gpu("NVIDIA H200", B), name_gpu("NVIDIA H200", A))
 
 
 @pytest.mark.parametrize(
     "current",
     [
-        environment("node-3", "a" * 64),
-        environment("node-3", "b" * 64, torch="another"),
-        environment("node-3", "b" * 64, deterministic=False),
-        {name: value for name, value in environment("node-3", "b" * 64).items() if name != KEY},
+        environment("node-3", A),
+        environment("node-3", B, **OF_ANOTHER),
+        environment("node-3", B, deterministic=False),
+        environment("node-3", B, threads=99),
+        environment("node-3", B, cpu_capability="AVX2"),
+        environment("node-3", B, onednn="2"),
+        environment("node-3", B, variables={"MKL_CBWR": "COMPATIBLE"}),
+        environment("node-3", B) | {KEY: {"host": "node-3", "where": "node-3", "sha256": B, "flags": "others"}},
+        {name: value for name, value in environment("node-3", B).items() if name != KEY},
     ],
 )
 def test_self_tests_that_are_equal_or_not_comparable_say_nothing(
     current: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    judge(environment("node-3", "a" * 64), current, Compute())
+    judge(current, environment("node-3", A))
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("test", ["text", {}, {"host": 1, "where": "w", "sha256": A, "flags": "flags"}])
+def test_a_record_of_another_form_is_left_out(test: Any, caplog: pytest.LogCaptureFixture) -> None:
+    judge(environment("node-3", B), environment("node-3", A) | {KEY: test})
+    assert caplog.messages == []
+
+
+def test_no_record_is_read_if_the_last_machine_like_this_one_gave_equal_bits() -> None:
+    def read() -> Iterator[dict[str, Any]]:
+        yield environment("node-4", A)
+        raise AssertionError("a second record was read")
+
+    assert compare_with_records(read(), environment("node-3", A)) == ("", False)
 
 
 def test_supervision_starts_another_attempt() -> None:
@@ -165,6 +247,32 @@ def test_a_wrong_machine_trains_if_it_is_told_to(engine: Engine) -> None:
     trained = engine.run("epochs=1", "compute.gpu_health=warn", **flip(0, engine.folder / "struck"))
     assert trained.returncode == 0, trained.stderr
     assert f'{AGAIN}; compute.gpu_health = "warn" trains anyway' in trained.stderr
+
+
+@pytest.mark.slow
+def test_a_machine_that_has_begun_to_be_wrong_is_refused(engine: Engine) -> None:
+    """The wrong bit is equal each time, so that nothing but the run's records shows it."""
+    engine.run(**fault("commit-recorded", 1, "both", engine.folder / "struck"))
+    refused = engine.run(**flip(0))
+    assert refused.returncode == 3, refused.stderr
+    assert f"error: self-test: {OTHER_BITS}" in refused.stderr
+    assert engine.journal().attempts() == 1
+
+
+@pytest.mark.slow
+def test_doctor_compares_a_machine_with_the_attempts_of_a_run(engine: Engine) -> None:
+    engine.run("epochs=1")
+    good = engine.command("doctor", str(engine.run_folder))
+    assert (good.returncode, "no machine like this one had other bits" in words(good.stdout)) == (0, True)
+    record = engine.journal().read_attempt(1)
+    record.environment[KEY]["sha256"] = A
+    (engine.run_folder / "attempts" / "00000001.json").write_bytes(record.to_bytes())
+    bad = engine.command("doctor", str(engine.run_folder))
+    assert (bad.returncode, OTHER_BITS in words(bad.stdout)) == (2, True)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
 
 
 @pytest.mark.slow
