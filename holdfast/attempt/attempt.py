@@ -423,11 +423,11 @@ class Attempt:
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
             if isinstance(event, Saved):
                 self._chunk_s = event.train_s
-                if slow := ranks.watch.find_slow():
-                    log.warning("%s", slow)
+                if slow_rank := ranks.watch.find_slow():
+                    log.warning("%s", slow_rank)
                 if is_rehearsed and event.step >= stop:  # a rehearsal had trained the whole chunk before
                     self._rehearse_or_order(stop, event.train_s, (stop - self.step) / (event.train_s or 1.0))
-                return event.model_copy(update={"restart_s": self.ranks.restart_s})
+                return event.model_copy(update={"restart_s": self.ranks.restart_s, "slow_rank": slow_rank})
             if isinstance(event, Rehearsed):
                 self.rehearsals.note_lived(event)
             if isinstance(event, Progress):

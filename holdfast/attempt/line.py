@@ -247,6 +247,7 @@ class Line:
             loss=metadata.loss,
             is_last=metadata.is_last,
             **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
+            slow_rank=saved.slow_rank,
             rehearsed=list(self.verdict.rehearsed),
             not_rehearsed=self.verdict.reason,
             unrehearsed_s=self.verdict.unrehearsed_s + saved.train_s,

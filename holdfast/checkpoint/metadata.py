@@ -21,6 +21,7 @@ from holdfast.journal import (
     read_record,
     shown_name,
 )
+from holdfast.machine.slow_ranks import SlowRank
 from holdfast.recipe.probe import Probe
 from holdfast.store import Store
 
@@ -130,6 +131,7 @@ class Saved(Record):
             Each duration is 0 if it is unknown.
         near_problem: why the near folder has no copy of this checkpoint, for a person. Empty if the folder has a copy,
             if there is no near folder, or if the save before failed for the same reason.
+        slow_rank: the rank for which the others waited; None if there is none.
     """
 
     path: str
@@ -141,6 +143,7 @@ class Saved(Record):
     save_s: float = 0.0
     restart_s: float = 0.0
     near_problem: str = ""
+    slow_rank: SlowRank | None = None
 
     @property
     def step(self) -> int:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from holdfast.errors import RecordDamaged
 from holdfast.journal.endings import Ending
+from holdfast.machine.slow_ranks import SlowRank
 from holdfast.store import Store
 
 FORMAT_VERSION = 1
@@ -253,6 +254,9 @@ class Commit(Record):
     stall_s: Seconds = Field(0.0, description="seconds that training paused for its save")
     save_s: Seconds = Field(0.0, description="seconds from the copy of its state until it was durable")
     restart_s: Seconds = Field(0.0, description="seconds until its ranks, or their attempt, began to train")
+    slow_rank: SlowRank | None = Field(
+        None, description="the rank for which the others waited in its steps, over a fifth of the time; else null"
+    )
     is_last: bool = Field(False, description="whether its ranks ended with it, and trained no step after it")
     rehearsed: list[Annotated[int, Field(ge=1, le=MOST_STEPS)]] = Field(
         [], description="the steps of its line's last rehearsals that were equal, oldest first"

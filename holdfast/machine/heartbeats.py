@@ -81,7 +81,7 @@ class Beat:
         standing: whether the rank still trains with the others.
         longest_s: the longest step and the longest evaluation so far, in seconds; 0 for none. The process's first step
             doesn't count: it also compiles, starts loader workers and connects the ranks.
-        steps_s: the seconds that the rank has spent in steps; the process's first step doesn't count.
+        steps_s: the seconds that the rank has spent in whole steps; the process's first step doesn't count.
         syncing_s: the seconds of these at the place SYNCING.
         where: the rank's host, and its GPU if it has one.
     """
@@ -180,7 +180,7 @@ class Heartbeat:
             self._end_syncing(now)
         if self._phase is Phase.STEP and self._has_trained and self._began < math.inf:
             self._steps_s += now - self._began
-            self._sums[0] = self._steps_s
+            self._sums[0], self._sums[1] = self._steps_s, self._syncing_s
         if self._phase in MEASURED and (self._has_trained or self._phase is not Phase.STEP):
             index = MEASURED.index(self._phase)
             self._longest[index] = max(self._longest[index], now - self._began)
@@ -202,7 +202,6 @@ class Heartbeat:
     def _end_syncing(self, now: float) -> None:
         if self._phase is Phase.STEP and self._has_trained and self._began < math.inf:
             self._syncing_s += now - self._syncing_since
-            self._sums[1] = self._syncing_s
         self._syncing_since = 0.0
 
     def stand(self, standing: RankStanding) -> None:

@@ -30,7 +30,7 @@ from typing import Literal
 from holdfast.errors import RankHung
 from holdfast.machine.heartbeats import Beat, Heartbeats, Phase, Place
 from holdfast.machine.processes import STOPPED, read_process
-from holdfast.rank.slow_ranks import SlowRank, SlowRanks
+from holdfast.machine.slow_ranks import SlowRank, SlowRanks
 from holdfast.rank.stacks import write_stacks
 
 # The variable with the factor of all bounds, for a process that watches an attempt's ranks on another machine.

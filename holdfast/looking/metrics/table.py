@@ -60,6 +60,12 @@ _ROWS = (
         "holdfast.rank.restarts", "counter", "{failure}", "Failures of the attempt's ranks, by reason.", ("reason",)
     ),
     Metric("holdfast.rank.step", "gauge", "{step}", "Step that a rank of this machine is in.", ("rank",)),
-    Metric("holdfast.rank.lag", "counter", "s", "Seconds for which other ranks have waited for a rank.", ("rank",)),
+    Metric(
+        "holdfast.rank.lag",
+        "counter",
+        "s",
+        "Seconds for which the other ranks have waited for a rank, on average.",
+        ("rank",),
+    ),
 )
 METRICS = {row.name: row for row in _ROWS}

@@ -9,6 +9,7 @@ from holdfast.journal.endings import REASONS
 from holdfast.ledger.goodput import AttemptLedger, Ledger, account
 from holdfast.ledger.timeline import Records, find_trainer, make_lives
 from holdfast.looking.report.gathering import History
+from holdfast.machine.slow_ranks import SlowRank
 
 # The look of an attempt's bar in the timeline, by the attempt's state in Prefect.
 LOOKS = {"Completed": "good", "Failed": "bad", "Crashed": "bad", "Cancelled": "calm", "Paused": "calm"}
@@ -27,6 +28,7 @@ class ReportedLife:
             that a later attempt adopted.
         reason: why it ended; "running" for the last attempt, if its end is not on record: it trains, or died unseen.
         look: the class of its bar: good, warn, bad, calm, live or unknown.
+        slow_rank: the rank for which the others waited longest in the steps of a commit; None if there is none.
     """
 
     record: AttemptRecord
@@ -39,6 +41,7 @@ class ReportedLife:
     commits: int
     reason: str
     look: str
+    slow_rank: SlowRank | None = None
 
 
 def make_report_ledger(history: History, now: float) -> tuple[Ledger | None, list[str]]:
@@ -74,6 +77,7 @@ def _make(
     ending = history.endings.get(record.number)
     is_live = ending is None and record.number == max(history.attempts) and not history.is_complete
     reason = RUNNING if is_live else spent.reason or NO_ENDING
+    slow_ranks = [each.slow_rank for each in commits if each.slow_rank]
     return ReportedLife(
         record=record,
         ending=ending,
@@ -85,6 +89,7 @@ def _make(
         commits=len(commits),
         reason=reason,
         look="live" if is_live else find_look(reason),
+        slow_rank=max(slow_ranks, key=lambda slow: slow.share, default=None),
     )
 
 

@@ -12,6 +12,7 @@ from holdfast.looking.report.lives import RUNNING, ReportedLife, find_starts
 from holdfast.looking.report.markup import Markup, element, join_html, section, table
 from holdfast.looking.report.numbers import show_number, show_seconds, show_time
 from holdfast.machine.contract import terms_on
+from holdfast.machine.slow_ranks import SlowRank
 from holdfast.provenance.changes import from_lineage
 from holdfast.provenance.fingerprint import flatten
 from holdfast.terminal import counted
@@ -88,8 +89,12 @@ def make_attempts(lives: list[ReportedLife], timeline: Markup) -> Markup:
     """Return the timeline of attempts, and a table of them."""
     if not lives:
         return section("Attempts", "attempts", element("p", "No attempt has begun yet.", class_="empty"))
-    heads = ("attempt", "began (UTC)", "why", "host", "waited", "lived", "steps", "commits", "ended", "because")
-    rows = [_make_row(each) for each in reversed(lives[-MOST_ROWS:])]
+    heads = ["attempt", "began (UTC)", "why", "host", "waited", "lived", "steps", "commits", "ended", "because"]
+    shown = lives[-MOST_ROWS:][::-1]
+    rows = [_make_row(each) for each in shown]
+    if any(each.slow_rank for each in shown):
+        heads.append("slow rank")
+        rows = [[*row, _describe_slow(each.slow_rank)] for row, each in zip(rows, shown, strict=True)]
     left_out = len(lives) - len(rows)
     note = element("p", f"{left_out:,} older attempts are not listed.", class_="note") if left_out else ""
     return section(
@@ -115,6 +120,11 @@ def _make_row(life: ReportedLife) -> list[object]:
         element("span", life.reason.replace("_", " "), class_=f"badge {life.look}"),
         ending.message if ending else "",
     ]
+
+
+def _describe_slow(slow: SlowRank | None) -> str:
+    """Return the rank for which the others waited, and for how much of which steps; empty if there is none."""
+    return f"rank {slow.rank} on {slow.where}: {slow.share:.0%} of steps {slow.start:,}-{slow.stop:,}" if slow else ""
 
 
 # ---- changes and lineage

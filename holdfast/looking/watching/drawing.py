@@ -115,6 +115,8 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
     if head is not None and speed:
         left = seen.total_steps - head.step if seen.total_steps else 0
         yield "speed", f"{speed:.3g} steps/s" + (f", {spell_s(left / speed)} left at this speed" if left > 0 else "")
+    if head is not None and head.slow_rank:
+        yield "slow rank", str(head.slow_rank)
     if health.state in ("training", "stalled"):
         stop = f"-{seen.next_stop}" if seen.next_stop else ""
         when = f"began {spell_s(age_s)} ago, its commit is expected after {spell_s(health.expected_s)}"

@@ -1,7 +1,7 @@
 """The view without a terminal: a line for each commit, attempt, ending and stall, until the run is complete."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.errors import RunGone, StoreError
 from holdfast.journal import Commit
@@ -28,24 +28,31 @@ class Lines:
             recent = [commit for commit in recent if seen.find_parent(commit) or not commit.parent]
         self._commits |= {commit.number for commit in seen.commits}
         for number, record in seen.attempts:
-            yield from (_describe_commit(seen, commit) for commit in recent if commit.attempt < number)
+            yield from _describe_commits(seen, [commit for commit in recent if commit.attempt < number])
             recent = [commit for commit in recent if commit.attempt >= number]
             if number not in self._attempts:
                 yield f"attempt {number}: {record.why} on {record.host}" if record else f"attempt {number}"
             self._attempts.add(number)
-            yield from (_describe_commit(seen, commit) for commit in recent if commit.attempt == number)
+            yield from _describe_commits(seen, [commit for commit in recent if commit.attempt == number])
             recent = [commit for commit in recent if commit.attempt != number]
             ending = seen.find_ending(number)
             if ending is not None and number not in self._endings:
                 self._endings.add(number)
                 yield f"attempt {number} ended at step {ending.step}: {ending.ending}"
-        yield from (_describe_commit(seen, commit) for commit in recent)
+        yield from _describe_commits(seen, recent)
         yield from (f"note: {line}" for line in seen.missing if line not in self._missing)
         self._missing |= {*seen.missing}
         health = judge_health(seen, max(0.0, now - seen.sign_at))
         if health.state != self._state and health.state not in ("training", "starting"):
             yield f"{seen.run} is complete" if health.state == "complete" else str(health)
         self._state = health.state
+
+
+def _describe_commits(seen: Seen, commits: Iterable[Commit]) -> Iterator[str]:
+    for commit in commits:
+        yield _describe_commit(seen, commit)
+        if commit.slow_rank:
+            yield f"note: {commit.slow_rank}"
 
 
 def _describe_commit(seen: Seen, commit: Commit) -> str:

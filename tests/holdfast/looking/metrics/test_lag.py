@@ -1,56 +1,61 @@
 """How long ranks wait for each of them, from heartbeats that are given."""
 
-import time
+from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
 from holdfast.looking.metrics import METRICS, Readings
-from holdfast.looking.metrics import lag as lag_module
 from holdfast.looking.metrics.lag import Lag
 from holdfast.machine.heartbeats import Beat, Phase, Place, RankStanding
 
-
-def beat(step: int, place: Place, phase: Phase = Phase.STEP) -> Beat:
-    return Beat(1, step, phase, place, 0, step, RankStanding.TRAINING, {}, 0.0, 0.0, "host")
+BEGUN = Beat(1, 0, Phase.STEP, Place.COMPUTING, 0, 5, RankStanding.TRAINING, MappingProxyType({}), 1.0, 0.5, "node-3")
 
 
-COMPUTING, SYNCING = Place.COMPUTING, Place.SYNCING
+def after(syncing_s: float, steps: int = 1, **changed: object) -> Beat:
+    return replace(BEGUN, step=BEGUN.step + steps, syncing_s=BEGUN.syncing_s + syncing_s, **changed)  # type: ignore[arg-type]
+
+
+def measure(*looks: dict[int, Beat]) -> dict[str, float]:
+    readings = Readings({"run": "r"})
+    lag = Lag(readings)
+    for beats in looks:
+        lag.look(beats)
+    return {labels["rank"]: round(value, 6) for labels, value in readings.read(METRICS["holdfast.rank.lag"])}
 
 
 @pytest.mark.parametrize(
-    ("beats", "late"),
+    ("syncing_s", "lag"),
     [
-        ({0: beat(5, SYNCING), 1: beat(5, COMPUTING)}, {1}),
-        ({0: beat(5, SYNCING), 1: beat(5, Place.LOADING)}, {1}),
-        ({0: beat(6, COMPUTING), 1: beat(5, COMPUTING)}, set()),
-        ({0: beat(6, SYNCING), 1: beat(5, COMPUTING)}, {1}),
-        ({0: beat(6, COMPUTING), 1: beat(5, SYNCING)}, set()),
-        ({0: beat(5, COMPUTING), 1: beat(5, COMPUTING)}, set()),
-        ({0: beat(5, SYNCING), 1: beat(5, SYNCING)}, set()),
-        ({0: beat(5, SYNCING), 1: beat(5, COMPUTING), 2: beat(5, COMPUTING)}, {1, 2}),
-        ({0: beat(5, SYNCING), 1: beat(5, COMPUTING, Phase.SAVING)}, set()),
-        ({0: beat(5, COMPUTING)}, set()),
-        ({}, set()),
+        ((1.5, 0.0), (0.0, 1.5)),
+        ((0.5, 0.5), (0.0, 0.0)),
+        ((3.0, 0.0, 3.0, 3.0), (0.0, 3.0, 0.0, 0.0)),
+        ((3.0, 0.0, 0.0, 3.0), (0.0, 2.0, 2.0, 0.0)),  # each of the two waits for nobody, and two others wait for it
+        ((2.0,), (0.0,)),
     ],
 )
-def test_a_rank_lags_while_another_one_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch, beats: dict[int, Beat], late: set[int]
+def test_a_rank_lags_for_as_long_as_the_others_wait_for_it(
+    syncing_s: tuple[float, ...], lag: tuple[float, ...]
 ) -> None:
-    readings, now = Readings({"run": "r"}), time.monotonic()
-    monkeypatch.setattr(lag_module.time, "monotonic", lambda: now)
-    lag = Lag(readings)
-    for _ in range(3):
-        now += 0.5
-        lag.look(beats)
-    found = {labels["rank"]: value for labels, value in readings.read(METRICS["holdfast.rank.lag"])}
-    assert found == {str(rank): 1.5 if rank in late else 0.0 for rank in beats}
+    first = dict.fromkeys(range(len(syncing_s)), BEGUN)
+    second = {rank: after(each) for rank, each in enumerate(syncing_s)}
+    assert measure(first, second, second) == {str(rank): each for rank, each in enumerate(lag)}
 
 
-def test_a_pause_of_the_machine_is_nobodys_lag(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings, now = Readings({"run": "r"}), time.monotonic()
-    monkeypatch.setattr(lag_module.time, "monotonic", lambda: now)
-    lag = Lag(readings)
-    now += 3600
-    lag.look({0: beat(5, SYNCING), 1: beat(5, COMPUTING)})
-    found = {labels["rank"]: value for labels, value in readings.read(METRICS["holdfast.rank.lag"])}
-    assert found == {"0": 0.0, "1": lag_module.MOST_S}
+def test_waits_are_compared_only_between_ranks_at_one_step() -> None:
+    """A rank that has ended its step has counted its wait, and another one will as soon as it ends the same step."""
+    first, mixed = {0: BEGUN, 1: BEGUN}, {0: after(0.5), 1: after(0.0, steps=0)}
+    saving = {0: after(0.5), 1: after(0.0, phase=Phase.SAVING)}
+    assert measure(first, mixed, saving, {0: after(0.5), 1: after(0.5)}) == {"0": 0.0, "1": 0.0}
+    assert measure(first, mixed, {0: after(2.5, 2), 1: after(0.5, 2)}) == {"0": 0.0, "1": 2.0}
+
+
+def test_new_ranks_begin_anew() -> None:
+    new = {0: after(9.0, pid=2), 1: after(0.0, pid=3)}
+    later = {0: after(10.0, 2, pid=2), 1: after(0.0, 2, pid=3)}
+    assert measure({0: BEGUN, 1: BEGUN}, new) == {"0": 0.0, "1": 0.0}
+    assert measure({0: BEGUN, 1: BEGUN}, new, later) == {"0": 0.0, "1": 1.0}
+
+
+def test_no_ranks_have_no_lag() -> None:
+    assert measure({0: BEGUN, 1: BEGUN}, {}, {0: after(1.0), 1: after(0.0)}) == {"0": 0.0, "1": 1.0}

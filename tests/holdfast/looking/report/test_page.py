@@ -23,9 +23,10 @@ from holdfast.looking.report.commands import write_toml
 from holdfast.looking.report.curves import make_curves
 from holdfast.looking.report.markup import element
 from holdfast.looking.report.sketch import Sketch
+from holdfast.machine.slow_ranks import SlowRank
 from holdfast.store import open_store
 from tests.support.long_run import LongRun
-from tests.support.makers import IDENTITY, SETTINGS, claim, make_line, train
+from tests.support.makers import IDENTITY, SETTINGS, claim, make_line, save_next, train
 
 EVIL = "</script><script>planted()</script><img src=x onerror=planted()>\"'`\u2028{{"
 VENDORED = {
@@ -83,6 +84,7 @@ def plant(folder: Path) -> Journal:
         number=1, parent=0, attempt=1, step=3, epoch=0, path="epoch-0001", files=[], metrics={EVIL: 1.0},
         checkpoint_sha256="0" * 64, previous_checkpoint_sha256="", previous_record_sha256="",
         config_fingerprint=SETTINGS, why=EVIL, created_at="2026-01-01T00:00:00+00:00",
+        slow_rank=SlowRank(1, EVIL, 0.5, 0, 3),
     )  # fmt: skip
     journal.store.create(record_name("commits", 1), commit.to_bytes())
     lines = [{"step": step, "loss": 1.0, "logged": {EVIL: 1, "text": EVIL}, EVIL: EVIL} for step in (1, 2)]
@@ -150,6 +152,17 @@ def test_losses_that_are_not_finite_are_named(tmp_path: Path) -> None:
     assert loss["odd"] == [[14, "nan"], [15, "inf"]]
     assert loss["y"][13:15] == [None, None]
     assert math.isfinite(loss["y"][12])
+
+
+def test_the_slowest_rank_of_an_attempt_is_named(tmp_path: Path) -> None:
+    line = make_line(open_store(str(tmp_path)))
+    train(line)
+    assert "slow rank" not in make_page(Gatherer(line.journal).gather())
+    for rank, share in ((2, 0.3), (1, 0.46), (3, 0.25)):
+        slow = SlowRank(rank, "node-3", share, 1000, 1200)
+        line.commit(save_next(line).model_copy(update={"slow_rank": slow}), "chunk")
+    page = make_page(Gatherer(line.journal).gather())
+    assert re.findall(r"rank \d on node-3[^<]*", page) == ["rank 1 on node-3: 46% of steps 1,000-1,200"]
 
 
 @pytest.mark.parametrize("commits", [0, 1])

@@ -1,6 +1,7 @@
 """The view fits every terminal, and no text of a store controls it."""
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.looking.watching import RunReader, StoreReader
 from holdfast.looking.watching.drawing import BARS, Poll, draw_run, draw_store, make_sparks
-from holdfast.looking.watching.lines import follow
+from holdfast.looking.watching.lines import Lines, follow
 from holdfast.looking.watching.seen import Seen
+from holdfast.machine.slow_ranks import SlowRank
 from holdfast.store import open_store
 from tests.support.makers import make_commit, make_latest
 from tests.support.watched import make_long_run
@@ -84,6 +86,18 @@ def test_a_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:
     lines = draw(draw_run(seen, at(seen), ConsoleDimensions(110, 40)), 110)
     assert any(line.startswith("loss ") and line.rstrip().endswith("not finite") for line in lines)
     assert any(line.startswith("12 ") and "not finite" in line for line in lines)
+
+
+def test_a_slow_rank_is_shown_with_the_newest_commit(tmp_path: Path) -> None:
+    seen = read(tmp_path, is_ended=False)
+    slow = seen.commits[-1].model_copy(update={"slow_rank": SlowRank(1, f"node{EVIL}", 0.46, 10, 120)})
+    assert "waited" not in "".join(draw(draw_run(seen, at(seen), ConsoleDimensions(110, 40)), 110))
+    seen = replace(seen, commits=(*seen.commits[:-1], slow))
+    text = "the other ranks waited for rank 1 on node"
+    drawn = [line for line in draw(draw_run(seen, at(seen), ConsoleDimensions(110, 40)), 110) if "waited" in line]
+    assert [bool(re.match(f"slow rank +{text}", line)) and EVIL not in line for line in drawn] == [True]
+    printed = [line for line in Lines().list_new(seen, seen.sign_at) if "waited" in line]
+    assert [line.startswith(f"note: {text}") for line in printed] == [True]
 
 
 def test_a_store_of_many_runs_shows_those_that_train_first(tmp_path: Path) -> None:

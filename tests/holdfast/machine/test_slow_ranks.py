@@ -12,9 +12,10 @@ from types import MappingProxyType
 
 import pytest
 
+from holdfast.journal import Journal
 from holdfast.machine.heartbeats import Beat, Heartbeat, Heartbeats, Phase, Place, RankStanding
-from holdfast.rank.slow_ranks import LEAST_STEPS, SlowRanks
-from tests.holdfast.rank.test_virtual_ranks import list_commits
+from holdfast.machine.slow_ranks import LEAST_STEPS, SlowRanks
+from holdfast.store import open_store
 from tests.support.lives import Lives
 from tests.support.shares import write_config
 
@@ -76,6 +77,10 @@ def test_a_heartbeat_sums_the_time_in_steps_and_the_wait_for_others() -> None:
     own.begin(Phase.SAVING)
     beat = beats.read()[0]
     assert 0.03 <= beat.syncing_s <= beat.steps_s - 0.01 < time.monotonic() - began - 0.05
+    own.begin(Phase.STEP, 3)
+    own.mark(Place.SYNCING)
+    own.mark(Place.COMPUTING)
+    assert beats.read()[0].syncing_s == beat.syncing_s  # a wait counts when its step has ended
 
 
 @contextlib.contextmanager
@@ -102,18 +107,21 @@ def find_named(stderr: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_rank_that_sleeps_in_its_loss_is_named(nursery: Lives, tmp_path: Path) -> None:
-    done = nursery.call("tests.support.forked:train", write_config(tmp_path, 2, 40, chunk_steps=120, how="slow"), [])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_sleeps_in_its_loss_is_named(nursery: Lives, tmp_path: Path, ranks: int) -> None:
+    config = write_config(tmp_path, ranks, 40, chunk_steps=120, how="slow")
+    done = nursery.call("tests.support.forked:train", config, [])
     assert done.returncode == 0, done.stderr
     named = find_named(done.stderr)
     assert {*named} == {f"1 on {platform.node()}"}, done.stderr
-    assert len(named) <= len(list_commits(tmp_path))
+    recorded = [each.slow_rank for each in Journal(open_store(str(tmp_path)), "r").candidates() if each.slow_rank]
+    assert [(each.rank, each.where) for each in recorded] == [(1, platform.node())] * len(named)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("others", [0, 2])
-def test_equal_ranks_are_not_named(nursery: Lives, tmp_path: Path, others: int) -> None:
+@pytest.mark.parametrize(("ranks", "others"), [(2, 0), (2, 2), (4, 2)])
+def test_equal_ranks_are_not_named(nursery: Lives, tmp_path: Path, ranks: int, others: int) -> None:
     with busy(others):
-        done = nursery.call("tests.support.forked:train", write_config(tmp_path, 2, 40, chunk_steps=120), [])
+        done = nursery.call("tests.support.forked:train", write_config(tmp_path, ranks, 40, chunk_steps=120), [])
     assert done.returncode == 0, done.stderr
     assert find_named(done.stderr) == []

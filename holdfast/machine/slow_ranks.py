@@ -1,0 +1,81 @@
+"""How long the ranks of a machine wait for each of them, from heartbeats: the rank lag, and the slow rank's name.
+
+A rank that arrives last where the ranks meet waits least there. So the others' mean time at `Place.SYNCING` beyond a
+rank's own is the time for which they have waited for it.
+
+Only ranks of one machine are compared, and only where the engine marks the places: in its own steps, and in the shares
+of a loop. On GPUs the host runs ahead of its device, so that only a rank with a slow host is found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.machine.heartbeats import Beat, Phase
+
+LEAST_STEPS = 100
+LEAST_SHARE = 0.2  # two equal ranks beside two busy processes, on 2 cores: 0.01 to 0.06
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank for which the others wait.
+
+    Attributes:
+        where: the rank's host, and its GPU if it has one.
+        share: the share of a step in which the others wait, on average over the steps ``(start, stop]``.
+    """
+
+    rank: int
+    where: str
+    share: float
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return (
+            f"the other ranks waited for rank {self.rank} on {self.where} for {self.share:.0%} of the time, "
+            f"in steps {self.start}-{self.stop}"
+        )
+
+
+def measure_waits(before: Mapping[int, Beat], beats: Mapping[int, Beat]) -> dict[int, float]:
+    """Return the seconds for which the others have waited for each rank between two looks, on average; 0 at least.
+
+    Return nothing for a single rank, or if other processes have taken the ranks' places.
+    """
+    pids, now = ({rank: beat.pid for rank, beat in each.items()} for each in (before, beats))
+    if len(beats) < 2 or pids != now:
+        return {}
+    waited_s = {rank: beat.syncing_s - before[rank].syncing_s for rank, beat in beats.items()}
+    total_s, others = sum(waited_s.values()), len(beats) - 1
+    return {rank: max((total_s - own_s) / others - own_s, 0.0) for rank, own_s in waited_s.items()}
+
+
+def are_at_one_step(beats: Mapping[int, Beat]) -> bool:
+    """Return whether all ranks train the same step, so that their sums are about the same steps."""
+    return len({(beat.phase is Phase.STEP, beat.step) for beat in beats.values()}) == 1
+
+
+class SlowRanks:
+    """The search over the life of one set of ranks."""
+
+    def __init__(self) -> None:
+        self._last: Mapping[int, Beat] = {}
+
+    def find(self, beats: Mapping[int, Beat]) -> SlowRank | None:
+        """Return the slow rank of the steps since the last search that judged any, if there is one.
+
+        As long as these are fewer than `LEAST_STEPS`, nothing is judged.
+        """
+        last, waits = self._last, measure_waits(self._last, beats)
+        if not waits:
+            self._last = dict(beats)
+            return None
+        start, stop = (min(beat.step for beat in each.values()) for each in (last, beats))
+        if stop - start < LEAST_STEPS:
+            return None
+        self._last = dict(beats)
+        steps_s = max(beat.steps_s - last[rank].steps_s for rank, beat in beats.items())
+        slowest, waited_s = max(waits.items(), key=lambda each: each[1])
+        share = waited_s / steps_s if steps_s else 0.0
+        return SlowRank(slowest, beats[slowest].where, round(share, 4), start, stop) if share > LEAST_SHARE else None
