@@ -156,6 +156,8 @@ class Line:
             if self.head is None or self._restore(self.head, restore):
                 break
         self._settle_trips()
+        if self._near is not None:
+            self._near.drop_stale(self.head)
         self._has_resumed = True
         if self.head is not None:
             self._renew_latest()

@@ -5,21 +5,26 @@ in the commit. A checkpoint that only the near folder has is first copied to the
 checkpoint of dead ranks. So a near folder that is full, read-only, damaged, outdated or gone costs only a warning, and
 time.
 
+Between two commits a run may save into the near folder alone (`near.every_steps`). Such a save is adopted in the same
+way. Each save deletes the one before it, and a marker tells the save from a commit's copy.
+
 Several runs, attempts and ranks may share one folder. Each run has a folder of its own in it, named after the run, its
 URL and its ``run.json``, with checkpoints in the same form as on the store.
 """
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.checkpoint.files import FileDamage
-from holdfast.checkpoint.metadata import is_folder_name, read_metadata
+from holdfast.checkpoint.metadata import Saved, is_folder_name, read_metadata
 from holdfast.checkpoint.peers import Alone, Peers
 from holdfast.config import NearTier, RunConfig
 from holdfast.errors import HoldfastError, RecordDamaged, StoreFull
@@ -30,8 +35,12 @@ from holdfast.store.contract import translate_errors
 from holdfast.store.local import LocalStore
 
 RUN_FOLDER = re.compile(r".+-[0-9a-f]{16}")
+# The empty file in the folder of a save between two commits.
+MARKER = "between-commits"
 # Only the owner may write into the folder: a checkpoint in it may be adopted, as on the store.
 MODE = 0o700
+
+log = logging.getLogger(__name__)
 
 
 class Copy(NamedTuple):
@@ -56,7 +65,12 @@ class Near:
         self.root = Path(settings.folder).expanduser().absolute()
         self._most_bytes, self._folder, self._name = settings.most_bytes, folder, name
         self._place = ""  # the name of the run's own folder
-        self._problem: type[Exception] | None = None  # the error of the last save
+        # Two savers' threads may write at once: one of them into this folder alone.
+        self._lock = threading.Lock()
+        self._problems: dict[bool, type[Exception] | None] = {}  # the error of each saver's last save
+        self._unsaid = ""  # the problem of which nobody has been told yet
+        self._between = ""  # the folder of the last save between two commits
+        self._newest_step = 0  # of all saves
 
     @classmethod
     def of(cls, config: RunConfig) -> "Near | None":
@@ -85,27 +99,54 @@ class Near:
 
     # ---- writing
 
-    def keep(self, size_bytes: int, write: Callable[[Store], object], peers: Peers | Alone) -> str:
+    def keep(
+        self, size_bytes: int, write: Callable[[Store], Saved], peers: Peers | Alone, *, is_between: bool = False
+    ) -> Saved | None:
         """Write a checkpoint into the near folder, and delete the oldest checkpoints to make room. Raise no error.
+
+        Then delete the last save between two commits: this checkpoint is newer.
 
         Args:
             size_bytes: the size of the checkpoint's parts together.
             write: writes the checkpoint to a store, together with the other ranks.
             peers: the ranks that write it together, each into the near folder of its own node.
+            is_between: whether the store doesn't get this checkpoint, because it is between two commits.
 
         Returns:
-            Why the copy failed, for a person; empty if it succeeded, or if the copy before failed with the same error.
+            The checkpoint as it is saved there; None if that failed, see `take_problem`.
         """
-        before, self._problem = self._problem, None
         try:
             peers.each(lambda: self._prepare(size_bytes))
-            write(self.store)
-            faults.reach("near-durable")
+            saved = write(self.store)
+            if is_between:
+                (self.place / saved.path / MARKER).touch()
+            faults.reach("between-durable" if is_between else "near-durable")
         except (HoldfastError, OSError) as error:
-            self._problem = type(error)
-            if self._problem is not before:
-                return f"{error}; no copy is kept in the near folder"
-        return ""
+            if type(error) not in self._problems.values():
+                self._unsaid = f"{error}; no copy is kept in the near folder"
+            self._problems[is_between] = type(error)
+            return None
+        self._problems[is_between] = None
+        if outdated := self._note(saved, is_between=is_between):
+            shutil.rmtree(self.place / outdated, ignore_errors=True)
+        return saved
+
+    def _note(self, saved: Saved, *, is_between: bool) -> str:
+        """Note a complete checkpoint. Return the folder of a save between two commits that it outdates; empty for none.
+
+        That may be this save itself: a later commit's copy may be complete before it.
+        """
+        with self._lock:
+            if is_between and saved.step < self._newest_step:
+                return saved.path
+            self._newest_step = saved.step
+            outdated, self._between = self._between, saved.path if is_between else ""
+            return outdated
+
+    def take_problem(self) -> str:
+        """Return once why a save failed, for a person; empty if none did, or if the save before failed alike."""
+        unsaid, self._unsaid = self._unsaid, ""
+        return unsaid
 
     def _prepare(self, size_bytes: int) -> None:
         place = self.place
@@ -135,6 +176,23 @@ class Near:
                 with contextlib.suppress(FileNotFoundError):  # another process has deleted it
                     if is_folder_name(folder.name):
                         yield _measure(Path(folder.path))
+
+    def drop_stale(self, head: Commit | None) -> None:
+        """Delete the saves between two commits that were neither trained from ``head`` nor adopted as it.
+
+        Commits only follow the head, so no later attempt adopts these saves.
+        """
+        known = head.checkpoint_sha256 if head else ""
+        with contextlib.suppress(HoldfastError, OSError):
+            for folder in _list_folders(self.place):
+                if not Path(folder.path, MARKER).exists():
+                    continue
+                with contextlib.suppress(RecordDamaged):
+                    metadata = read_metadata(self.store, folder.name)
+                    if metadata and known in (metadata.previous_checkpoint_sha256, metadata.checkpoint_sha256):
+                        continue
+                log.info("deleting the near folder's %s, which nothing continues from", folder.name)
+                shutil.rmtree(folder.path, ignore_errors=True)
 
     # ---- reading
 

@@ -47,6 +47,8 @@ class Saver:
             damage to it damages all of them.
         pin: see `Buffers.take`.
         near: the near folder, which gets a copy of each checkpoint before the store does; None for none.
+        is_between: whether to save between two commits, into the near folder alone.
+        between: the saver that does so beside this one, with memory of its own; None for no such saves.
     """
 
     def __init__(
@@ -55,17 +57,21 @@ class Saver:
         shared_by: int = 1,
         pin: Callable[[memoryview], None] | None = None,
         near: Near | None = None,
+        *,
+        is_between: bool = False,
+        between: "Saver | None" = None,
     ) -> None:
         self.part_bytes = part_bytes
         self.shared_by = shared_by
         self.pin = pin
-        self.near = near
+        self.near, self.is_between, self.between = near, is_between, between
         self.buffers = Buffers()
         # The threads are kept between saves, because training would wait 0.2 ms for their start.
         self._copiers = ThreadPoolExecutor(min(count_cores(), COPIERS), "copy")
         self._last_folder = ""
         self._last: dict[str, Written] = {}
-        self._under_way: Future[Saved] | None = None
+        self._under_way: Future[Saved | None] | None = None
+        self._has_near_copy = False
         self._priority = Priority()
 
     def begin(
@@ -76,6 +82,7 @@ class Saver:
         metrics: str,
         then: Callable[[Saved], object] = lambda saved: None,
         *,
+        note_near: Callable[[Saved], object] = lambda saved: None,
         shown: bytes = b"",
         is_urgent: bool = True,
         peers: Peers | None = None,
@@ -91,7 +98,8 @@ class Saver:
             folder: the run's folder on the store.
             metadata: the fields of `Metadata`, except the fields about the payload's bytes.
             metrics: the trail, one line of JSON for each step.
-            then: called with the saved checkpoint, in another thread.
+            then: called with the saved checkpoint, in another thread; not for a save between two commits.
+            note_near: called with the checkpoint as the near folder has it, in another thread.
             shown: the content of ``shown.jsonl``; empty for no file.
             is_urgent: False gives the save's threads the lowest priority, so that training goes first.
             peers: the ranks that each hold a shard of the state and write the checkpoint together; None if this rank
@@ -101,6 +109,7 @@ class Saver:
             StoreError: the save in progress failed.
         """
         self.wait()
+        self._has_near_copy = False
         began = time.monotonic()
         parts = cut(payload, self.part_bytes)
         sizes = {part.name: part.size_bytes for part in parts}
@@ -119,9 +128,9 @@ class Saver:
         described = metadata | {"part_bytes": self.part_bytes}
         last = self._last if self._last_folder == folder.url else {}
 
-        def write() -> Saved:
+        def write() -> Saved | None:
             own = [name for name, owner in owners.items() if owner == writers.rank]
-            problem = ""
+            copy: Saved | None = None
             with (
                 ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing,
                 ThreadPoolExecutor(WRITERS, "write", prepare) as writing,
@@ -143,8 +152,14 @@ class Saver:
                 if self.near is not None and self.near.is_of(folder):
                     unlinked = [File(name, records[name], None, 1) for name in own]
                     write_near = functools.partial(write_to, files=unlinked)
-                    problem = self.near.keep(sum(sizes.values()), write_near, writers)
+                    copy = self.near.keep(sum(sizes.values()), write_near, writers, is_between=self.is_between)
+                    if copy is not None:
+                        note_near(copy)
+                        self._has_near_copy = True
+                if self.is_between:
+                    return copy
                 saved = write_to(folder, files)
+            problem = self.near.take_problem() if self.near else ""
             self._last_folder, self._last = folder.url, {file.name: file.written(saved.path) for file in files}
             saved = saved.model_copy(update={"save_s": time.monotonic() - began, "near_problem": problem})
             then(saved)
@@ -172,8 +187,15 @@ class Saver:
         """Return whether a save is in progress."""
         return self._under_way is not None and not self._under_way.done()
 
+    @property
+    def has_last(self) -> bool:
+        """Return whether the last save's checkpoint is whole, on the store or in the near folder."""
+        return self._has_near_copy or not self.is_busy
+
     def wait(self) -> Saved | None:
         """Wait for the last save and return its checkpoint, complete and durable; None if no save was started.
+
+        None, too, if the near folder didn't take a save between two commits.
 
         Raises:
             StoreError: the checkpoint couldn't be written.

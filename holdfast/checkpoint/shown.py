@@ -103,10 +103,15 @@ class Gallery:
         self._lines[:0] = [lines]
         self._size_bytes += len(lines)
 
+    def read(self) -> bytes:
+        """Return the lines."""
+        return b"".join(self._lines)
+
     def take(self) -> bytes:
         """Return the lines, and empty the gallery."""
-        lines, self._lines, self._size_bytes = self._lines, [], 0
-        return b"".join(lines)
+        lines = self.read()
+        self._lines, self._size_bytes = [], 0
+        return lines
 
 
 def to_shown(name: str, value: object, step: int, epoch: int) -> Shown:

@@ -168,6 +168,16 @@ class NearTier(Section):
     """
     most_bytes: Count = Field(default=NEAR_BYTES, ge=1)
     """Largest number of bytes in the folder, of all runs together. The oldest copies are deleted to make room."""
+    every_steps: Count = Field(default=0, ge=0)
+    """Also save into the folder alone after every n-th step, between two commits. The next attempt on this node adopts
+    the newest such save. 0 saves none.
+    """
+
+    @model_validator(mode="after")
+    def _has_a_folder(self) -> Self:
+        if self.every_steps and self.folder is None:
+            raise ValueError('every_steps needs a folder, such as folder = "/local/nvme/holdfast"')
+        return self
 
 
 class KeepBest(Section):

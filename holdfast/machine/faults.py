@@ -39,6 +39,8 @@ NEAR_POINTS = (
     "near-durable",  # in a rank: the near folder has the whole checkpoint, and the store has nothing of it
     "near-copied",  # in the attempt: the store has all of a near checkpoint but its metadata
 )
+# The point of a run that saves into its near folder between commits.
+BETWEEN_POINTS = ("between-durable",)  # in a rank: the folder has the whole checkpoint, and still the one before it
 
 _passes: collections.Counter[str] = collections.Counter()
 

@@ -67,6 +67,7 @@ from holdfast.training import (
     begin_from,
     begin_from_folder,
     begin_save,
+    begin_save_between,
     evaluate_recipe,
     find_forgotten,
     find_shards,
@@ -112,6 +113,9 @@ def serve(
         heartbeats.stand(RankStanding.LEAVING)
         raise
     finally:
+        if training.saver.between is not None:
+            with contextlib.suppress(Exception):  # nothing depends on it
+                training.saver.between.wait()
         training.saver.wait()
     if orders.is_orphaned and training.config.compute.has_rendezvous and training.accelerator.is_main_process:
         end_torchrun()
@@ -195,15 +199,27 @@ def train_and_save(
     into = open_store(order.into) if order.into else folder
     ran_on = share_environment(training, record, ran_on)
     save = functools.partial(begin_save, training, into, order.fingerprint, ran_on)
+    began = 0.0
 
     def report(step: int, loss: float | None, steps_per_s: float) -> None:
         events.send(Progress(step=step, loss=loss, steps_per_s=steps_per_s))
+
+    def is_pausing() -> bool:
+        if orders.is_pausing():
+            return True
+        if is_due_between(training) and not order.into:
+            heartbeats.begin(Phase.SAVING)
+            if record is not None:
+                record.complete(ran_on)
+            begin_save_between(training, folder, order.fingerprint, ran_on, train_s=time.monotonic() - began)
+            orders.note_wait()
+        return False
 
     while training.progress.step < order.stop or training.record.has_new_steps:
         began = time.monotonic() - training.record.unsaved_s
         if training.can_survive and not order.into:
             survivor.chunk = RankChunk(training, folder, order.fingerprint, ran_on, began)
-        yield from steps(training, order.stop, orders.is_pausing, report)
+        yield from steps(training, order.stop, is_pausing, report)
         train_s = time.monotonic() - began
         if record is not None:
             record.complete(ran_on)  # the steps may have imported more modules
@@ -217,6 +233,12 @@ def train_and_save(
         if is_stopping:
             return True
     return False
+
+
+def is_due_between(training: Training) -> bool:
+    """Return whether to save into the near folder alone now, between two commits."""
+    every = training.config.near.every_steps if training.saver.between is not None else 0
+    return bool(every) and training.progress.step % every == 0 and training.record.has_new_steps
 
 
 def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events) -> Generator[None, None, bool]:

@@ -15,7 +15,7 @@ from holdfast.training.progress import TrainingProgress
 from holdfast.training.recording import read_lines
 from holdfast.training.resuming import Resumed, resume
 from holdfast.training.runner import run_program
-from holdfast.training.saving import begin_save, count_params, describe_state
+from holdfast.training.saving import begin_save, begin_save_between, count_params, describe_state
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.restoring import find_shards, read_shards
 from holdfast.training.surviving import go_back, save_alone
@@ -31,6 +31,7 @@ __all__ = [
     "begin_from",
     "begin_from_folder",
     "begin_save",
+    "begin_save_between",
     "count_params",
     "describe_state",
     "evaluate_recipe",

@@ -64,7 +64,7 @@ class Training:
         first: a stream's first micro-batch, for the probe.
         touched: the values that the model's calls in the last probe changed and that no checkpoint has; see
             `undisturbed.ModelSnapshot`.
-        parent: the content id of the last durable checkpoint; empty if there is none.
+        parent: the content id of the last checkpoint that is whole on the store or in the near folder; empty for none.
         saver: writes checkpoints in the background, one at a time.
         record: the steps since the last save.
         begun: the last saves that were begun and that the main rank writes.
@@ -112,12 +112,11 @@ class Training:
         self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""
+        part_bytes, near, pin = config.checkpoint.part_bytes, Near.of(config), pinning(self.accelerator.device)
+        between = Saver(part_bytes, pin=pin, near=near, is_between=True) if config.near.every_steps else None
         # Fewer checkpoints share a file than the run keeps: if the file is damaged, an older checkpoint is still whole.
         self.saver = Saver(
-            config.checkpoint.part_bytes,
-            shared_by=max(1, config.retention.keep_last - 1),
-            pin=pinning(self.accelerator.device),
-            near=Near.of(config),
+            part_bytes, shared_by=max(1, config.retention.keep_last - 1), pin=pin, near=near, between=between
         )
         self.probe: Probe | None = None  # the probe of the last checkpoint
         self.touched: dict[str, str] = {}

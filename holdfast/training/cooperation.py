@@ -48,6 +48,7 @@ class Cooperation(abc.ABC):
         self.data = data or separate(accelerator)
         self.is_alone = False
         self._exchange: Exchange | None = None
+        self._exchange_between: Exchange | None = None
 
     @property
     def number(self) -> int:
@@ -75,6 +76,13 @@ class Cooperation(abc.ABC):
         if self._exchange is None:
             self._exchange = Exchange(self.accelerator.device)
         return self._exchange
+
+    @property
+    def exchange_between(self) -> Exchange:
+        """Return the exchange for saves between two commits, which go on beside other saves. All ranks ask together."""
+        if self._exchange_between is None:
+            self._exchange_between = Exchange(self.accelerator.device)
+        return self._exchange_between
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values that all ranks pass, by rank."""

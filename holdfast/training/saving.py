@@ -22,6 +22,7 @@ from holdfast.training.capturing import capture
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import read_lines
 from holdfast.training.restorable import check_same_ranks
+from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.replicas import check_replicas
 
 
@@ -58,37 +59,36 @@ def begin_save(
     lines = read_lines(training)  # waits for the device, which counts as training, not as the stall of a save
     began, trained_at = time.monotonic(), format_time(time.time())
     probe = measure_probe(training)
-    _refuse_unhealthy(training, probe)
-    rank_probes = training.ranks.gather(probe) if training.ranks.number > 1 else []
-    if all(each == probe for each in rank_probes):
-        rank_probes = rank_probes[:1]
-    check_same_ranks(training)
-    payload, shown = state.to_payload(capture(training)), training.record.gallery.take()
-    if not training.ranks.has_others:
-        payload = state.localize(payload)  # a single rank holds all rows
+    if complaints := _find_complaints(training, probe):
+        raise Unhealthy(
+            f"after step {training.progress.step} {'; '.join(complaints)}; nothing was saved",
+            hint=training.program.advice.health,
+            step=training.progress.step,
+        )
+    described = {
+        "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "config_fingerprint": fingerprint,
+        "environment": environment, "origin": origin,
+    } | _describe_save(training, probe, lines)  # fmt: skip
+    payload, shown = _take_payload(training), training.record.gallery.take()
     peers = training.ranks.exchange if state.has_shards(payload) else None
     if training.ranks.is_main or peers is not None:
         training.saver.wait()  # the end of the last save sets training.parent
-        if peers is not None:
-            # Plain values, such as metrics, may differ between ranks. All ranks take the main rank's, because the
-            # length of their text decides where the tensors' bytes begin in the file.
-            payload = checkpoint.Payload(payload.tensors, peers.decide(lambda: payload.tree))
-            check_replicas(peers, payload)
+        payload = _agree(payload, peers)
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
-        def note(saved: checkpoint.Saved) -> None:
+        def note_parent(saved: checkpoint.Saved) -> None:
             training.parent = saved.metadata.checkpoint_sha256
+
+        def note(saved: checkpoint.Saved) -> None:
+            note_parent(saved)
             then(saved.model_copy(update={"train_s": train_s, "slow_s": slow_s, "stall_s": stall_s.result()}))
 
-        text = "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
-        described = describe_state(training, probe) | {
-            "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "loss": compute_mean_loss(lines),
-            "rank_probes": rank_probes,
-            "previous_checkpoint_sha256": training.parent, "config_fingerprint": fingerprint,
-            "environment": environment, "origin": origin,
-        }  # fmt: skip
+        described["previous_checkpoint_sha256"] = training.parent
         try:
-            training.saver.begin(folder, payload, described, text, note, shown=shown, is_urgent=is_urgent, peers=peers)
+            training.saver.begin(
+                folder, payload, described, _to_text(lines), note,
+                note_near=note_parent, shown=shown, is_urgent=is_urgent, peers=peers,
+            )  # fmt: skip
         finally:
             stall_s.set_result(time.monotonic() - began)
     if training.can_survive and not training.ranks.is_main:
@@ -97,15 +97,76 @@ def begin_save(
     training.probe = probe
 
 
-def _refuse_unhealthy(training: Training, probe: Probe) -> None:
+def begin_save_between(
+    training: Training, folder: Store, fingerprint: str, environment: dict[str, Any], *, train_s: float
+) -> None:
+    """Copy the state and begin to write it into the near folder alone, between two commits.
+
+    The trail and what was shown stay, because the next commit's checkpoint has them, too. All ranks call it together.
+    Nothing is saved if the last such save is still being written, if the last checkpoint isn't whole anywhere yet, so
+    that its content id isn't known, or if the model is unhealthy.
+
+    Args:
+        folder: the run's folder on the store.
+        environment: see `begin_save`.
+        train_s: seconds that the steps since the last checkpoint took.
+    """
+    saver = training.saver.between
+    assert saver is not None
+    if any(training.ranks.gather(saver.is_busy or not training.saver.has_last)):
+        return
+    lines, trained_at = read_lines(training), format_time(time.time())
+    probe = measure_probe(training)
+    if _find_complaints(training, probe):
+        return
+    described = {
+        "trained_at": trained_at, "train_s": train_s, "config_fingerprint": fingerprint, "environment": environment,
+        "previous_checkpoint_sha256": training.parent,
+    } | _describe_save(training, probe, lines)  # fmt: skip
+    payload, shown = _take_payload(training), training.record.gallery.read()
+    peers = training.ranks.exchange_between if state.has_shards(payload) else None
+    if training.ranks.is_main or peers is not None:
+        payload = _agree(payload, peers)
+        saver.begin(folder, payload, described, _to_text(lines), shown=shown, is_urgent=False, peers=peers)
+
+
+def _describe_save(training: Training, probe: Probe, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of `checkpoint.Metadata` that a save measures. All ranks call it together."""
+    rank_probes = training.ranks.gather(probe) if training.ranks.number > 1 else []
+    if all(each == probe for each in rank_probes):
+        rank_probes = rank_probes[:1]
+    return describe_state(training, probe) | {"loss": compute_mean_loss(lines), "rank_probes": rank_probes}
+
+
+def _take_payload(training: Training) -> checkpoint.Payload:
+    """Return the live state, after a check that the ranks agree on it. All ranks call it together."""
+    check_same_ranks(training)
+    payload = state.to_payload(capture(training))
+    return payload if training.ranks.has_others else state.localize(payload)  # a single rank holds all rows
+
+
+def _agree(payload: checkpoint.Payload, peers: Exchange | None) -> checkpoint.Payload:
+    """Return the payload with the plain values of the main rank, if each rank holds a shard.
+
+    Plain values, such as metrics, may differ between ranks. The length of their text decides where the tensors' bytes
+    begin in the file.
+    """
+    if peers is None:
+        return payload
+    payload = checkpoint.Payload(payload.tensors, peers.decide(lambda: payload.tree))
+    check_replicas(peers, payload)
+    return payload
+
+
+def _to_text(lines: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(spell_floats(line), sort_keys=True) + "\n" for line in lines)
+
+
+def _find_complaints(training: Training, probe: Probe) -> list[str]:
+    """Return why the model is unhealthy, by the first rank that finds it so; empty if none does."""
     found = training.ranks.gather(check_health(probe, training.recipe.health, training.probe))
     complaints: list[str] = next(filter(None, found), [])
-    if complaints:
-        raise Unhealthy(
-            f"after step {training.progress.step} {'; '.join(complaints)}; nothing was saved",
-            hint=training.program.advice.health,
-            step=training.progress.step,
-        )
+    return complaints
 
 
 def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
