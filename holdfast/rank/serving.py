@@ -71,6 +71,7 @@ from holdfast.training import (
     evaluate_recipe,
     find_forgotten,
     find_shards,
+    find_wanted,
     list_events,
     measure_probe,
     move_in,
@@ -369,9 +370,10 @@ def _load_checkpoint(
                 "some ranks hold sharded tensors, and others hold none, so they can't read a checkpoint together",
                 hint="shard each model in all ranks in the same way: docs/layouts.md",
             )
-        if shards:
+        wanted = find_wanted(training)
+        if shards or wanted is not None:
             training.saver.wait()
-            payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers, near)
+            payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers, near, wanted)
         else:
             payload = checkpoint.read_payload(folder, commit, training.saver.buffers, near)
         metadata = checkpoint.read_metadata(folder, commit.path)

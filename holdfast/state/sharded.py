@@ -47,7 +47,8 @@ class ShardedBytes:
     """A range of the bytes of a sharded tensor; a `checkpoint.payload.Source`.
 
     Attributes:
-        tensor: the whole tensor, of which this rank holds a region.
+        tensor: the whole tensor, of which this rank holds a region: a `DTensor`. Or, of a pipeline's stage, an ordinary
+            tensor, which this rank holds whole; on the device ``meta``, this rank holds nothing of it.
         start: the place of the range's first byte in the tensor's bytes.
     """
 
@@ -94,7 +95,7 @@ def has_shards(payload: Payload) -> bool:
 
 def local_of(tensor: Any) -> torch.Tensor:
     """Return the region of a sharded tensor that this rank holds; a view."""
-    local: torch.Tensor = tensor.detach().to_local()
+    local: torch.Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()
     return local
 
 
@@ -192,9 +193,11 @@ class TensorHolders:
 
 @functools.lru_cache(maxsize=4096)
 def list_alike(holders: TensorHolders, rank: int) -> tuple[int, ...]:
-    """Return the ranks that hold the same region of a tensor as ``rank``, sorted; empty if the region is empty."""
-    own = holders.regions[rank]
-    return tuple(sorted(each for each, region in holders.regions.items() if region == own)) if own.size else ()
+    """Return the ranks that hold the same region of a tensor as ``rank``, sorted; empty if it holds nothing."""
+    own = holders.regions.get(rank)
+    if own is None or not own.size:
+        return ()
+    return tuple(sorted(each for each, region in holders.regions.items() if region == own))
 
 
 @functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
@@ -222,8 +225,12 @@ def list_regions(tensor: Any) -> Mapping[int, Region]:
 def find_holders(tensor: Any) -> TensorHolders:
     """Return the holders of a sharded tensor among the ranks of its mesh.
 
-    If the mesh has only some of the ranks, other ranks may hold the tensor on meshes of their own.
+    If the mesh has only some of the ranks, other ranks may hold the tensor on meshes of their own. An ordinary tensor
+    shows this rank alone.
     """
+    if not is_sharded(tensor):
+        whole = Region((0,) * tensor.dim(), tuple(tensor.shape))
+        return TensorHolders({} if tensor.is_meta else {torch.distributed.get_rank(): whole})
     return _find_holders(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
 
 

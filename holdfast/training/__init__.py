@@ -9,6 +9,7 @@ from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.init_from import begin_from, begin_from_folder
 from holdfast.training.loop import evaluate_recipe, steps
 from holdfast.training.moving import TakenOver, move_in
+from holdfast.training.naming import find_wanted
 from holdfast.training.observing import StepObserver
 from holdfast.training.probing import measure_probe
 from holdfast.training.progress import TrainingProgress
@@ -38,6 +39,7 @@ __all__ = [
     "find_forgotten",
     "find_idle",
     "find_shards",
+    "find_wanted",
     "go_back",
     "list_events",
     "measure_probe",

@@ -23,7 +23,7 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
 
     Components are ``buffers``, ``optimizer`` (its hyperparameters), ``optimizer.<kind>`` for each kind of moment,
     ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``, causes before effects. If the
-    state is sharded, all ranks call this together and get the checksums of the whole state.
+    state is sharded, or the ranks hold stages, all ranks call this together and get the checksums of the whole state.
 
     Args:
         in_detail: whether each tensor has a checksum of its own, under ``tensors``.
@@ -34,6 +34,8 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
     for name, tensor in _tensors_of(payload).items():
         members.setdefault(_component_of(name, buffers), {})[name] = tensor
     values = _values_of(payload.tree)
+    if training.ranks.stages is not None:
+        return _describe_stages(training, members, values, in_detail=in_detail)
     names = sorted(members.keys() | values.keys(), key=causes_first)
     found: dict[str, Any] = {}
     for name in names:
@@ -44,6 +46,33 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
         sums = dict(zip(each, checksum(list(each.values())), strict=True))
         found["tensors"] = {name: f"{value:016x}" for name, value in sums.items()}
     return found
+
+
+def _describe_stages(
+    training: Training, members: dict[str, dict[str, torch.Tensor]], values: dict[str, int], *, in_detail: bool
+) -> dict[str, Any]:
+    """Return the checksums of all ranks' stages. Of tensors that several ranks hold, the lowest rank's count."""
+    own = {
+        component: dict(zip(each, checksum(list(each.values())), strict=True)) for component, each in members.items()
+    }
+    found = training.ranks.gather((own, values))
+    sums: dict[str, dict[str, int]] = {}
+    plain: dict[str, set[int]] = {}
+    for each, others in reversed(found):
+        for component, named in each.items():
+            sums.setdefault(component, {}).update(named)
+        for component, value in others.items():
+            plain.setdefault(component, set()).add(value)
+    described: dict[str, Any] = {}
+    for component in sorted(sums.keys() | plain.keys(), key=causes_first):
+        total = sum(plain.get(component, ()))
+        for _, value in sorted(sums.get(component, {}).items()):
+            total = (total * 31 + value) % 2**64
+        described[component] = f"{total % 2**64:016x}"
+    if in_detail:
+        named = {name: value for each in sums.values() for name, value in each.items()}
+        described["tensors"] = {name: f"{value:016x}" for name, value in sorted(named.items())}
+    return described
 
 
 def _tensors_of(payload: Payload) -> dict[str, torch.Tensor]:

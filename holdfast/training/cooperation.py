@@ -22,6 +22,7 @@ from holdfast.state import capture_rng, digest_rng, gather_whole
 from holdfast.state.layout import share_tensor
 from holdfast.training.data_ranks import DataRanks, check_model, separate
 from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.sharded.stages import Stages
 from holdfast.training.step_record import Unread
 
 # A function of a step and shares of a batch: it loads the shares' micro-batches again and returns their names.
@@ -38,6 +39,7 @@ class Cooperation(abc.ABC):
         is_alone: whether this rank continues without the others, because one of them is lost; see `surviving`.
         shares: the number of parts into which each batch is cut.
         data: the data ranks, which say which ranks train the same samples.
+        stages: the stages of a pipeline that the ranks hold; None if the model has the same names in all ranks.
     """
 
     has_common_state: bool
@@ -47,6 +49,7 @@ class Cooperation(abc.ABC):
         self.accelerator, self.shares = accelerator, shares
         self.data = data or separate(accelerator)
         self.is_alone = False
+        self.stages: Stages | None = None
         self._exchange: Exchange | None = None
         self._exchange_between: Exchange | None = None
 
@@ -233,6 +236,8 @@ class SeparateRanks(Cooperation):
 
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
         groups = _group_by_mesh(parameters)
+        if self.stages is not None:
+            return self._clip_stages(self.stages, parameters, limit)
         if len(groups) > 1:
             return self._clip_on_meshes(groups, limit)
         if limit < math.inf:
@@ -247,6 +252,16 @@ class SeparateRanks(Cooperation):
         norm: Tensor = torch.linalg.vector_norm(torch.stack([_take_norm(group) for group in groups]))
         for group in groups if limit < math.inf else ():
             nn.utils.clip_grads_with_norm_(group, limit, norm)
+        return norm
+
+    def _clip_stages(self, stages: Stages, parameters: Sequence[Tensor], limit: float) -> Tensor:
+        """Clip by the norm of the whole pipeline's gradient. All ranks call it together."""
+        self.accelerator.unscale_gradients()
+        own = _take_norm(each for each in parameters if id(each) not in stages.repeated)
+        norms = self.accelerator.gather(own.to(self.accelerator.device, torch.float32).reshape(1))
+        norm: Tensor = torch.linalg.vector_norm(norms[stages.pipeline])
+        if limit < math.inf:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:

@@ -11,6 +11,7 @@ import torch
 from holdfast.training.build import Training
 from holdfast.training.grouping import FROZEN, REGROUPED
 from holdfast.training.optimizers import parts_of
+from holdfast.training.sharded.stages import Wanted, list_saved_names
 
 
 def optimizer_state(training: Training) -> dict[str, Any]:
@@ -67,6 +68,14 @@ def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
             for group, built in zip(saved["param_groups"], own["param_groups"], strict=True)
         ],
     }
+
+
+def find_wanted(training: Training) -> Wanted | None:
+    """Return the names that this rank's stage of a pipeline takes from a checkpoint; None if it takes all."""
+    if training.ranks.stages is None:
+        return None
+    model = training.recipe.model
+    return Wanted(frozenset({*list_saved_names(model), *model.state_dict()}), frozenset(name_parameters(training)))
 
 
 def has_names(saved: dict[str, Any]) -> bool:

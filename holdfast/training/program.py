@@ -25,6 +25,7 @@ from holdfast.training.left_gradients import Gradients
 from holdfast.training.optimizers import Optimizers
 from holdfast.training.pruned import find_pruned
 from holdfast.training.sharded.model import find_data_ranks, place_model
+from holdfast.training.sharded.stages import find_stages
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,8 @@ class LoopProgram(Program):
     def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
         ranks.check_optimizer(self.recipe.optimizer)
         ranks.attach(self._trained)
+        if not ranks.has_common_state:
+            ranks.stages = find_stages(self.recipe.model, ranks, is_told=self.data_ranks is not None)
         return self.recipe.model, self.recipe.optimizer
 
 

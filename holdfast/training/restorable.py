@@ -5,6 +5,7 @@ encodings. They copy tensors only of modules that load their ``state_dict`` with
 """
 
 import hashlib
+import itertools
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.sharded.replicas import check_replicas
 from holdfast.training.sharded.restoring import find_shards, find_unplaced
+from holdfast.training.sharded.stages import hold_whole, unite
 from holdfast.training.structure import has_own_loading
 
 # A model with loading code of its own is loaded on trial, with a copy of its tensors, unless its tensors have more
@@ -48,8 +50,11 @@ def check_step(training: Training) -> None:
 def check_same_ranks(training: Training) -> None:
     """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's.
 
-    A loop may average gradients with code of its own, so only a step shows whether the weights stay equal.
+    A loop may average gradients with code of its own, so only a step shows whether the weights stay equal. For stages of
+    a pipeline, `check_replicas` compares the tensors that several ranks hold.
     """
+    if training.ranks.stages is not None:
+        return
     is_common = training.recipe.loss is None or training.ranks.has_common_state
     if not training.ranks.has_others or not is_common:
         return
@@ -93,31 +98,61 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
         except (RecipeError, StateError) as error:
             problem = error.message, error.hint
     found = next(filter(None, training.ranks.gather(problem)), None) or _find_other_tensors(training, common)
-    if found is None and training.ranks.has_others and state.has_shards(common):
+    if found is None and training.ranks.has_others:
         try:
-            check_replicas(training.ranks.exchange, common)
+            _check_copies(training, common)
         except StateError as error:
             found = error.message, error.hint
     if found is not None:
         raise RecipeError(f"{find_place()}{moment}: {found[0]}", hint=found[1])
 
 
+def _check_copies(training: Training, common: Payload) -> None:
+    """Raise StateError in all ranks if ranks that hold the same rows, or tensors of one name, have different values."""
+    ranks = training.ranks
+    if ranks.stages is not None:
+        if all(ranks.gather(bool(common.tree))):
+            check_replicas(ranks.exchange, unite(ranks.exchange, common))
+    elif state.has_shards(common):
+        check_replicas(ranks.exchange, common)
+    elif training.recipe.has_own_loop and ranks.has_groups:
+        # Stages whose layers all have the same names look like replicas until a step; here they are named.
+        check_replicas(ranks.exchange, hold_whole(common))
+
+
 def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str] | None:
-    """Return an error's message and hint if the ranks hold tensors of other names, shapes or kinds; else None."""
+    """Return an error's message and hint if the ranks hold tensors of other names, shapes or kinds; else None.
+
+    Stages of a pipeline may hold tensors of other names.
+    """
     own = {name: (each.shape, shard_of(each) is not None) for name, each in sorted(payload.tensors.items())}
     digests = training.ranks.gather(hashlib.sha256(repr(own).encode()).hexdigest())
     other = next((rank for rank, each in enumerate(digests) if each != digests[0]), 0)
     if not other:
         return None
     found = training.ranks.gather(own)
-    first, second = found[0], found[other]
-    name = min(each for each in first.keys() | second.keys() if first.get(each) != second.get(each))
-    has = [f"of shape {each[name][0]}" if name in each else "not there" for each in (first, second)]
+    pairs = [(0, other)] if training.ranks.stages is None else [*itertools.combinations(range(len(found)), 2)]
+    for first, second in pairs:
+        one, two = found[first], found[second]
+        names = one.keys() | two.keys() if training.ranks.stages is None else one.keys() & two.keys()
+        if different := [name for name in names if one.get(name) != two.get(name)]:
+            return _describe_other(min(different), {first: one, second: two})
+    return None
+
+
+def _describe_other(name: str, held: dict[int, dict[str, Any]]) -> tuple[str, str]:
+    """Return an error's message and hint about a tensor that two ranks hold in different forms.
+
+    Args:
+        held: the shape of each tensor, and whether it is sharded, by rank and name.
+    """
+    has = [f"of shape {each[name][0]}" if name in each else "not there" for each in held.values()]
     if has[0] == has[1]:
-        has = ["sharded" if each[name][1] else "whole" for each in (first, second)]
+        has = ["sharded" if each[name][1] else "whole" for each in held.values()]
+    first, second = held
     return (
-        f"{name} is {has[0]} in rank 0 and {has[1]} in rank {other}: a checkpoint has one tensor of each name",
-        "pipeline stages can't be resumed; divide layers or experts as DTensors over a mesh: docs/layouts.md",
+        f"{name} is {has[0]} in rank {first} and {has[1]} in rank {second}: a checkpoint has one tensor of each name",
+        "share layers or experts out as DTensors over a mesh, or as stages of a pipeline: docs/layouts.md",
     )
 
 
@@ -136,7 +171,12 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
         return Payload({}, None)
     payload = state.to_payload(own | others)
     tensors = {name: each for name, each in payload.tensors.items() if name.startswith(("model.", "optimizer."))}
-    common = Payload(tensors, None)
+    common = Payload(tensors, payload.tree)
+    if training.ranks.stages is not None and (cut := next(filter(None, map(_name_cut, own["extras"].items())), "")):
+        raise RecipeError(
+            f"{cut} is sharded, and the ranks hold stages of a pipeline",
+            hint="keep whole tensors beside a stage: docs/layouts.md",
+        )
     model = training.recipe.model
     if state.has_shards(common) and (name := find_unplaced(common, find_shards(training.recipe))):
         raise RecipeError(
@@ -148,6 +188,13 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
     if is_own and not training.progress.step:
         _try_to_load(model, own["model"])
     return common
+
+
+def _name_cut(extra: tuple[str, Any]) -> str:
+    """Return the name of a sharded tensor in the state of an extra; empty if there is none."""
+    name, own = extra
+    tensors = state.to_payload({name: own}).tensors
+    return next((each for each, tensor in tensors.items() if shard_of(tensor) is not None), "")
 
 
 def _check_stepped(training: Training, payload: Payload, names: set[str]) -> None:

@@ -24,6 +24,7 @@ from holdfast.training.recording import read_lines
 from holdfast.training.restorable import check_same_ranks
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.replicas import check_replicas
+from holdfast.training.sharded.stages import unite
 
 
 def begin_save(
@@ -40,8 +41,8 @@ def begin_save(
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
-    Training may continue once this returns. Only the main rank writes; but if each rank holds a shard of the state,
-    each rank writes some of the checkpoint's parts. If the last save is still being written, wait for it first.
+    Training may continue once this returns. Only the main rank writes; but if each rank holds a shard or a stage, each
+    rank writes some of the checkpoint's parts. If the last save is still being written, wait for it first.
 
     Args:
         folder: the folder to write the checkpoint to.
@@ -70,10 +71,10 @@ def begin_save(
         "environment": environment, "origin": origin,
     } | _describe_save(training, probe, lines)  # fmt: skip
     payload, shown = _take_payload(training), training.record.gallery.take()
-    peers = training.ranks.exchange if state.has_shards(payload) else None
+    peers = training.ranks.exchange if _is_divided(training, payload) else None
     if training.ranks.is_main or peers is not None:
         training.saver.wait()  # the end of the last save sets training.parent
-        payload = _agree(payload, peers)
+        payload = _agree(training, payload, peers)
         stall_s: Future[float] = Future()  # `note` may run before the stall has ended
 
         def note_parent(saved: checkpoint.Saved) -> None:
@@ -124,9 +125,9 @@ def begin_save_between(
         "previous_checkpoint_sha256": training.parent,
     } | _describe_save(training, probe, lines)  # fmt: skip
     payload, shown = _take_payload(training), training.record.gallery.read()
-    peers = training.ranks.exchange_between if state.has_shards(payload) else None
+    peers = training.ranks.exchange_between if _is_divided(training, payload) else None
     if training.ranks.is_main or peers is not None:
-        payload = _agree(payload, peers)
+        payload = _agree(training, payload, peers)
         saver.begin(folder, payload, described, _to_text(lines), shown=shown, is_urgent=False, peers=peers)
 
 
@@ -145,15 +146,23 @@ def _take_payload(training: Training) -> checkpoint.Payload:
     return payload if training.ranks.has_others else state.localize(payload)  # a single rank holds all rows
 
 
-def _agree(payload: checkpoint.Payload, peers: Exchange | None) -> checkpoint.Payload:
-    """Return the payload with the plain values of the main rank, if each rank holds a shard.
+def _is_divided(training: Training, payload: checkpoint.Payload) -> bool:
+    """Return whether each rank holds a shard or a stage of the state."""
+    return training.ranks.stages is not None or state.has_shards(payload)
+
+
+def _agree(training: Training, payload: checkpoint.Payload, peers: Exchange | None) -> checkpoint.Payload:
+    """Return the payload with the plain values of the main rank, if each rank holds a shard or a stage.
 
     Plain values, such as metrics, may differ between ranks. The length of their text decides where the tensors' bytes
     begin in the file.
     """
     if peers is None:
         return payload
-    payload = checkpoint.Payload(payload.tensors, peers.decide(lambda: payload.tree))
+    if training.ranks.stages is not None:
+        payload = unite(peers, payload)
+    else:
+        payload = checkpoint.Payload(payload.tensors, peers.decide(lambda: payload.tree))
     check_replicas(peers, payload)
     return payload
 
@@ -202,6 +211,8 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
 
 def count_params(training: Training) -> int:
     """Return the number of scalars in the model's parameters; tied parameters count once."""
+    if training.ranks.stages is not None:
+        return training.ranks.stages.params
     return sum(parameter.numel() for parameter in training.model.parameters())
 
 

@@ -128,13 +128,14 @@ def replicas(run: Run, averages: bool = True) -> None:
         learn(run, step, model, optimizer, average if averages else None)
 
 
-def stages(run: Run) -> None:
-    """Keep a stage of a pipeline in each rank."""
-    model = nn.Sequential(*([nn.Linear(8, 8)] * (1 + run.rank // 2)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run.keep(model=nn.ModuleDict({f"stage{run.rank // 2}": model}), optimizer=optimizer)
-    for _ in run.steps(per_epoch=2):
-        raise AssertionError("a step begins")
+def different_optimizers(run: Run) -> None:
+    """Step the same model with momentum in some ranks, and without in others."""
+    torch.manual_seed(3)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 * (run.rank // 2))
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(DataLoader(make_data(), BATCH)):
+        learn(run, step, model, optimizer)
 
 
 def twins(run: Run, whole: bool = False) -> None:

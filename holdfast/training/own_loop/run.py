@@ -251,8 +251,9 @@ class Run:
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         """Scale the gradient of some parameters down to a norm of at most ``max_norm``. Return the norm before scaling.
 
-        Use it instead of torch's function of this name. For a sharded model the norm is the whole gradient's, and with
-        virtual ranks it has the same bits on any number of ranks. The norm is a scalar on the run's device.
+        Use it instead of torch's function of this name. For a sharded model, or a pipeline's stage, the norm is the
+        whole gradient's, and with virtual ranks it has the same bits on any number of ranks. The norm is a scalar on
+        the run's device.
         """
         return self._loop.clip(parameters, max_norm)
 

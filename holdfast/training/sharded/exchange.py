@@ -156,24 +156,24 @@ class Exchange:
     def list_holders(self, parts: Mapping[str, Sequence[Placed]]) -> dict[str, dict[int, TensorHolders]]:
         """Return all ranks that hold the tensor of each sharded piece, by the piece's part and position.
 
-        The mesh of a tensor shows its holders if it has all ranks. If the mesh has only some ranks, the other ranks
-        hold the tensor on other meshes: then each rank tells the others its region. All ranks call it together.
+        The mesh of a tensor shows its holders if it has all ranks. Otherwise the other ranks hold the tensor on other
+        meshes, or not at all: then each rank tells the others its region. All ranks call it together.
 
         Raises:
             StateError: the ranks have tensors of different names or shapes; all ranks raise it.
         """
         known: dict[str, dict[int, TensorHolders]] = {name: {} for name in parts}
-        own: dict[tuple[str, int], Region] = {}
+        own: dict[tuple[str, int], Region | None] = {}
         layout: list[Any] = []
         for name, placed in parts.items():
             for position, piece in placed:
                 holders = find_holders(piece.tensor) if isinstance(piece, ShardedBytes) else None
-                ranks = 0 if holders is None else len(holders.regions)
-                layout.append((name, position, len(piece), ranks))
+                is_everywhere = holders is not None and len(holders.regions) == self.ranks
+                layout.append((name, position, len(piece), holders is not None, is_everywhere))
                 if holders is not None:
                     known[name][position] = holders
-                    if ranks < self.ranks:
-                        own[name, position] = holders.regions[self.rank]
+                    if not is_everywhere:
+                        own[name, position] = holders.regions.get(self.rank)
         digests = [hashlib.sha256(repr(each).encode()).hexdigest() for each in (layout, own)]
         told = self.each(lambda: digests)
         if len({alike for alike, _ in told}) > 1:
@@ -186,9 +186,7 @@ class Exchange:
             found = self.each(lambda: own)
             if len(self._partly) >= MOST_TOLD:
                 self._partly.clear()
-            self._partly[key] = {
-                place: TensorHolders({rank: each[place] for rank, each in enumerate(found)}) for place in own
-            }
+            self._partly[key] = {place: _join([each[place] for each in found]) for place in own}
         for name, position in own:
             known[name][position] = self._partly[key][name, position]
         return known
@@ -311,6 +309,11 @@ class _HeldShards:
                 extent = dataclasses.replace(extent, memory=memory)
             extents.append(extent)
         return dataclasses.replace(plan, extents=extents)
+
+
+def _join(regions: Sequence[Region | None]) -> TensorHolders:
+    """Return the holders of a tensor from the regions that the ranks hold, by rank; None for a rank without it."""
+    return TensorHolders({rank: region for rank, region in enumerate(regions) if region is not None})
 
 
 def _pack(message: list[Move], device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """The check that replicas are equal: ranks that hold the same rows of a tensor need the same values in these rows.
 
-A checkpoint has each row once, so a resume would give one rank's values to all replicas. Replicas of a shard differ if
-their gradients aren't averaged. Pipeline stages whose layers have the same names differ, too.
+A checkpoint has each row once, so a resume would give one rank's values to all replicas. Replicas of a shard, or of a
+pipeline's stage, differ if their gradients aren't averaged. Stages whose layers have the same names differ, too.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -47,8 +47,8 @@ def check_replicas(exchange: Exchange, payload: Payload) -> None:
     raise StateError(
         f"ranks {first} and {second} hold the same rows of {name} with different values, and a checkpoint "
         "can keep only one",
-        hint="give the replicas of a tensor the same first values and the same gradients; pipeline stages can't be "
-        "resumed: docs/layouts.md",
+        hint="give the replicas of a tensor the same first values and the same gradients, and different layers "
+        "different names, such as their number in the whole model: docs/layouts.md",
     )
 
 

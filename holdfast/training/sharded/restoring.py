@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from holdfast.store import Store
 from holdfast.training.kept import GRADIENTS
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.extents import ExchangePlan, Placed
+from holdfast.training.sharded.stages import Wanted, is_united, list_marked, make_absent, take_present
 
 # The sharded tensors by name: ``model.layer.weight`` or ``extras.average.layer.weight``.
 Shards = Mapping[str, Any]
@@ -80,6 +81,7 @@ def read_shards(
     commit: Commit,
     buffers: Buffers | None = None,
     near: NearReader | None = None,
+    wanted: Wanted | None = None,
 ) -> Payload:
     """Read a committed state and verify it while reading; each rank keeps its own rows. All ranks call it together.
 
@@ -90,9 +92,11 @@ def read_shards(
         shards: sharded tensors by name; the state's tensors get the same layout over the ranks.
         buffers: memory for the windows; without it, new memory.
         near: the copies from which this rank reads each of its parts first.
+        wanted: the names that this rank's stage of a pipeline takes; None to take all.
 
     Raises:
         CheckpointDamaged: a file is missing or differs; all ranks raise it, even if only one has found it.
+        StateError: a name is in no rank's stage; all ranks raise it.
     """
     parts = {part.name: part for part in checkpoint.find_parts(commit)}
     sizes = [part.size_bytes for part in parts.values()]
@@ -100,7 +104,10 @@ def read_shards(
     own = [part for part in parts.values() if owners[part.name] == exchange.rank]
     found = exchange.each(lambda: checkpoint.read_headers(folder, commit, own))
     headers = {name: header for each in found for name, header in each.items()}
-    payload, places = _allocate([headers[name] for name in parts], shards)
+    tree = next(iter(headers[name] for name in parts)).tree
+    whole, tree = tree, tree if wanted is None else wanted.narrow(tree)
+    present = None if wanted is None else {*list_marked(tree)}
+    payload, places = _allocate([headers[name] for name in parts], shards, present)
     placed = dict(zip(parts, places, strict=True))
     holders = exchange.list_holders(placed)
     plans = {
@@ -119,7 +126,10 @@ def read_shards(
             readers |= {part.name: reader for part in own[lane::ABREAST]}
         for names in checkpoint.list_batches(owners, ABREAST):
             _read_batch(exchange, {name: plans.pop(name) for name in names}, window_bytes, readers)
-    return payload
+    if wanted is None:
+        return payload
+    wanted.check(exchange, whole)  # now that the tree is verified: in a damaged one names may be wrong
+    return take_present(payload, tree)
 
 
 def _read_batch(
@@ -142,8 +152,14 @@ def _read_batch(
     exchange.each(check)
 
 
-def _allocate(headers: list[Header], shards: Shards) -> tuple[Payload, list[list[Placed]]]:
-    """Return a state with memory for this rank's rows, and for each part the places of its tensors' bytes."""
+def _allocate(
+    headers: list[Header], shards: Shards, present: Collection[str] | None
+) -> tuple[Payload, list[list[Placed]]]:
+    """Return a state with memory for this rank's rows, and for each part the places of its tensors' bytes.
+
+    Args:
+        present: the tensors that this rank's stage of a pipeline takes; None to take all.
+    """
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     firsts: list[list[int]] = []  # for each part: the byte in its tensor at which each group of rows begins
     for header in headers:
@@ -155,7 +171,7 @@ def _allocate(headers: list[Header], shards: Shards) -> tuple[Payload, list[list
             before = math.prod(shape) if rows.name in shapes else 0
             firsts[-1].append(checkpoint.size_of(dtype, (before,)))
             shapes[rows.name] = dtype, (shape[0] + rows.shape[0], *shape[1:]) if rows.shape else ()
-    tensors = {name: _make(name, dtype, shape, shards) for name, (dtype, shape) in shapes.items()}
+    tensors = {name: _make(name, dtype, shape, shards, present) for name, (dtype, shape) in shapes.items()}
     places = [
         [
             Placed(rows.position, tensors[rows.name].pieces[0][first : first + rows.size_bytes])
@@ -167,12 +183,16 @@ def _allocate(headers: list[Header], shards: Shards) -> tuple[Payload, list[list
     return Payload(tensors, headers[0].tree), places
 
 
-def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards) -> Tensor:
+def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards, present: Collection[str] | None) -> Tensor:
     """Return a tensor with new memory; for a sharded tensor, with memory for this rank's rows only."""
     like = _find_shard(name, shards)
+    is_of_stage = present is not None and is_united(name)
+    if present is not None and is_of_stage and name not in present:
+        return make_absent(dtype, shape)
     if like is None or tuple(like.shape) != shape:
         whole = torch.empty(shape_of(dtype, shape), dtype=DTYPES[dtype])
-        return Tensor(dtype, shape, (TensorBytes(whole) if whole.numel() else b"",))
+        source = ShardedBytes if is_of_stage else TensorBytes
+        return Tensor(dtype, shape, (source(whole) if whole.numel() else b"",))
     from torch.distributed.tensor import DTensor
 
     local = torch.empty_like(local_of(like), dtype=DTYPES[dtype], memory_format=torch.contiguous_format)

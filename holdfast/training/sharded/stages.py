@@ -1,0 +1,300 @@
+"""Pipeline stages: ranks whose models have tensors of other names. A checkpoint has the tensors of all ranks.
+
+To save, each rank tells the others the names and shapes of its tensors, so that all ranks describe the same union. The
+exchange then collects each tensor from a rank that holds it. To restore, each rank takes the names that it has built.
+The names have to be those of the whole model: a checkpoint then doesn't depend on how the layers are shared out.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from holdfast.checkpoint import Payload, Tensor
+from holdfast.errors import CheckpointDamaged, RecipeError, StateError
+from holdfast.state.decoding import shape_of
+from holdfast.state.encoding import DTYPES
+from holdfast.state.sharded import ShardedBytes, is_sharded
+from holdfast.state.tensors import TensorBytes
+from holdfast.training.data_ranks import HINT, DataRanks
+from holdfast.training.sharded.exchange import Exchange
+
+# The components of a state whose names are united, and those that have to be equal in all ranks.
+MODEL, OPTIMIZER = UNITED = "model", "optimizer"
+EQUAL = "schedulers", "scaler"
+STATE, GROUPS, PARAMS = "state", "param_groups", "params"
+NAMES = "name the layers of a stage by their number in the whole model, as in nn.ModuleDict({'4': layer}): "
+NAMES += "docs/layouts.md"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of ranks whose models have different names.
+
+    Attributes:
+        data: the data ranks; the ranks of one data rank are a pipeline, which has the whole model.
+        params: the number of scalars in the parameters of all stages.
+        repeated: the ids of this rank's parameters that a lower rank of its pipeline holds, too.
+    """
+
+    data: DataRanks
+    params: int
+    repeated: frozenset[int]
+
+    @property
+    def pipeline(self) -> list[int]:
+        """Return the ranks of this rank's pipeline, sorted."""
+        return list_pipeline(self.data)
+
+
+def list_pipeline(data: DataRanks) -> list[int]:
+    """Return the ranks that have the same data rank as this rank, sorted."""
+    return [rank for rank, number in enumerate(data.numbers) if number == data.number]
+
+
+def list_saved_names(model: nn.Module) -> dict[str, Any]:
+    """Return the model's parameters and saved buffers by name. A buffer that is None is included: a step may set it."""
+    buffers = {
+        f"{prefix}.{name}" if prefix else name: each
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, each in module._buffers.items()
+        if name not in module._non_persistent_buffers_set
+    }
+    return dict(model.named_parameters(remove_duplicate=False)) | buffers
+
+
+def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None:
+    """Return the ranks' stages; None if the model has the same names in all ranks. All ranks call it together.
+
+    Args:
+        ranks: the `Cooperation` of the ranks.
+        is_told: whether the program has named its data ranks.
+
+    Raises:
+        RecipeError: the ranks' stages can't be trained and saved together; all ranks raise it.
+    """
+    own = list_saved_names(model)
+    if len({*ranks.gather(hashlib.sha256(repr(sorted(own)).encode()).hexdigest())}) == 1:
+        return None
+    cut = next((name for name, each in own.items() if is_sharded(each)), "")
+    sizes = {name: 0 if is_lazy(each) else each.numel() for name, each in model.named_parameters()}
+    found = ranks.gather((frozenset(own), sizes, cut))
+    names = tuple(each for each, _, _ in found)
+    _check_whole(names, ranks.data, is_told=is_told)
+    for rank, (_, _, cut) in enumerate(found):
+        if cut:
+            raise RecipeError(
+                f"model.{cut} is sharded in rank {rank}, and other ranks have a model of other names: a stage of a "
+                "pipeline can't be sharded",
+                hint="let the data ranks of a stage average its gradients, as DistributedDataParallel(stage, "
+                "process_group=mesh['data'].get_group()) does: docs/layouts.md",
+            )
+    total = {name: size for _, sizes, _ in found for name, size in sizes.items()}
+    lower = (names[rank] for rank in list_pipeline(ranks.data) if rank < ranks.data.rank)
+    taken: set[str] = set().union(*lower)
+    repeated = frozenset(id(each) for name, each in model.named_parameters() if name in taken)
+    return Stages(ranks.data, sum(total.values()), repeated)
+
+
+def _check_whole(names: Sequence[frozenset[str]], data: DataRanks, *, is_told: bool) -> None:
+    """Raise RecipeError unless the program has named its data ranks, and each data rank has the whole model."""
+    pipelines: dict[int, set[str]] = {}
+    for number, each in zip(data.numbers, names, strict=True):
+        pipelines.setdefault(number, set()).update(each)
+    for number, have in sorted(pipelines.items()):
+        if lost := sorted(set().union(*names) - have):
+            rank = next(rank for rank, each in enumerate(names) if lost[0] in each)
+            those = [str(rank) for rank, each in enumerate(data.numbers) if each == number]
+            some = f"rank {those[0]} doesn't" if len(those) == 1 else f"ranks {', '.join(those)} don't"
+            reason = f"which are data rank {number} of {data.count} together and need" if is_told else "and each would"
+            more = "the whole model" if is_told else "train samples and random numbers of its own"
+            raise RecipeError(
+                f"rank {rank} has model.{lost[0]}, and {some}, {reason} {more}",
+                hint=f"stages of one pipeline need the same samples; {HINT}",
+            )
+
+
+# ---- saving
+
+
+def unite(exchange: Exchange, payload: Payload) -> Payload:
+    """Return the state of all ranks from this rank's state. All ranks call it together, and get the same names.
+
+    Tensors of the model and the optimizer become `ShardedBytes`, also those that this rank doesn't hold. Everything
+    else is the main rank's.
+
+    Raises:
+        StateError: the ranks have different values or shapes under one name; all ranks raise it.
+    """
+    own = {name: (each.dtype, each.shape) for name, each in payload.tensors.items() if is_united(name)}
+    told = exchange.each(lambda: (own, payload.tree if exchange.rank == 0 else _take(payload.tree, (*UNITED, *EQUAL))))
+    described = _merge([each for each, _ in told], "")
+    tensors = {name: each for name, each in payload.tensors.items() if not is_united(name)}
+    for name, (dtype, shape) in described.items():
+        tensors[name] = _hold(payload.tensors[name]) if name in own else make_absent(dtype, shape)
+    return Payload(tensors, unite_trees([tree for _, tree in told]))
+
+
+def unite_trees(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the tree of all ranks' states: the main rank's, with the names of all models and optimizers.
+
+    Args:
+        trees: the ranks' trees, by rank; of other ranks than the main one, `UNITED` and `EQUAL` are enough.
+
+    Raises:
+        StateError: the ranks have different values under one name.
+    """
+    for name in EQUAL:
+        _merge([{name: tree[name]} for tree in trees], "")
+    model = _merge([tree[MODEL] for tree in trees], MODEL)
+    return {**trees[0], MODEL: model, OPTIMIZER: _merge_optimizers([tree[OPTIMIZER] for tree in trees])}
+
+
+def is_united(name: str) -> bool:
+    """Return whether a checkpoint has a tensor of this name from the ranks that hold it."""
+    return name.startswith(tuple(f"{each}." for each in UNITED))
+
+
+def hold_whole(payload: Payload) -> Payload:
+    """Return the tensors of the model and the optimizer, each as one that this rank holds whole."""
+    return Payload({name: _hold(each) for name, each in payload.tensors.items() if is_united(name)}, None)
+
+
+def _hold(tensor: Tensor) -> Tensor:
+    (piece,) = tensor.pieces
+    return tensor._replace(pieces=(ShardedBytes(piece.tensor),)) if isinstance(piece, TensorBytes) else tensor
+
+
+def make_absent(dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor of a payload that this rank doesn't hold."""
+    absent = torch.empty(shape_of(dtype, shape), dtype=DTYPES[dtype], device="meta")
+    return Tensor(dtype, shape, (ShardedBytes(absent) if absent.numel() else b"",))
+
+
+def _take(tree: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: tree[key] for key in keys}
+
+
+def _merge(values: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return the union of mappings, by rank.
+
+    Raises:
+        StateError: two ranks have different values under one key.
+    """
+    found: dict[str, tuple[int, Any]] = {}
+    for rank, own in enumerate(values):
+        for key, value in own.items():
+            first, before = found.setdefault(key, (rank, value))
+            if before != value:
+                whole = ".".join(filter(None, (name, str(key))))
+                raise StateError(
+                    f"ranks {first} and {rank} have a different {whole}, and a checkpoint can keep only one",
+                    hint="give all stages the same values; and " + NAMES,
+                )
+    return {key: value for key, (_, value) in sorted(found.items())}
+
+
+def _merge_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the union of the optimizers' states. Groups of the same number are joined.
+
+    Raises:
+        StateError: the groups differ in more than their parameters.
+    """
+    counts = [len(tree.get(GROUPS, ())) for tree in trees]
+    if len({*counts}) > 1:
+        other = next(rank for rank, count in enumerate(counts) if count != counts[0])
+        raise StateError(
+            f"the optimizer has {counts[0]} parameter groups in rank 0 and {counts[other]} in rank {other}",
+            hint="give the optimizers of all stages the same groups, also where a group has no parameter",
+        )
+    groups = []
+    for number, each in enumerate(zip(*(tree.get(GROUPS, ()) for tree in trees), strict=True)):
+        name = f"{OPTIMIZER}.{GROUPS}.{number}"
+        if any(sorted(group[PARAMS]) != group[PARAMS] for group in each):
+            raise StateError(
+                f"the order of the parameters in {name} has a meaning for the optimizer, and stages have no common one",
+                hint="take an optimizer that steps each parameter by itself, and leave the groups as they are built",
+            )
+        values = _merge([{key: value for key, value in group.items() if key != PARAMS} for group in each], name)
+        groups.append(values | {PARAMS: sorted({one for group in each for one in group[PARAMS]})})
+    others = _merge([{key: tree[key] for key in tree.keys() - {STATE, GROUPS}} for tree in trees], OPTIMIZER)
+    state = {STATE: _merge([tree[STATE] for tree in trees], f"{OPTIMIZER}.{STATE}")} if STATE in trees[0] else {}
+    return others | state | ({GROUPS: groups} if counts[0] else {})
+
+
+# ---- restoring
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The names that this rank takes from a checkpoint.
+
+    Attributes:
+        model: the keys of the model's state.
+        parameters: the names of the optimizer's parameters.
+    """
+
+    model: frozenset[str]
+    parameters: frozenset[str]
+
+    def narrow(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state's tree with these names alone.
+
+        Raises:
+            CheckpointDamaged: it is no tree of a state.
+        """
+        if not all(isinstance(tree.get(each), dict) for each in UNITED):
+            raise CheckpointDamaged("the checkpoint has no model or no optimizer")
+        optimizer = {**tree[OPTIMIZER]}
+        if STATE in optimizer:
+            optimizer[STATE] = _take(optimizer[STATE], sorted(self.parameters & optimizer[STATE].keys()))
+        if GROUPS in optimizer:
+            optimizer[GROUPS] = [
+                group | {PARAMS: [name for name in group[PARAMS] if name in self.parameters]}
+                for group in optimizer[GROUPS]
+            ]
+        model = _take(tree[MODEL], sorted(self.model & tree[MODEL].keys()))
+        return {**tree, MODEL: model, OPTIMIZER: optimizer}
+
+    def check(self, exchange: Exchange, tree: Mapping[str, Any]) -> None:
+        """Raise StateError in all ranks if a checkpoint has a name that no rank takes. All ranks call it together."""
+        everywhere = exchange.each(lambda: self)
+        parameters = {name for group in tree[OPTIMIZER].get(GROUPS, ()) for name in group[PARAMS]}
+        for kind, saved, taken in (
+            ("model", {*tree[MODEL]}, [each.model for each in everywhere]),
+            ("optimizer", parameters, [each.parameters for each in everywhere]),
+        ):
+            if lost := sorted(saved.difference(*taken)):
+                raise StateError(
+                    f"the checkpoint's {kind} has {lost[0]}, and no rank has built it: the ranks' stages aren't the "
+                    "whole model",
+                    hint=NAMES,
+                )
+
+
+def list_marked(tree: Any) -> Iterator[str]:
+    """Yield the names of the tensors that a state's tree refers to."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if key in ("$tensor", "$array") and isinstance(value, str):
+                yield value
+            else:
+                yield from list_marked(value)
+    for each in tree if isinstance(tree, list) else ():
+        yield from list_marked(each)
+
+
+def take_present(payload: Payload, tree: Any) -> Payload:
+    """Return the tensors that this rank holds, as ordinary ones, with a tree that refers to no others."""
+    tensors = {name: each for name, each in payload.tensors.items() if not is_united(name)}
+    for name in {*list_marked(tree)} - tensors.keys():
+        tensor = payload.tensors[name]
+        (piece,) = tensor.pieces
+        tensors[name] = (
+            tensor._replace(pieces=(TensorBytes(piece.tensor),)) if isinstance(piece, ShardedBytes) else tensor
+        )
+    return Payload(tensors, tree)
