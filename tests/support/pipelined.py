@@ -1,5 +1,6 @@
 """Loops whose ranks hold the stages of a pipeline, trained by the schedules of ``torch.distributed.pipelining``."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from holdfast import Run
+from holdfast.training.checksums import describe_components
 from holdfast.training.devices import DDP_OPTIONS
+from holdfast.training.own_loop.run import loop_of
 from tests.support.meshed import BATCH, learn, make_data, note
 
 MICRO_BATCHES = 4
@@ -87,6 +90,7 @@ def pipeline(
         if notes:
             note(Path(notes) / f"{run.rank}.txt", points)
             save_state(Path(notes) / f"{run.rank}.pt", model, optimizer)
+            note_checksums(Path(notes) / f"{run.rank}.json", run)
         losses: list[Tensor] = []
         optimizer.zero_grad()
         steps.step(
@@ -125,6 +129,13 @@ def keep(run: Run, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
     return optimizer, scheduler
+
+
+def note_checksums(path: Path, run: Run) -> None:
+    """Write the checksums that a line of the trail has, in all detail. All ranks call it together."""
+    training = loop_of(run)._training
+    assert training is not None
+    path.write_text(json.dumps(describe_components(training, in_detail=True)))
 
 
 def save_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

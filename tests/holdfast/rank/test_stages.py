@@ -60,7 +60,7 @@ def test_stages_are_proved(
     assert proof.is_proved, str(proof)
 
 
-def test_a_rank_of_a_pipeline_has_the_samples_of_the_others(nursery: Lives, tmp_path: Path) -> None:
+def test_a_rank_of_a_pipeline_has_the_samples_and_the_trail_of_the_others(nursery: Lives, tmp_path: Path) -> None:
     done = train(nursery, tmp_path, "epochs = 1", f"settings.notes = {json.dumps(str(tmp_path))}", ranks=4)
     assert done.returncode == 0, done.stderr
     first, second, third, fourth = ((tmp_path / f"{rank}.txt").read_text().splitlines() for rank in range(4))
@@ -68,6 +68,16 @@ def test_a_rank_of_a_pipeline_has_the_samples_of_the_others(nursery: Lives, tmp_
     assert first == third
     assert second == fourth
     assert not {*first} & {*second}
+    trail, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4))
+    assert all(each == trail for each in others)
+    assert {f"model.layers.{number}.weight" for number in range(8)} < trail["tensors"].keys()
+
+
+def test_a_rehearsal_of_stages_finds_no_difference(nursery: Lives, tmp_path: Path) -> None:
+    done = train(nursery, tmp_path, 'proof.rehearse = "on"', "proof.share = 1.0", "chunk.steps = 2")
+    assert done.returncode == 0, done.stderr
+    verdicts = [commit.verdict for commit in Journal(open_store(str(tmp_path)), "r").candidates()]
+    assert verdicts[0] == "continues exactly: rehearsed at steps 2, 4, 6"
 
 
 def test_another_split_continues_with_the_same_bytes(nursery: Lives, tmp_path: Path) -> None:
