@@ -50,8 +50,8 @@ def check_step(training: Training) -> None:
 def check_same_ranks(training: Training) -> None:
     """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's.
 
-    A loop may average gradients with code of its own, so only a step shows whether the weights stay equal. For stages of
-    a pipeline, `check_replicas` compares the tensors that several ranks hold.
+    A loop may average gradients with code of its own, so only a step shows whether the weights stay equal. For the
+    stages of a pipeline, `check_replicas` compares the tensors that several ranks hold.
     """
     if training.ranks.stages is not None:
         return
