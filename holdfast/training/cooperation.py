@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from holdfast.data import Share, combine
 from holdfast.errors import RecipeError
 from holdfast.machine import determinism
-from holdfast.state import capture_rng, digest_rng, gather_whole
+from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
 from holdfast.state.layout import share_tensor
 from holdfast.training.data_ranks import DataRanks, check_model, separate
 from holdfast.training.sharded.exchange import Exchange
@@ -124,6 +124,14 @@ class Cooperation(abc.ABC):
         """
         for buffer in module.buffers() if self.has_others else ():
             share_tensor(buffer)
+
+    def share_saved_buffers(self, module: nn.Module) -> None:
+        """Copy the main rank's buffers to all ranks, without those that no checkpoint has; see `share_buffers`."""
+        for each in module.modules() if self.has_others else ():
+            for name, buffer in each._buffers.items():
+                is_saved = name not in each._non_persistent_buffers_set
+                if buffer is not None and is_saved and not is_sharded(buffer):
+                    share_tensor(buffer)
 
     @property
     def states(self) -> int:

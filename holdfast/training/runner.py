@@ -65,7 +65,8 @@ def _run_loop(function: Callable[..., object], loop: OwnLoop, arguments: Mapping
         RecipeError: the function has left its loop early.
     """
     try:
-        function(Run(loop), **arguments)
+        with loop.taking_plugins():
+            function(Run(loop), **arguments)
         loop.check_end()
     except Stopped:
         pass

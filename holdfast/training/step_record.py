@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from holdfast.checkpoint.shown import Gallery
 from holdfast.errors import RecipeError
+from holdfast.state import gather_whole
 
 # The numbers of a step that have fields of their own in a trail's line; all other numbers are in its field ``logged``.
 OWN_FIELDS = ("loss", "grad_norm")
@@ -95,6 +96,8 @@ def choose_every(model: nn.Module) -> int:
 def read_number(name: str, value: Any, device: torch.device) -> Tensor:
     """Return a number of a step as a scalar float32 tensor on the device, without waiting for the device.
 
+    A sharded number, such as the norm of sharded gradients, is gathered: all ranks call it together.
+
     Args:
         name: the number's name in the message of an error.
 
@@ -102,7 +105,7 @@ def read_number(name: str, value: Any, device: torch.device) -> Tensor:
         RecipeError: the value is no scalar.
     """
     if isinstance(value, Tensor) and value.numel() == 1:
-        return value.detach().reshape(()).to(device, torch.float32, copy=True)
+        return gather_whole(value).detach().reshape(()).to(device, torch.float32, copy=True)
     try:
         return torch.tensor(float(value), device=device)
     except (TypeError, ValueError):

@@ -18,6 +18,7 @@ from holdfast.training.build import Training
 from holdfast.training.capturing import copy_extras
 from holdfast.training.checksums import describe_components
 from holdfast.training.optimizers import list_stepped
+from holdfast.training.sharded.model import list_fsdp_modules, shard_again
 
 # The attributes of a module that torch itself reads.
 OF_TORCH = vars(nn.Module()).keys()
@@ -66,6 +67,7 @@ class ModelSnapshot:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, may_swap: bool = False) -> None:
         own = {id(each) for each in list_stepped(optimizer)}
+        self._fsdp_modules = list_fsdp_modules(model)
         self.touched: dict[str, str] = {}
         named = list(model.named_modules(prefix="model"))
         self._modules = [(name, module, {**vars(module)}, _copy_items(module)) for name, module in named]
@@ -93,6 +95,7 @@ class ModelSnapshot:
 
     def put_back(self) -> None:
         """Undo all changes to the model since this object was made, and note them in `touched`."""
+        shard_again(self._fsdp_modules)
         for name, module, attributes, copies in self._modules:
             self._note_touched(name, module, attributes, copies)
             for container, items in [(vars(module), attributes), *copies]:

@@ -354,14 +354,3 @@ def wrapped(run: Run, how: str = "", kind: str = "AdamW") -> None:
     run.keep(model=model, optimizer=optimizer)
     for step in run.steps(DataLoader(make_data(), BATCH, shuffle=True)):
         learn(run, step, model, optimizer)
-
-
-def with_plugin(run: Run) -> None:
-    """Train a `Net` that an accelerator of the loop's own prepares, with a plugin."""
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
-
-    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
-    model = accelerator.prepare(Net())
-    run.keep(model=model)
-    for _ in run.steps(per_epoch=2):
-        pass

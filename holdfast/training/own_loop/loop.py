@@ -40,7 +40,7 @@ from holdfast.training.own_loop.variables import Holders, list_carried, list_ite
 from holdfast.training.own_loop.wrapping import Wrapping
 from holdfast.training.passes import Taking
 from holdfast.training.program import LoopProgram
-from holdfast.training.sharded.model import Parallelize, find_mesh
+from holdfast.training.sharded.model import Parallelize, find_mesh, list_fsdp_modules, shard_again
 from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import snapshot
 
@@ -188,6 +188,10 @@ class OwnLoop:
         return self._wrapping.data.ranks
 
     # ---- before the loop
+
+    def taking_plugins(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which each ``Accelerator`` that is made may bring an FSDP2 plugin; see `Plugins`."""
+        return self._wrapping.plugins.taken(self.located)
 
     def set_data_parallel(self, mesh: Any) -> None:
         """See `Run.data_parallel`."""
@@ -446,7 +450,10 @@ class OwnLoop:
 
     def _open(self) -> None:
         """Build the training from the kept objects, and start the generator that executes the attempt's orders."""
-        self.keep(list_checkpointed(self.accelerator, self._objects))
+        accelerator = self._wrapping.plugins.owner
+        for each in self._objects.values():  # the loop may have evaluated a model already
+            shard_again(list_fsdp_modules(each) if isinstance(each, torch.nn.Module) else ())
+        self.keep(list_checkpointed(accelerator, self._objects))
         if not self._objects:
             self.refuse(
                 "the loop begins without run.keep(...): a checkpoint would have no state to restore",
@@ -456,11 +463,11 @@ class OwnLoop:
             self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
         frames = find_frames(self._function)
         with self.located():
-            self._wrapping.check_plugins()
+            self._wrapping.plugins.check()
             self._wrapping.check_kept(self._objects)
             sources = [self._loader, self._source] if self._source is not None else []
             is_loader = is_torch_loader(self._source)
-            sorted_objects = sort_kept(self._objects, self.accelerator)
+            sorted_objects = sort_kept(self._objects, accelerator)
             kept = Kept(
                 **({"data": self._source} | self.fields | sorted_objects),
                 function=self._function,
@@ -468,6 +475,7 @@ class OwnLoop:
                 own=[
                     *self.own,
                     self.accelerator,
+                    accelerator,
                     *self._adopted,
                     *(sources if is_loader else []),
                     *(sorted_objects["extras"][name] for name in OWN_EXTRAS if name in sorted_objects["extras"]),
@@ -476,11 +484,11 @@ class OwnLoop:
                 steps_per_epoch=self._per_epoch,
                 constants=read_constants(frames),
             )
-            self._holders = Holders(frames, [*self.own, self.accelerator, *self._objects.values()])
+            self._holders = Holders(frames, [*self.own, self.accelerator, accelerator, *self._objects.values()])
             self._wrapping.check_trained(kept.trained)
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
-            self._gradients = gradients
+            self._gradients, self._fsdp_modules = gradients, list_fsdp_modules(kept.model)
             self._training = Training(
                 self.config, LoopProgram(self.accelerator, kept, self.settings, self._wrapping.data.known)
             )
@@ -514,6 +522,10 @@ class OwnLoop:
         training = self._training
         assert training is not None
         assert self._taking is not None
+        if self._fsdp_modules:
+            shard_again(self._fsdp_modules)
+            if training.virtual is None:  # FSDP2 doesn't share buffers, unlike DDP
+                training.ranks.share_saved_buffers(training.recipe.model)
         with self.located():
             self._taking.end_step()
         assert self._holders is not None

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import parse_flag_from_env
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,10 +11,8 @@ from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
 from holdfast.training.data_ranks import DataRanks, gather_data_ranks, separate
 from holdfast.training.devices import required_of_ddp
+from holdfast.training.own_loop.plugins import Plugins
 from holdfast.training.sharded.model import Parallelize, cut_model, find_data_ranks, is_cut, match_parameters
-
-# Arguments that accelerate takes only from the first ``Accelerator`` of a process, by accelerate's name for their use.
-PLUGINS = {"FSDP": "fsdp_plugin", "DEEPSPEED": "deepspeed_plugin", "MEGATRON_LM": "megatron_lm_plugin"}
 
 
 class DataParallel:
@@ -60,11 +57,13 @@ class Wrapping:
 
     Attributes:
         data: the data ranks.
+        plugins: the plugins of the loop's own accelerators.
     """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
         self._config, self._accelerator = config, accelerator
         self.data = DataParallel(config, accelerator)
+        self.plugins = Plugins(config, accelerator)
         self._placed: list[nn.Module] = []
         self._replaced: list[nn.Parameter] = []  # the original parameters that `wrap` has replaced by shards
 
@@ -78,24 +77,14 @@ class Wrapping:
         is_bare = bool(self._config.compute.virtual_ranks) or is_cut(self._config, self._accelerator)
         # DDP refuses a model of which no parameter requires a gradient, such as a teacher.
         is_bare |= not any(each.requires_grad for each in model.parameters())
+        if self.plugins.is_fsdp and not is_bare:
+            raise RecipeError(
+                "run.wrap(model): accelerate shards models here, as Accelerator(fsdp_plugin=...) says",
+                hint="call model, optimizer = accelerator.prepare(model, optimizer) with that accelerator",
+            )
         wrapped = self._accelerator.prepare_model(model, evaluation_mode=is_bare)
         assert isinstance(wrapped, nn.Module)
         return wrapped
-
-    def check_plugins(self) -> None:
-        """Raise RecipeError if the loop has made an ``Accelerator`` with a plugin, which accelerate has ignored.
-
-        accelerate takes plugins only from the first accelerator of a process, which is the run's. A later accelerator
-        leaves the name of its plugin in an environment variable.
-        """
-        found = self._accelerator.distributed_type.value
-        for name, argument in PLUGINS.items():
-            if self._accelerator.num_processes > 1 and found != name and parse_flag_from_env(f"ACCELERATE_USE_{name}"):
-                raise RecipeError(
-                    f"Accelerator({argument}=...): the ranks have an accelerator already, so accelerate ignores the "
-                    f"plugin and prepares models for {found}",
-                    hint='compute.parallel = "fsdp" and model = run.wrap(model), or fully_shard(model) in the loop',
-                )
 
     def check_kept(self, objects: Mapping[str, Any]) -> None:
         """Raise RecipeError if a kept optimizer or DistributedDataParallel doesn't fit the models of `wrap`."""
@@ -122,7 +111,8 @@ class Wrapping:
                 )
 
     def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
-        """Raise RecipeError if virtual ranks can't sum a sharded module's gradients, because `wrap` hasn't cut it."""
+        """Raise RecipeError if the gradients of a trained module would not be summed, because it isn't sharded."""
+        self.plugins.check_trained(trained)
         shares = self._config.compute.virtual_ranks
         for name, module in trained.items() if shares and is_cut(self._config, self._accelerator) else ():
             if not any(module is each for each in self._placed):

@@ -5,8 +5,9 @@ Instead, a recipe's own function may shard the model, by any of torch's plans, o
 
 import functools
 import re
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -182,8 +183,7 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
         except UserWarning as warning:
             problem = re.sub(r"(?s) on module.*|:.*", "", str(warning))  # without torch's print of the whole module
             raise ConfigError(f"parallelize: {problem}", hint="give the plan names of model.named_modules()") from None
-    whole = [name for name, each in model.named_parameters() if each.requires_grad and not is_sharded(each)]
-    if whole:
+    if whole := list_whole(model):
         raise ConfigError(
             f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average its gradient",
             hint='fully_shard(model, mesh=mesh["replicate", "shard"]) at its end shards the rest',
@@ -193,6 +193,27 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_reshard_after_forward(True, recurse=False)
+
+
+def list_whole(model: nn.Module) -> list[str]:
+    """Return the names of a model's trainable parameters that aren't sharded."""
+    return [name for name, each in model.named_parameters() if each.requires_grad and not is_sharded(each)]
+
+
+def list_fsdp_modules(model: nn.Module) -> list[Any]:
+    """Return the modules of a model that `fully_shard` has sharded."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a run without sharded modules need not import it
+    return [each for each in model.modules() if fsdp is not None and isinstance(each, fsdp.FSDPModule)]
+
+
+def shard_again(modules: Iterable[Any]) -> None:
+    """Shard modules again that a forward pass has left whole.
+
+    By default FSDP2 leaves the outermost module whole after a forward pass, as the backward pass needs it next. After
+    an evaluation no backward pass follows, and the model would have other parameters than its optimizer.
+    """
+    for each in modules:
+        each.reshard()
 
 
 def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parameter]) -> None:

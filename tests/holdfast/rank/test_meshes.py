@@ -143,13 +143,6 @@ def test_another_number_of_data_ranks_continues(nursery: Lives, tmp_path: Path) 
     assert {*attempts} == {1, 2}
 
 
-def test_a_plugin_of_an_accelerator_of_the_loops_own_is_refused(nursery: Lives, tmp_path: Path) -> None:
-    done = train(nursery, tmp_path, "with_plugin", ranks=2)
-    assert done.returncode != 0
-    assert "meshed.py" in done.stderr
-    assert "accelerate ignores the plugin and prepares models for" in done.stderr
-
-
 def test_a_state_that_only_some_ranks_have_is_refused_after_the_first_step(nursery: Lives, tmp_path: Path) -> None:
     done = train(nursery, tmp_path, "different_optimizers")
     assert done.returncode != 0

@@ -1,0 +1,144 @@
+"""The plugins of an `Accelerator` that a loop makes by itself, after the run's own accelerator.
+
+accelerate takes plugins from the first accelerator of a process alone, which is the run's. While the loop's function
+runs, `Plugins` puts an FSDP2 plugin of a later accelerator into the state that all accelerators share, so that
+``accelerator.prepare`` shards the model. It does so on CPUs, too, where accelerate alone ignores the plugin.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, parse_flag_from_env
+from torch import nn
+
+from holdfast.checkpoint import shorten
+from holdfast.config import RunConfig
+from holdfast.errors import RecipeError
+from holdfast.training.sharded.model import SHOWN_NAMES, list_whole
+
+# Arguments that accelerate takes only from the first ``Accelerator`` of a process, by accelerate's name for their use.
+IGNORED = {"FSDP": "fsdp_plugin", "DEEPSPEED": "deepspeed_plugin", "MEGATRON_LM": "megatron_lm_plugin"}
+FSDP2 = 2
+
+
+class Plugins:
+    """The plugins of a loop's own accelerators.
+
+    Attributes:
+        owner: the accelerator that has brought the plugin in use; the run's accelerator if none has.
+    """
+
+    def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
+        """
+        Args:
+            accelerator: the run's accelerator.
+        """
+        self._config, self._accelerator = config, accelerator
+        self.owner = accelerator
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Return whether accelerate shards the models that it prepares."""
+        return bool(self._accelerator.distributed_type == DistributedType.FSDP)
+
+    @contextlib.contextmanager
+    def taken(self, located: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+        """Let each accelerator that the block makes bring an FSDP2 plugin.
+
+        Args:
+            located: makes a context that adds the user's file and line to the message of an error.
+        """
+        usual = Accelerator.__init__
+        signature = inspect.signature(usual)
+
+        @functools.wraps(usual)
+        def init(accelerator: Accelerator, *arguments: Any, **options: Any) -> None:
+            usual(accelerator, *arguments, **options)
+            with located():
+                self._take(accelerator, signature.bind(accelerator, *arguments, **options).arguments)
+
+        Accelerator.__init__ = init
+        try:
+            yield
+        finally:
+            Accelerator.__init__ = usual
+
+    def _take(self, accelerator: Accelerator, arguments: Mapping[str, Any]) -> None:
+        """Put the FSDP2 plugin among a new accelerator's arguments into the state that all accelerators share."""
+        if accelerator.num_processes == 1:  # accelerate trains one rank without plugins
+            return
+        if arguments.get("parallelism_config") is not None:
+            raise RecipeError(
+                "Accelerator(parallelism_config=...): accelerate takes it only from the first accelerator of a process",
+                hint='compute.mesh and compute.parallel = "fsdp", or a mesh of the loop\'s own and run.data_parallel',
+            )
+        plugin = arguments.get("fsdp_plugin")
+        if plugin is None and not self.is_fsdp and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+            plugin = FullyShardedDataParallelPlugin()  # as of `accelerate launch --use_fsdp`
+        if plugin is None:
+            return
+        self._refuse(plugin)
+        if accelerator.mixed_precision != "no":
+            plugin.set_mixed_precision(accelerator.mixed_precision)
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
+        self.owner = accelerator
+
+    def _refuse(self, plugin: FullyShardedDataParallelPlugin) -> None:
+        """Raise RecipeError if a run can't resume exactly with a plugin."""
+        from torch.distributed.fsdp import CPUOffloadPolicy
+
+        compute, torch_type = self._config.compute, torch._C._get_accelerator().type
+        device = self._accelerator.device.type
+        for problem, is_found, hint in (
+            (f"fsdp_version={plugin.fsdp_version}: its flat parameters can't be saved in parts",
+             plugin.fsdp_version != FSDP2, 'fsdp_version=2; for a Trainer, fsdp_config={"version": 2}'),
+            ("cpu_offload: we have not resumed a model that lies beside its device",
+             isinstance(plugin.cpu_offload, CPUOffloadPolicy), "leave it out"),
+            ("fp16, whose GradScaler sees a shard of the gradient",
+             self._accelerator.mixed_precision == "fp16", 'compute.mixed_precision = "bf16"'),
+            (f"compute.virtual_ranks = {compute.virtual_ranks}, whose gradients are summed in another order",
+             bool(compute.virtual_ranks), 'model = run.wrap(model) and compute.parallel = "fsdp", without the plugin'),
+            (f"the ranks train on {device}, and accelerate would shard the model over {torch_type}",
+             device != torch_type, 'hide the GPUs from the run: CUDA_VISIBLE_DEVICES=""'),
+        ):  # fmt: skip
+            if is_found:
+                raise RecipeError(f"FullyShardedDataParallelPlugin: {problem}", hint=hint)
+
+    def check(self) -> None:
+        """Raise RecipeError unless accelerate uses the plugins that it was given. Call it before the first step.
+
+        An accelerator leaves the name of its plugin in an environment variable.
+        """
+        if self._accelerator.num_processes == 1:
+            return
+        found = self._accelerator.distributed_type.value
+        for name, argument in IGNORED.items():
+            if found != name and parse_flag_from_env(f"ACCELERATE_USE_{name}"):
+                raise RecipeError(
+                    f"Accelerator({argument}=...): the ranks have an accelerator already, so accelerate ignores the "
+                    f"plugin and prepares models for {found}",
+                    hint="Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)) in the loop, or "
+                    'compute.parallel = "fsdp" and model = run.wrap(model)',
+                )
+        if self.is_fsdp:
+            self._refuse(self._accelerator.state.fsdp_plugin)
+            # Reduce the gradient of each micro-batch at once. FSDP2 would keep a sum that isn't reduced yet outside the
+            # parameters' gradients, where no checkpoint has it.
+            self._accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
+
+    def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
+        """Raise RecipeError if the plugin has left parameters of a trained module whole."""
+        for name, module in trained.items() if self.is_fsdp else ():
+            if whole := list_whole(module):
+                raise RecipeError(
+                    f"{name} is trained, and Accelerator(fsdp_plugin=...) has left {shorten(whole, SHOWN_NAMES)} "
+                    "whole: nothing would average its gradient",
+                    hint=f"accelerator.prepare({name}, optimizer), and a plugin without ignored_modules",
+                )
