@@ -36,7 +36,6 @@ def check_arguments(run: Run, trainer: Any, options: dict[str, Any]) -> None:
         ("enable_jit_checkpoint", args.enable_jit_checkpoint,
          "leave it out: the run saves on SIGTERM by itself"),
         ("deepspeed", args.deepspeed, "train without DeepSpeed"),
-        ("fsdp", args.fsdp, "train without fsdp"),
         ("auto_find_batch_size", args.auto_find_batch_size, "set per_device_train_batch_size"),
         ("ignore_data_skip", args.ignore_data_skip, "leave it out: a resume reads no batch again"),
     ):  # fmt: skip

@@ -149,6 +149,6 @@ def mistaken(run: holdfast.Run, output_dir: str, how: str, arguments: dict[str, 
             trainer = Net()
         case "marks" | "measures":
             trainer.add_callback(Marker())
-        case "fsdp" | "deepspeed":
-            setattr(trainer.args, how, "full_shard")
+        case "deepspeed":
+            trainer.args.deepspeed = "a file"
     held.train(run, trainer, measured=["at"] if how == "measures" else (), **options)

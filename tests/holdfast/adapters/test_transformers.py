@@ -184,7 +184,6 @@ def line_of(text: str) -> str:
         ("resumes by itself", {}, r"TrainingArguments\(resume_from_checkpoint=\.\.\.\) can't be resumed exactly"),
         ("", {"resume_from_checkpoint": "out"}, r"TrainingArguments\(resume_from_checkpoint=\.\.\.\) can't"),
         ("", {"enable_jit_checkpoint": True}, r"TrainingArguments\(enable_jit_checkpoint=\.\.\.\) can't"),
-        ("fsdp", {}, r"TrainingArguments\(fsdp=\.\.\.\) can't be resumed exactly"),
         ("deepspeed", {}, r"TrainingArguments\(deepspeed=\.\.\.\) can't be resumed exactly"),
         ("", {"auto_find_batch_size": True}, r"TrainingArguments\(auto_find_batch_size=\.\.\.\) can't"),
         ("", {"ignore_data_skip": True}, r"TrainingArguments\(ignore_data_skip=\.\.\.\) can't"),
