@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import Journal, Verdict, list_audits, list_runs, read_verdict
-from holdfast.proof.audit import Audit, choose_commits, keep_verdict
+from holdfast.proof.audit import Audit, OnFault, choose_commits, keep_verdict
 from holdfast.store import open_store
 from tasks.auditing import PUT_BACK_S, ask_another, audit_one, is_for_another
 from tasks.served import served_flow
@@ -33,6 +33,7 @@ def audit(
     from_commit: NonNegativeInt | None = None,
     tries: NonNegativeInt = 30,
     is_asked: bool = False,
+    on_fault: OnFault = "record",
 ) -> dict[str, list[Audit]]:
     """Train chunks of each run again, and compare the bytes. Write nothing but records of audits, and of quarantines.
 
@@ -51,6 +52,8 @@ def audit(
         from_commit: The commit to begin that replay with; by default the audit chooses.
         tries: How often a replay that another host is to make may be put back.
         is_asked: Whether an earlier audit asks for this one. If the commit is decided meanwhile, nothing is trained.
+        on_fault: What to do besides the record if a machine has computed wrongly. rollback: quarantine the commits that
+            it has trained since the newest certified one, so that the run continues from that one.
 
     Raises:
         Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.
@@ -58,7 +61,7 @@ def audit(
     """
     if (commit or from_commit is not None or is_asked) and not (run and commit):
         raise ConfigError("commit and from_commit need each other's run and commit", hint="give run and commit")
-    if is_asked and not _is_ours(store, run, commit, tries):
+    if is_asked and not _is_ours(store, run, commit, tries, on_fault):
         return {}
     audits: dict[str, list[Audit]] = {}
     damaged: list[str] = []
@@ -74,7 +77,7 @@ def audit(
         log.log(logging.WARNING if found.is_failed else logging.INFO, "run %s: %s", journal.run, found)
         if found.is_failed:
             damaged.append(name)
-        _follow(store, journal, number, tries)
+        _follow(store, journal, number, tries, on_fault)
     if damaged:
         raise Damage(
             f"damaged, or training its steps again gives other bytes: {', '.join(damaged)}",
@@ -106,7 +109,7 @@ def _choose(
         yield from ((journal, number) for number in chosen)
 
 
-def _is_ours(store: str, run: str, commit: int, tries: int) -> bool:
+def _is_ours(store: str, run: str, commit: int, tries: int, on_fault: OnFault) -> bool:
     """Return whether this host makes a replay that an earlier audit asks for; put it back if another one is to."""
     verdict = _read_verdict(Journal(open_store(store), run), commit)
     if verdict is None:
@@ -116,21 +119,21 @@ def _is_ours(store: str, run: str, commit: int, tries: int) -> bool:
         return False
     if not is_for_another(verdict.ask, tries):
         return True
-    if not tries or not ask_another(store, run, verdict.ask, tries - 1, {}, PUT_BACK_S):
+    if not tries or not ask_another(store, run, verdict.ask, tries - 1, {"on_fault": on_fault}, PUT_BACK_S):
         log.warning("run %s: no other host has answered: %s", run, verdict.describe())
     return False
 
 
-def _follow(store: str, journal: Journal, commit: int, tries: int) -> None:
+def _follow(store: str, journal: Journal, commit: int, tries: int, on_fault: OnFault) -> None:
     """Log the verdict on a commit whose trainings differ, or whose parent is in doubt; ask another host if need be."""
     verdict = _read_verdict(journal, commit)
     if verdict is None or not (verdict.deviating or (verdict.ask and verdict.ask.commit != commit)):
         return
     log.warning("run %s, commit %d:\n%s", journal.run, commit, verdict)
-    if kept := keep_verdict(journal, verdict):
-        log.warning("%s", kept)
+    for line in keep_verdict(journal, verdict, on_fault):
+        log.warning("%s", line)
     if verdict.ask and len(list_audits(journal)[commit]) < MOST_AUDITS:
-        ask_another(store, journal.run, verdict.ask, tries, {})
+        ask_another(store, journal.run, verdict.ask, tries, {"on_fault": on_fault})
 
 
 def _read_verdict(journal: Journal, commit: int) -> Verdict | None:

@@ -35,6 +35,7 @@
         ├── SelfTestFailed           (RuntimeError)       a rank's device computes wrong bits
         ├── MachineQuarantined       (RuntimeError)       this machine has computed wrongly; another one may train
         ├── NodesMissing             (TimeoutError)       too few nodes came to the rendezvous
+        ├── ParentQuarantined        (RuntimeError)       a commit continues from one that was quarantined meanwhile
         ├── FolderTaken              (FileExistsError)    a checkpoint's folder belongs to another commit, or to none
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
         └── Superseded               (RuntimeError)       a later attempt owns the run
@@ -274,6 +275,10 @@ class MachineQuarantined(RunStopped, RuntimeError):
 
 class NodesMissing(RunStopped, TimeoutError):
     """Too few nodes came to the rendezvous in time."""
+
+
+class ParentQuarantined(RunStopped, RuntimeError):
+    """A commit continues from one that was quarantined meanwhile. Its attempt goes back to an earlier commit."""
 
 
 class FolderTaken(RunStopped, FileExistsError):

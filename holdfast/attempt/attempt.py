@@ -32,6 +32,7 @@ from holdfast.errors import (
     HoldfastError,
     NameTaken,
     OutOfMemory,
+    ParentQuarantined,
     RankDied,
     RankHung,
     RecipeBroken,
@@ -460,9 +461,11 @@ class Attempt:
         """Publish a checkpoint's commit and latest.json, tell the observers, and do the upkeep; return the head.
 
         Call it again to finish a call that a signal has interrupted. An attempt that is stopping leaves upkeep to the
-        next attempt. If the checkpoint's folder is taken, the chunk is to be trained again, and the head stays.
+        next attempt. If the checkpoint's folder is taken, the chunk is to be trained again, and the head stays. If the
+        head was quarantined meanwhile, an earlier commit becomes the head.
 
         Raises:
+            MachineQuarantined: the head was quarantined, and so was this machine.
             Superseded: a later attempt owns the run; nothing was changed.
         """
         assert saved == self._pipeline.uncommitted[0], "chunks are committed in the order of training"
@@ -474,9 +477,11 @@ class Attempt:
             self.close()
             self._pipeline.uncommitted.clear()
             return self.line.follow()
-        except FolderTaken as error:
+        except (FolderTaken, ParentQuarantined) as error:
             log.warning("%s; the steps of that checkpoint are trained again", error)
             self.fall_back()
+            if isinstance(error, ParentQuarantined) and not self.is_stopping:
+                check_machine(open_store(self.config.store), self.config.compute)
             return self.head
         self._pipeline.uncommitted.pop(0)
         if not self.is_stopping:

@@ -19,6 +19,7 @@ from holdfast.errors import (
     NameMissing,
     NameTaken,
     NoVerifiedCheckpoint,
+    ParentQuarantined,
     RecordDamaged,
     StoreError,
 )
@@ -383,6 +384,8 @@ class Line:
             except FolderTaken as error:
                 log.warning("the checkpoint %s is not adopted: %s", saved.path, error)
                 self._taken.add(saved.path)
+            except ParentQuarantined as error:
+                log.warning("%s", error)
             except NameTaken:
                 log.info("%s is committed already, by the attempt that saved it", saved.path)
             return True

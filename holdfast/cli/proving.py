@@ -12,7 +12,7 @@ from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.journal import Commit, Journal, read_verdict
 from holdfast.journal.finding import find_commit, open_journal
-from holdfast.proof.audit import audit_commit, choose_commits, keep_audit, keep_verdict
+from holdfast.proof.audit import OnFault, audit_commit, choose_commits, keep_audit, keep_verdict
 from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step
 from holdfast.proof.prove import prove
@@ -79,6 +79,7 @@ def audit_command(
     random: int | None = None,
     seed: int | None = None,
     ranks: int | None = None,
+    on_fault: OnFault = "record",
     recipe: str = "",
     trust_records: TrustRecords = False,
     json: Json = False,
@@ -98,6 +99,8 @@ def audit_command(
         random: Audit this many commits, chosen at random, instead.
         seed: The seed of that choice; by default another one each time.
         ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
+        on_fault: What to do besides the record if the audits name a machine that computes wrongly. rollback: quarantine
+            the commits that it has trained since the newest certified one, so that the run continues from that one.
         recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
             trained only if its code is this folder's or Holdfast's own.
         trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
@@ -117,9 +120,9 @@ def audit_command(
         judged.append(
             found.model_dump() | {"is_identical": found.is_identical, "judged": verdict and verdict.to_json()}
         )
-        kept = keep_verdict(journal, verdict) if verdict else ""
+        kept = keep_verdict(journal, verdict, on_fault) if verdict else []
         if not json:
-            print(*filter(None, (found, verdict, kept and f"  {kept}")), sep="\n")
+            print(found, *([verdict] if verdict else []), *(f"  {line}" for line in kept), sep="\n")
     if json:
         print_json(judged)
     return 2 if any(found.is_failed for found in audits) else 0

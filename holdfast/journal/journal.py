@@ -20,6 +20,7 @@ from holdfast.errors import (
     NameMissing,
     NameTaken,
     NoVerifiedCheckpoint,
+    ParentQuarantined,
     RecordDamaged,
     RunGone,
     Superseded,
@@ -329,6 +330,7 @@ class Journal(RunFolder):
 
         Raises:
             FolderTaken: the checkpoint's folder belongs to another commit, or retention deletes it.
+            ParentQuarantined: the parent was quarantined meanwhile, and so is this commit now.
             Superseded: a later attempt owns the run.
             NameTaken: an earlier attempt took the number: it had checked the fence just before this attempt's claim.
         """
@@ -349,7 +351,19 @@ class Journal(RunFolder):
                 raise
             commit = there
         faults.reach("commit-recorded")
+        self._check_parent(commit)
         return commit
+
+    def _check_parent(self, commit: Commit) -> None:
+        """Quarantine a commit that was just published if a person or an audit has quarantined its parent.
+
+        Raises:
+            ParentQuarantined: the parent is quarantined.
+        """
+        if commit.parent and self.is_quarantined(commit.parent):
+            reason = f"it continues from commit {commit.parent}, which is quarantined"
+            self.quarantine(commit.number, reason, commit.attempt)
+            raise ParentQuarantined(f"commit {commit.number} of run {self.run!r} doesn't count: {reason}")
 
     def assign_folder(self, path: str, number: int) -> int | None:
         """Assign a checkpoint folder to one commit for ever, or to none; the first call for a folder decides.

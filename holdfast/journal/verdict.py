@@ -69,6 +69,7 @@ class Verdict:
         reason: a sentence with the hosts and what they ended with.
         ask: the replay that decides; None unless undecided.
         host: the faulty machine; empty unless the kind is ``machine``.
+        is_own: whether the commit's own bytes are among the wrong ones.
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
         repeats: whether the host gave other bytes each time that it trained; None if it trained once.
         rank, step, component: the first difference, as far as an audit found it.
@@ -82,6 +83,7 @@ class Verdict:
     reason: str
     ask: Ask | None = None
     host: str = ""
+    is_own: bool = False
     gpus: tuple[str, ...] = ()
     repeats: bool | None = None
     rank: int | None = None
@@ -251,7 +253,8 @@ class _Case:
         verdict = self._say("machine", f"{host} ended on other bytes than {agree}", deviating, right)
         times = [each in right for each in self.trainings if each.hosts == guilty or each in deviating]
         repeats = None if len(times) < 2 else not any(times)
-        return replace(verdict, host=host, repeats=repeats, gpus=_blame_gpus(guilty, right, deviating, verdict.rank))
+        gpus = _blame_gpus(guilty, right, deviating, verdict.rank)
+        return replace(verdict, host=host, is_own=self.own in deviating, repeats=repeats, gpus=gpus)
 
     def _judge_scattered(self) -> Verdict:
         """Judge trainings that differ, with no bytes on two hosts."""

@@ -4,7 +4,7 @@ import logging
 import random
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -19,12 +19,15 @@ from holdfast.proof.replay import (
     make_pruned_error,
     replayed,
 )
+from holdfast.proof.rollback import roll_back
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.store import Store, open_store
 from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
+# What to do with a run when a machine is found to have computed wrongly.
+OnFault = Literal["record", "rollback"]
 # The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
 OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}
 EARLIER = "state that an earlier resume lost, because this replay began after it; --from begins with an earlier commit"
@@ -153,22 +156,35 @@ def keep_audit(journal: Journal, audit: Audit) -> None:
         log.warning("the audit is not on record: %s", error)
 
 
-def keep_verdict(journal: Journal, verdict: Verdict) -> str:
-    """Quarantine the machine that a verdict names; return a line for a person, empty if nothing is recorded.
+def keep_verdict(journal: Journal, verdict: Verdict, on_fault: OnFault = "record") -> list[str]:
+    """Quarantine the machine that a verdict names, and do what is asked; return lines for a person.
 
     The store may be read-only here; a warning says so.
+
+    Args:
+        on_fault: ``record``: nothing else; ``rollback``: quarantine the commits of that machine, see `roll_back`.
     """
     if verdict.kind != "machine":
-        return ""
-    url = journal.store_url
+        return []
+    lines = []
     try:
-        record = quarantine_machine(open_store(url), journal.run, verdict)
+        lines.append(_quarantine_machine(journal, verdict))
+        if on_fault == "rollback":
+            lines.append(roll_back(journal, verdict))
     except StoreError as error:
-        log.warning("machine %s is not quarantined: %s", verdict.host, error)
+        log.warning("what follows from the verdict on %s is not on record: %s", verdict.host, error)
+    return [line for line in lines if line]
+
+
+def _quarantine_machine(journal: Journal, verdict: Verdict) -> str:
+    """Quarantine the machine that a verdict names; return a line for a person, empty if nothing is recorded."""
+    url = journal.store_url
+    record = quarantine_machine(open_store(url), journal.run, verdict)
+    if record is None:
         return ""
-    gpus = f", GPU {', '.join(record.gpus)}," if record and record.gpus else ""
+    gpus = f", GPU {', '.join(record.gpus)}," if record.gpus else ""
     release = f"holdfast doctor --store {url} --release {verdict.host}"
-    return f"{verdict.host}{gpus} is quarantined in {url}; once it is repaired: {release}" if record else ""
+    return f"{verdict.host}{gpus} is quarantined in {url}; once it is repaired: {release}"
 
 
 def _describe_machine(present: Present) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Machines that compute wrongly, planted: audits on other hosts find them, by commands as a person gives them."""
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,7 +15,7 @@ import pytest
 from holdfast.journal import Journal, list_audits
 from holdfast.machine.host import VARIABLE
 from holdfast.store import open_store
-from tests.conftest import Engine, RunFlow
+from tests.conftest import COMMAND_WITHIN_S, Engine, RunFlow
 from tests.support.flipping import faulty
 from tests.support.lives import Lives
 
@@ -53,11 +55,10 @@ def journal_of(engine: Engine) -> Journal:
     return Journal(open_store(engine.store), "toy")
 
 
-def audit(engine: Engine, host: str, commit: int = 2, **variables: str) -> dict[str, Any]:
+def audit(engine: Engine, host: str, *options: str, commit: int = 2, **variables: str) -> dict[str, Any]:
     """Return the verdict after an audit on a host, as JSON."""
-    done = engine.command(
-        "audit", str(engine.run_folder), "--commit", str(commit), "--json", **{VARIABLE: host}, **variables
-    )
+    command = ("audit", str(engine.run_folder), "--commit", str(commit), "--json", *options)
+    done = engine.command(*command, **{VARIABLE: host}, **variables)
     assert done.returncode in (0, 2), done.stderr
     (found,) = json.loads(done.stdout)
     return dict(found["judged"])
@@ -163,3 +164,82 @@ def test_a_machine_that_was_found_begins_no_attempt_until_it_is_released(struck:
     )
     assert "quarantined" not in engine.command(*doctor).stdout
     assert engine.run(*OPTIONS, "epochs=4").returncode == 0
+
+
+ROLLBACK = ("--on-fault", "rollback")
+
+
+def final_id(engine: Engine) -> str:
+    return engine.standing().checkpoint_sha256
+
+
+def test_a_run_that_is_rolled_back_ends_on_the_healthy_bytes(struck: Engine, healthy: Engine, tmp_path: Path) -> None:
+    engine = copy(struck, tmp_path)
+    assert engine.run(*OPTIONS, "epochs=4", **{VARIABLE: "b"}).returncode == 2, "the gate refuses the last commit"
+    audit(engine, "b", *ROLLBACK)
+    assert audit(engine, "c", *ROLLBACK)["kind"] == "machine"
+    journal = journal_of(engine)
+    assert not journal.numbers("quarantine"), "commit 1 is of the same machine, and nobody has certified it"
+    assert audit(engine, "b", commit=1)["kind"] == "certified"
+    audit(engine, "c", *ROLLBACK)
+    assert [journal.is_quarantined(number) for number in (1, 2, 3)] == [False, True, True]
+    assert engine.run(*OPTIONS).returncode == 3, "the machine a is in quarantine"
+    done = engine.run(*OPTIONS, **{VARIABLE: "b"})
+    assert done.returncode == 0, done.stderr
+    assert final_id(engine) == final_id(healthy) != final_id(struck)
+
+
+def test_a_live_attempt_ends_on_the_machine_that_is_quarantined(
+    healthy: Engine, tmp_path: Path, nursery: Lives
+) -> None:
+    with held_from(2, tmp_path, nursery, "a", **faulty("a", FLIPS_AT)) as (engine, ended):
+        audit(engine, "b", commit=1)
+        audit(engine, "b", *ROLLBACK)
+        assert audit(engine, "c", *ROLLBACK)["kind"] == "machine"
+    assert ended[0] == 3, ended[1]
+    assert "doesn't count: it continues from commit 2, which is quarantined" in ended[1]
+    assert "error: this machine is quarantined" in ended[1]
+    assert engine.run(*OPTIONS, **{VARIABLE: "b"}).returncode == 0
+    assert final_id(engine) == final_id(healthy)
+
+
+def test_a_live_attempt_on_a_healthy_machine_goes_back_and_goes_on(
+    healthy: Engine, tmp_path: Path, nursery: Lives
+) -> None:
+    """The machine a flipped a bit once, in commit 2; b continues from there when the audits find it."""
+    once = faulty("a", FLIPS_AT, once=tmp_path / "struck")
+    Engine(tmp_path, {VARIABLE: "a"} | once, nursery=nursery).run(*OPTIONS, "epochs=2")
+    with held_from(2, tmp_path, nursery, "b", **once) as (engine, ended):
+        audit(engine, "b", commit=1)
+        audit(engine, "b", *ROLLBACK)
+        assert audit(engine, "c", *ROLLBACK)["host"] == "a"
+    assert ended[0] == 0, ended[1]
+    assert "doesn't count: it continues from commit 2, which is quarantined; its steps" in ended[1]
+    assert journal_of(engine).attempts() == 2, "no other attempt was needed"
+    assert final_id(engine) == final_id(healthy)
+
+
+@contextmanager
+def held_from(commit: int, folder: Path, nursery: Lives, host: str, **variables: str) -> Iterator[tuple[Engine, Any]]:
+    """Train on a host, and let the ranks wait after a commit while the block lasts.
+
+    Yields:
+        The engine, and a list that has the exit code and the errors of the command after the block.
+    """
+    engine, held = Engine(folder, {VARIABLE: host} | variables, nursery=nursery), folder / "held"
+    ended: list[Any] = []
+    began = journal_of(engine).attempts()
+    process = nursery.start_command(
+        "tests.support.forked:train", str(engine.config), OPTIONS,
+        environment=os.environ | engine.environment | {"TOY_HELD": str(held), "TOY_DELAY_S": "0.2"},
+    )  # fmt: skip
+    try:
+        while journal_of(engine).newest_number() < commit or journal_of(engine).attempts() == began:
+            assert process.poll() is None
+            time.sleep(0.1)
+        held.touch()
+        yield engine, ended
+    finally:
+        held.unlink(missing_ok=True)
+        _, errors = process.communicate(COMMAND_WITHIN_S)
+        ended += [process.returncode, errors]

@@ -1,0 +1,72 @@
+"""The way back of a run that a faulty machine has trained: quarantine its commits since the newest certified one."""
+
+import contextlib
+import logging
+
+from holdfast.errors import Superseded
+from holdfast.journal import Commit, Journal, Verdict, find_certified, list_trainers
+from holdfast.journal.audits import UNREADABLE
+
+log = logging.getLogger(__name__)
+
+
+def roll_back(journal: Journal, verdict: Verdict) -> str:
+    """Quarantine the commits that a faulty machine has trained, and those that continue from them.
+
+    They begin after the newest certified commit; if the verdict's own commit is wrong, after the newest one before it.
+    The next attempt continues from the commit before them. An attempt that trains now notices at its next commit.
+
+    Args:
+        verdict: a verdict that names a machine.
+
+    Returns:
+        A line for a person: which commits were quarantined, or why none was.
+    """
+    first = _find_first(journal, verdict)
+    if first is None:
+        return f"run {journal.run} has no commit of {verdict.host} after its newest certified one"
+    if not any(commit.number < first.number for commit in journal.candidates()):
+        return (
+            f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number}, the first one that "
+            f"{verdict.host} has trained, is left; an audit of it on another host certifies it, if it is right"
+        )
+    done: list[int] = []
+    # A live attempt commits meanwhile: it first writes its record and then looks for the quarantine of its parent, and
+    # this does the reverse, so that at least one of them sees the other.
+    while found := [commit for commit in journal.candidates() if commit.number >= first.number]:
+        done += [commit.number for commit in found if _quarantine(journal, commit, verdict)]
+    listed = ", ".join(map(str, sorted(done)))
+    newest = journal.newest()
+    assert newest is not None
+    return f"run {journal.run} is rolled back to commit {newest.number} (step {newest.step}): quarantined {listed}"
+
+
+def _find_first(journal: Journal, verdict: Verdict) -> Commit | None:
+    """Return the first commit of the faulty machine after the newest certified one; None if there is none."""
+    line = []
+    commit = journal.newest()
+    while commit is not None:
+        line.append(commit)
+        commit = journal.find_commit(commit.parent)
+    wrong = [commit for commit in line if verdict.is_own and commit.number == verdict.commit]
+    before = [commit for commit in line if not wrong or commit.number < wrong[0].number]
+    certified = find_certified(journal, before)
+    after = [commit for commit in line if certified is None or commit.number > certified[0].number]
+    return next((commit for commit in reversed(after) if _may_be_of(journal, commit, verdict.host)), None)
+
+
+def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:
+    """Return whether a machine may have trained a commit; True if no record says who has."""
+    with contextlib.suppress(*UNREADABLE):
+        return host in [each.host for each in list_trainers(journal, commit)]
+    return True
+
+
+def _quarantine(journal: Journal, commit: Commit, verdict: Verdict) -> bool:
+    """Quarantine a commit; return False if an attempt has begun just now, so that it has to be tried again."""
+    reason = f"trained by {verdict.host}, or from what it has trained: {verdict.describe()}"
+    try:
+        journal.quarantine(commit.number, reason, journal.attempts())
+    except Superseded:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""The rollback of a run that a faulty machine has trained, and an attempt whose parent is quarantined meanwhile."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.attempt import Line
+from holdfast.errors import ParentQuarantined
+from holdfast.journal import AuditRecord, Verdict, now, record_audit
+from holdfast.proof.rollback import roll_back
+from holdfast.store.local import LocalStore
+from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, train
+
+
+def continue_on(line: Line, host: str) -> Line:
+    """Return the line as the next attempt, on a host, continues it."""
+    number = line.attempt + 1
+    line.journal.claim_attempt(number, "continued", host, 1, {})
+    found = Line(line.journal, number, SETTINGS, STEPS_PER_EPOCH)
+    resume(found)
+    return found
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    """Return a line with commits 1 and 2 of the machine host, 3 and 4 of a, and 5 of b."""
+    line = make_line(LocalStore(str(tmp_path)))
+    for host, commits in (("host", 2), ("a", 2), ("b", 1)):
+        line = line if host == "host" else continue_on(line, host)
+        for _ in range(commits):
+            train(line)
+    return line
+
+
+def certify(line: Line, number: int) -> None:
+    sha256 = line.journal.read_commit(number).checkpoint_sha256
+    record = AuditRecord(
+        commit=number, number=1, from_commit=number - 1, checkpoint_sha256=sha256, notes=[], host="c", environment={},
+        created_at=now(),
+    )  # fmt: skip
+    record_audit(line.journal, record)
+
+
+def verdict(host: str, commit: int, *, is_own: bool) -> Verdict:
+    return Verdict("machine", commit, "it differs", host=host, is_own=is_own, agreeing=2, deviating=1)
+
+
+@pytest.mark.parametrize(
+    ("host", "commit", "is_own", "certified", "kept"),
+    [
+        ("a", 3, True, [], [2, 1]),
+        ("a", 4, True, [], [2, 1]),  # commit 3 is a's, too, and nobody has certified it
+        ("a", 4, True, [3], [3, 2, 1]),
+        ("a", 3, True, [1, 5], [2, 1]),  # commit 5 continues exactly, but from a wrong state
+        ("a", 2, False, [], [2, 1]),  # a has audited another machine's commit wrongly
+        ("a", 2, False, [4], [5, 4, 3, 2, 1]),
+        ("b", 5, True, [], [4, 3, 2, 1]),
+        ("other", 2, False, [], [5, 4, 3, 2, 1]),
+        ("host", 1, True, [], [5, 4, 3, 2, 1]),  # nothing would be left
+    ],
+)
+def test_the_commits_of_a_faulty_machine_since_the_newest_certified_one(
+    line: Line, host: str, commit: int, is_own: bool, certified: list[int], kept: list[int]
+) -> None:
+    for number in certified:
+        certify(line, number)
+    said = roll_back(line.journal, verdict(host, commit, is_own=is_own))
+    assert [each.number for each in line.journal.candidates()] == kept
+    number = max(kept)
+    is_rolled_back = said.startswith(f"run run is rolled back to commit {number} (step {number * STEPS_PER_EPOCH}): ")
+    assert is_rolled_back is (number < 5), said
+    roll_back(line.journal, verdict(host, commit, is_own=is_own))
+    assert [each.number for each in line.journal.candidates()] == kept, "a second call changes nothing"
+
+
+def test_an_attempt_does_not_commit_on_a_commit_that_was_quarantined_meanwhile(line: Line) -> None:
+    roll_back(line.journal, verdict("a", 3, is_own=True))
+    with pytest.raises(ParentQuarantined, match="commit 6 of run 'run' doesn't count: it continues from commit 5"):
+        train(line)
+    assert line.journal.is_quarantined(6)
+    resume(line)
+    assert line.head
+    assert line.head.number == 2
+    assert train(line).number == 7
