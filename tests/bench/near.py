@@ -1,7 +1,8 @@
 """What a near folder spares a run whose store is as slow as a bucket: restarts, lost steps, and a notice too short.
 
 Two runs are alike but for the near folder, and their lives end alike: by a kill after a commit, by a kill while a
-chunk's save is on its way to the store, and by a notice that is shorter than that way.
+chunk's save is on its way to the store, and by a notice that is shorter than that way. Two more runs with one long
+chunk are killed within it; one of them saves into the near folder between commits.
 """
 
 import contextlib
@@ -32,6 +33,8 @@ RATE = {"100 MB": 20e6, "1 GB": 100e6}
 # Steps of a chunk: enough for a save to be durable on the store before the next begins.
 CHUNK = 80
 CHUNKS = 1000
+# The run that is killed between two commits: its chunk, the steps until the kill, and those between two near saves.
+LONG_CHUNK, KILLED_AFTER, EVERY = 800, 130, 20
 # Seconds after a chunk's last step until a kill, and from a notice to the kill: too short for the store.
 AFTER_S = {"100 MB": 3.0, "1 GB": 6.0}
 ROUNDS, FULL_ROUNDS = 1, 5
@@ -45,6 +48,8 @@ FIGURES = {
     "steps lost by a short notice": "steps",
     "restart after that": "s",
     "a save is durable on the store": "s",
+    "steps lost by a kill between commits": "steps",
+    "restart after that one": "s",
 }
 
 
@@ -58,7 +63,9 @@ def _measure(size: str, full: bool) -> list[Row]:
     for _ in range(FULL_ROUNDS if full else ROUNDS):
         for is_near, found in samples.items():
             with scratch() as folder, _slowed(RATE[size]):
-                found.append(_Lives(Path(folder), size, is_near=is_near).measure())
+                first, second = Path(folder, "first"), Path(folder, "second")
+                measured = _Lives(first, size, is_near=is_near).measure()
+                found.append(measured + _Lives(second, size, is_near=is_near, chunk=LONG_CHUNK).measure_between())
     far, near = ([statistics.median(each) for each in zip(*found, strict=True)] for found in samples.values())
     state = f"{size}, store of {RATE[size] / 1e6:.0f} MB/s, {LATENCY_S * 1e3:.0f} ms"
     return [
@@ -80,17 +87,19 @@ def _slowed(rate: float) -> Iterator[None]:
 class _Lives:
     """A run on the slow store, whose lives end as they are told to."""
 
-    def __init__(self, folder: Path, size: str, *, is_near: bool) -> None:
+    def __init__(self, folder: Path, size: str, *, is_near: bool, chunk: int = CHUNK) -> None:
+        folder.mkdir()
         self._folder, self._after_s = folder, AFTER_S[size]
-        self._config = write_config(folder, size, CHUNK, CHUNKS, 1)
+        self._config = write_config(folder, size, chunk, CHUNKS, 1)
         text = self._config.read_text().replace(f'"{folder}/runs"', f'"{SCHEME}{folder}/runs"')
         near = f'[near]\nfolder = "{folder}/near"\n' if is_near else ""
-        self._config.write_text(text + near)
+        every = f"every_steps = {EVERY}\n" if is_near and chunk == LONG_CHUNK else ""
+        self._config.write_text(text + near + every)
         self._journal = Journal(LocalStore(f"{folder}/runs"), "bench")
         self._step = 0  # the last one that was trained
 
     def measure(self) -> list[float]:
-        """Return the figures of `FIGURES`."""
+        """Return the figures of `FIGURES`, up to a durable save."""
         self._live(commits=2)
         restart_s, _ = self._live(commits=3)
         own_s, goodput = self._plan()
@@ -100,6 +109,12 @@ class _Lives:
         commits = [self._journal.read_commit(number) for number in self._journal.numbers("commits")]
         save_s = statistics.median(commit.save_s for commit in commits if commit.why == "chunk")
         return [restart_s, own_s, goodput, lost, after_kill_s, lost_by_notice, after_notice_s, save_s]
+
+    def measure_between(self) -> list[float]:
+        """Return the figures of a kill between two commits."""
+        self._live(KILLED_AFTER)
+        restart_s, lost = self._live(1)
+        return [lost, restart_s]
 
     def _plan(self) -> tuple[float, float]:
         """Return the seconds of the newest commit's restart, and the goodput that a plan expects with such restarts."""
@@ -159,8 +174,9 @@ BENCHMARK = Benchmark(
     about=(
         "A run with a near folder beside the same run without, on a store that is slowed to a bucket's speed, both "
         "ended alike: by SIGKILL of everything after a commit, by SIGKILL while a save is on its way to the store, and "
-        "by SIGTERM with SIGKILL before a save is there. A restart is the time from the command to the first new step. "
-        "The plan replays a trace with each run's own records, and that restart's seconds."
+        "by SIGTERM with SIGKILL before a save is there. Two more runs die by SIGKILL within a long chunk; one of them "
+        f"saves into the near folder alone after every {EVERY} steps. A restart is the time from the command to the "
+        "first new step. The plan replays a trace with each run's own records, and that restart's seconds."
     ),
     run=run,
 )
