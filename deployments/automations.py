@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, DoNothing
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 
-from tasks.heartbeat import EVENT, LAST_EVENT
+from tasks.heartbeat import CANCELLING_EVENT, EVENT, LAST_EVENT
 from tasks.hooks import OVERDUE_EVENT, OVERDUE_INTERVALS
 from tasks.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
 
@@ -45,7 +45,7 @@ def describe_automations() -> list[AutomationCore]:
             description="Sets a train or an attempt to Cancelled when it is being cancelled and its process is gone.",
             trigger=_missing(
                 "prefect.flow-run.Cancelling",
-                {EVENT, LAST_EVENT, *FINAL_STATES},
+                {CANCELLING_EVENT, LAST_EVENT, *FINAL_STATES},
                 CANCELLED_AFTER_S,
                 match_related={"prefect.resource.role": "flow", "prefect.resource.name": ["train", "attempt", "drill"]},
             ),

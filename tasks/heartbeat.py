@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import itertools
 import logging
+import math
 import secrets
 import threading
 import time
@@ -32,6 +33,9 @@ from tasks.own_run import RECENT, SHARED_FOR_S
 
 EVENT = "holdfast.heartbeat"
 LAST_EVENT = "holdfast.heartbeat.last"
+# A flow run that is being cancelled, and lives, emits this event, too. An automation that expected all heartbeats
+# in its place would cost the server a transaction for each of them.
+CANCELLING_EVENT = "holdfast.heartbeat.cancelling"
 BEAT_LABEL = "holdfast.beat"
 # A label is renewed with every second beat: it rewrites the flow run's row, and a watcher waits for ten beats.
 LABEL_BEATS = 2
@@ -65,7 +69,7 @@ def heartbeat() -> Iterator[None]:
     # The threads run in the caller's context, which has Prefect's settings.
     threads = [
         threading.Thread(target=contextvars.copy_context().run, args=each, name="heartbeat", daemon=True)
-        for each in ((_emit_events, resource, done), (_renew_labels, context.flow_run, done))
+        for each in ((_emit_events, resource, done), (_renew_labels, context.flow_run, resource, done))
     ]
     for thread in threads:
         thread.start()
@@ -85,7 +89,7 @@ def _emit_events(resource: dict[str, str], done: threading.Event) -> None:
         done.wait(EVERY_S)
 
 
-def _renew_labels(flow_run: FlowRun, done: threading.Event) -> None:
+def _renew_labels(flow_run: FlowRun, resource: dict[str, str], done: threading.Event) -> None:
     timeout: dict[str, Any] = {"timeout": BEAT_WITHIN_S}
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
@@ -99,6 +103,8 @@ def _renew_labels(flow_run: FlowRun, done: threading.Event) -> None:
                 if beat % LABEL_BEATS == 0:
                     renew_label(client, flow_run)
                 deny_that_it_vanished(client, flow_run)
+                if is_known_as_cancelling(flow_run):
+                    emit_event(CANCELLING_EVENT, resource)
             except Exception as error:  # an error of the server or its client must not end the heartbeat
                 if not has_told:  # a busy server may refuse many heartbeats in a row; log only the first
                     log.info("a heartbeat did not reach Prefect's server (%r); the run continues", error)
@@ -142,6 +148,12 @@ def deny_that_it_vanished(client: SyncPrefectClient, flow_run: FlowRun) -> None:
             state.message,
         )
         client.set_flow_run_state(flow_run.id, Running(message="was called vanished, but is alive"), force=True)
+
+
+def is_known_as_cancelling(flow_run: FlowRun) -> bool:
+    """Return whether this process has read last that a person cancels the flow run."""
+    found = RECENT.find(flow_run.id, math.inf)
+    return found is not None and found[0] is not None and found[0].is_cancelling()
 
 
 def is_called_vanished(state: State[Any]) -> bool:

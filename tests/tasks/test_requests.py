@@ -10,9 +10,11 @@ import pytest
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
+from prefect.events.schemas.automations import EventTrigger
 from prefect.exceptions import ObjectNotFound, Pause
 from prefect.states import Cancelling, Completed, Crashed, Paused, Running
 
+from deployments.automations import describe_automations
 from tasks import heartbeat, own_run, pool
 from tasks.own_run import RECENT, SHARED_FOR_S, Asked, raise_if_paused, read_own_state
 
@@ -128,8 +130,33 @@ def test_every_second_beat_renews_the_label(own_server: Server, monkeypatch: pyt
     client.read_flow_run = read
     monkeypatch.setattr(heartbeat, "get_client", lambda **_: contextlib.nullcontext(client))
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
-    heartbeat._renew_labels(own_server.flow_run, done)
+    heartbeat._renew_labels(own_server.flow_run, {}, done)
     assert renewed == [0, 2, 4]
+
+
+def test_a_cancelled_flow_run_says_that_it_lives(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, emitted = threading.Event(), list[str]()
+
+    def read(flow_run_id: uuid.UUID) -> FlowRun:
+        own_server.now += 3.0
+        if own_server.asked == 2:
+            own_server.state = Cancelling()
+        if own_server.asked == 4:
+            done.set()
+        return own_server.read_flow_run(flow_run_id)
+
+    client = Mock(read_flow_run=read)
+    monkeypatch.setattr(heartbeat, "get_client", lambda **_: contextlib.nullcontext(client))
+    monkeypatch.setattr(heartbeat, "emit_event", lambda name, _: emitted.append(name))
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    heartbeat._renew_labels(own_server.flow_run, {}, done)
+    assert emitted == [heartbeat.CANCELLING_EVENT] * 3
+
+
+def test_one_automation_alone_takes_every_heartbeat() -> None:
+    """Each automation that expects an event costs the server a transaction for it."""
+    triggers = [automation.trigger for automation in describe_automations()]
+    assert sum(isinstance(each, EventTrigger) and heartbeat.EVENT in each.expect for each in triggers) == 1
 
 
 def test_a_watched_attempt_is_read_seldom_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
