@@ -54,7 +54,7 @@ def test_values_become_defaults() -> None:
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["imgae=x"], "the job template has no variable 'imgae'; it has image, gpus"),
+        (["imgae=x"], "the job template has no variable 'imgae'; its variables are image, gpus"),
         (["image"], "--set takes NAME=VALUE, not 'image'; such as --set image=holdfast:worker"),
     ],
 )
