@@ -10,7 +10,7 @@ import tasks.untracked  # noqa: F401
 from pydantic import NonNegativeInt, PositiveInt
 
 from holdfast.errors import ConfigError, Damage, RunStopped
-from holdfast.journal import Journal, Verdict, list_audits, list_runs, read_verdict
+from holdfast.journal import AuditVerdict, Journal, list_audits, list_runs, read_verdict
 from holdfast.proof.audit import Audit, OnFault, choose_commits, keep_verdict
 from holdfast.store import open_store
 from tasks.auditing import PUT_BACK_S, ask_another, audit_one, is_for_another
@@ -136,7 +136,7 @@ def _follow(store: str, journal: Journal, commit: int, tries: int, on_fault: OnF
         ask_another(store, journal.run, verdict.ask, tries, {"on_fault": on_fault})
 
 
-def _read_verdict(journal: Journal, commit: int) -> Verdict | None:
+def _read_verdict(journal: Journal, commit: int) -> AuditVerdict | None:
     found = journal.find_commit(commit)
     return read_verdict(journal, found) if found else None
 

@@ -20,7 +20,6 @@ from holdfast.attempt.lineage import Past, describe_job, judge_drift, judge_envi
 from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer, Observers, judge_restore
 from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_ready
 from holdfast.attempt.pipeline import Chunk, Pipeline
-from holdfast.attempt.quarantined import check_machine
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.rehearsal import Rehearsals
 from holdfast.attempt.upkeep import Upkeep
@@ -48,7 +47,6 @@ from holdfast.ledger.history import CostHistory
 from holdfast.ledger.interval import FIRST_STEPS
 from holdfast.machine import faults
 from holdfast.machine.gpus import explain_ranks, settle_ranks
-from holdfast.machine.host import name_host
 from holdfast.machine.preemption import Notice
 from holdfast.rank.messages import Progress, Rehearsed
 from holdfast.store import open_store
@@ -211,7 +209,7 @@ class Attempt:
     def _build(self) -> Known:
         """Start the ranks and open the line of commits; return how the run stood before."""
         config = self.config = self.ranks.config = settle_ranks(self.config)
-        check_machine(open_store(config.store), config.compute)
+        self.ranks.check_machine()
         if self._takes_all_gpus:
             log.info('compute.ranks = "all" is %d here', config.compute.rank_count)
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None
@@ -245,7 +243,7 @@ class Attempt:
         self.journal.begin(self.config.recipe)  # raises an error for a run in a later version's format
         present = self.ranks.present
         self.journal.claim_attempt(
-            self.number, reason, name_host(), os.getpid(), present.environment, lineage, self.ranks.began_at
+            self.number, reason, self.ranks.host, os.getpid(), present.environment, lineage, self.ranks.began_at
         )
         self._reason = reason
         # Right after the claim: if this process is suspended in between, it replaces the settings of a later attempt.
@@ -481,7 +479,7 @@ class Attempt:
             log.warning("%s; the steps of that checkpoint are trained again", error)
             self.fall_back()
             if isinstance(error, ParentQuarantined) and not self.is_stopping:
-                check_machine(open_store(self.config.store), self.config.compute)
+                self.ranks.check_machine()
             return self.head
         self._pipeline.uncommitted.pop(0)
         if not self.is_stopping:

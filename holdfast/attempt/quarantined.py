@@ -5,26 +5,26 @@ from holdfast.errors import MachineQuarantined
 from holdfast.journal.machines import MachineRecord, list_quarantined
 from holdfast.machine.gpus import list_taken, list_visible, read_report
 from holdfast.machine.host import name_host
-from holdfast.store import Store
+from holdfast.store import open_store
 
 
-def check_machine(store: Store, compute: Compute) -> None:
+def check_machine(store: str, compute: Compute) -> None:
     """Check that a run may train here. It costs one request, and asks for GPUs only if one is in quarantine.
 
     Args:
-        store: the store that holds the runs.
+        store: the folder or URL that holds the runs.
 
     Raises:
         MachineQuarantined: this machine, or a GPU that the run would take, has computed wrongly.
     """
-    records = list_quarantined(store)
+    records = list_quarantined(open_store(store))
     gpus = _list_gpus(compute) if any(each.gpus for each in records) and compute.device != "cpu" else set()
     for record in records:
         if gpus & {*record.gpus} or (record.host == name_host() and _is_whole(record, gpus, compute)):
             raise MachineQuarantined(
-                f"this machine is quarantined in {store.url}: {record}",
+                f"this machine is quarantined in {store}: {record}",
                 hint="start the run on another one; once this one is repaired, "
-                f"holdfast doctor --store {store.url} --release {record.host}",
+                f"holdfast doctor --store {store} --release {record.host}",
             )
 
 

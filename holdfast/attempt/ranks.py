@@ -19,6 +19,7 @@ from holdfast.attempt.lineage import (
     find_ancestor,
     judge_environment,
 )
+from holdfast.attempt.quarantined import check_machine
 from holdfast.attempt.refusing import CHANCE, explain_refusal, is_unexplained
 from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
@@ -26,6 +27,7 @@ from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, Sta
 from holdfast.journal import Commit, Journal, format_time
 from holdfast.machine.gpus import check_gpus
 from holdfast.machine.heartbeats import Beat
+from holdfast.machine.host import name_host
 from holdfast.machine.processes import find_free_memory, measure_memory
 from holdfast.provenance.imports import find_file
 from holdfast.provenance.sources import hash_sources
@@ -141,6 +143,19 @@ class AttemptRanks:
             log.warning("%s", warning)
         for note in self.built.notes if self._number == 1 else ():
             log.info("%s", note)
+
+    @property
+    def host(self) -> str:
+        """The name of this machine, as an attempt's record has it."""
+        return name_host()
+
+    def check_machine(self) -> None:
+        """Check that this machine, and the GPUs that the ranks take, are not in the store's quarantine.
+
+        Raises:
+            MachineQuarantined: they are.
+        """
+        check_machine(self.config.store, self.config.compute)
 
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""

@@ -48,7 +48,7 @@ from holdfast.journal.records import (
     signature_name,
 )
 from holdfast.journal.runs import MOST_SHOWN, ChosenRuns, choose_runs, find_runs, list_runs
-from holdfast.journal.verdict import Ask, Verdict
+from holdfast.journal.verdict import Ask, AuditVerdict
 
 __all__ = [
     "MOST_SHOWN",
@@ -79,7 +79,7 @@ __all__ = [
     "Record",
     "RehearsalRecord",
     "RunRecord",
-    "Verdict",
+    "AuditVerdict",
     "audit_name",
     "broken_links",
     "config_name",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Unreadable
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import AttemptRecord, AuditRecord, Commit, audit_name, read_record
-from holdfast.journal.verdict import Verdict, judge_commit
+from holdfast.journal.verdict import AuditVerdict, judge_commit
 
 NAME = re.compile(r"(\d{8})-(\d{8})\.json")
 UNREADABLE = (NameMissing, RecordDamaged, Unreadable)
@@ -64,7 +64,7 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     return [journal.read_attempt(number) for number in sorted({earlier or 1, commit.attempt})]
 
 
-def read_verdict(journal: Journal, commit: Commit) -> Verdict | None:
+def read_verdict(journal: Journal, commit: Commit) -> AuditVerdict | None:
     """Return the verdict on a commit; None if it has no audit, or its attempt's record can't be read."""
     numbers = list_audits(journal)
     if commit.number not in numbers:
@@ -79,7 +79,7 @@ def read_verdict(journal: Journal, commit: Commit) -> Verdict | None:
     return verdict.count_earlier(_count_agreeing(journal, {**numbers, commit.number: []}))
 
 
-def read_newest_verdict(journal: Journal) -> Verdict | None:
+def read_newest_verdict(journal: Journal) -> AuditVerdict | None:
     """Return the verdict on the newest commit that has an audit and counts; None if there is none.
 
     If it asks for the verdict on an earlier commit, return that one, if there is one.

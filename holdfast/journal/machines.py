@@ -14,7 +14,7 @@ from pydantic import Field
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, StoreDenied, WrongUse
 from holdfast.journal.names import sort_names
 from holdfast.journal.records import Record, Time, now, read_record, record_name
-from holdfast.journal.verdict import Verdict
+from holdfast.journal.verdict import AuditVerdict
 from holdfast.store import Store
 
 MACHINES = "_machines"
@@ -52,7 +52,7 @@ def list_quarantined(store: Store) -> list[MachineRecord]:
     return []
 
 
-def quarantine_machine(store: Store, run: str, verdict: Verdict) -> MachineRecord | None:
+def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> MachineRecord | None:
     """Quarantine the machine that a verdict names; return its record, or None if there is nothing new to record.
 
     Nothing is new if the machine is in quarantine with these GPUs, or if it was released and hasn't deviated since.

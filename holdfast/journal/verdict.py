@@ -62,7 +62,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditVerdict:
     """The verdict on a commit; see the table above.
 
     Attributes:
@@ -105,7 +105,7 @@ class Verdict:
         total = self.agreeing + self.deviating
         return (self.agreeing / total) ** self.agreeing * (self.deviating / total) ** self.deviating
 
-    def count_earlier(self, audits: int) -> "Verdict":
+    def count_earlier(self, audits: int) -> "AuditVerdict":
         """Return the verdict with the run's agreeing audits of other commits among the agreeing trainings."""
         return replace(self, agreeing=self.agreeing + audits)
 
@@ -156,7 +156,7 @@ class _Training:
     audit: AuditRecord | None = None
 
 
-def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequence[AuditRecord]) -> Verdict:
+def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequence[AuditRecord]) -> AuditVerdict:
     """Return the verdict on a commit.
 
     Args:
@@ -198,7 +198,7 @@ class _Case:
             self.groups.setdefault(each.sha256, []).append(each)
         self.right = [group for group in self.groups.values() if _count_hosts(group) > 1]
 
-    def judge(self) -> Verdict:
+    def judge(self) -> AuditVerdict:
         if len(self.groups) == 1:
             return self._judge_equal()
         if len(self.right) > 1:
@@ -207,7 +207,7 @@ class _Case:
             return self._judge_deviating(self.right[0])
         return self._judge_scattered()
 
-    def _judge_equal(self) -> Verdict:
+    def _judge_equal(self) -> AuditVerdict:
         if self.right:
             others = sorted({host for each in self.trainings for host in each.hosts} - self.own.hosts)
             return self._say("certified", f"{', '.join(others)} trained it to the bytes of {_name(self.own.hosts)}")
@@ -219,7 +219,7 @@ class _Case:
             return self._ask(text, commit=self.commit.parent)
         return self._ask(f"only {_name(self.own.hosts)} has trained it")
 
-    def _judge_two_rights(self) -> Verdict:
+    def _judge_two_rights(self) -> AuditVerdict:
         own, other = sorted(self.right, key=lambda group: self.own not in group)[:2]
         starts = [{each.began for each in group} for group in (own, other)]
         if self.own in own and not starts[0] & starts[1]:
@@ -227,7 +227,7 @@ class _Case:
         hosts = [_name(frozenset.union(*(each.hosts for each in group))) for group in (own, other)]
         return self._say("program", f"not deterministic: {hosts[0]} end on one state, {hosts[1]} on another", other)
 
-    def _blame_start(self, others: list[_Training]) -> Verdict:
+    def _blame_start(self, others: list[_Training]) -> AuditVerdict:
         """Judge replays that agree with each other and that all began before the commit's parent."""
         parent = self.commit.parent
         audit = next(each.audit for each in others if each.audit)
@@ -236,7 +236,7 @@ class _Case:
             return self._say("program", f"the resume at step {resumed} doesn't continue exactly", others)
         return self._ask(f"the difference lies before commit {parent}, or in the resume from it", commit=parent)
 
-    def _judge_deviating(self, right: list[_Training]) -> Verdict:
+    def _judge_deviating(self, right: list[_Training]) -> AuditVerdict:
         deviating = [each for each in self.trainings if each not in right]
         began = {each.began for each in right}
         if lone := [each for each in deviating if each.began not in began]:
@@ -256,7 +256,7 @@ class _Case:
         gpus = _blame_gpus(guilty, right, deviating, verdict.rank)
         return replace(verdict, host=host, is_own=self.own in deviating, repeats=repeats, gpus=gpus)
 
-    def _judge_scattered(self) -> Verdict:
+    def _judge_scattered(self) -> AuditVerdict:
         """Judge trainings that differ, with no bytes on two hosts."""
         hosts = _count_hosts(self.trainings)
         of_each = {host: self._list_bytes(host) for each in self.trainings for host in each.hosts}
@@ -277,21 +277,21 @@ class _Case:
 
     def _say(
         self, kind: Kind, reason: str, deviating: Sequence[_Training] = (), right: Sequence[_Training] = ()
-    ) -> Verdict:
+    ) -> AuditVerdict:
         first = self._find_first([*deviating, *right])
-        return Verdict(kind, self.commit.number, reason, **first, agreeing=len(right), deviating=len(deviating))
+        return AuditVerdict(kind, self.commit.number, reason, **first, agreeing=len(right), deviating=len(deviating))
 
     def _ask(
         self, reason: str, *, commit: int = 0, from_commit: int | None = None, repeat: tuple[str, ...] = ()
-    ) -> Verdict:
+    ) -> AuditVerdict:
         answered = tuple(sorted({host for each in self.trainings for host in each.hosts}))
         ask = Ask(commit or self.commit.number, from_commit, answered if not commit else (), repeat)
         agreeing = len(self.groups[self.own.sha256])
         others = len(self.trainings) - agreeing
-        return Verdict("undecided", self.commit.number, reason, ask, agreeing=agreeing, deviating=others)
+        return AuditVerdict("undecided", self.commit.number, reason, ask, agreeing=agreeing, deviating=others)
 
     def _find_first(self, trainings: Sequence[_Training]) -> dict[str, Any]:
-        """Return the first difference that an audit has on record, as fields of a `Verdict`."""
+        """Return the first difference that an audit has on record, as fields of a `AuditVerdict`."""
         audits = [each.audit for each in trainings if each.audit and each.sha256 != self.own.sha256]
         audit = next((each for each in audits if each.first_step is not None), None)
         if audit is None:

@@ -12,7 +12,7 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, StoreError, WrongUse
-from holdfast.journal import AuditRecord, Commit, Journal, Verdict, now, quarantine_machine, record_audit
+from holdfast.journal import AuditRecord, AuditVerdict, Commit, Journal, now, quarantine_machine, record_audit
 from holdfast.machine.host import name_host
 from holdfast.proof.differing import SHOWN_NAMES, Differing, find_difference
 from holdfast.proof.replay import (
@@ -156,7 +156,7 @@ def keep_audit(journal: Journal, audit: Audit) -> None:
         log.warning("the audit is not on record: %s", error)
 
 
-def keep_verdict(journal: Journal, verdict: Verdict, on_fault: OnFault = "record") -> list[str]:
+def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "record") -> list[str]:
     """Quarantine the machine that a verdict names, and do what is asked; return lines for a person.
 
     The store may be read-only here; a warning says so.
@@ -176,7 +176,7 @@ def keep_verdict(journal: Journal, verdict: Verdict, on_fault: OnFault = "record
     return [line for line in lines if line]
 
 
-def _quarantine_machine(journal: Journal, verdict: Verdict) -> str:
+def _quarantine_machine(journal: Journal, verdict: AuditVerdict) -> str:
     """Quarantine the machine that a verdict names; return a line for a person, empty if nothing is recorded."""
     url = journal.store_url
     record = quarantine_machine(open_store(url), journal.run, verdict)

@@ -4,13 +4,13 @@ import contextlib
 import logging
 
 from holdfast.errors import Superseded
-from holdfast.journal import Commit, Journal, Verdict, find_certified, list_trainers
+from holdfast.journal import AuditVerdict, Commit, Journal, find_certified, list_trainers
 from holdfast.journal.audits import UNREADABLE
 
 log = logging.getLogger(__name__)
 
 
-def roll_back(journal: Journal, verdict: Verdict) -> str:
+def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     """Quarantine the commits that a faulty machine has trained, and those that continue from them.
 
     They begin after the newest certified commit; if the verdict's own commit is wrong, after the newest one before it.
@@ -41,7 +41,7 @@ def roll_back(journal: Journal, verdict: Verdict) -> str:
     return f"run {journal.run} is rolled back to commit {newest.number} (step {newest.step}): quarantined {listed}"
 
 
-def _find_first(journal: Journal, verdict: Verdict) -> Commit | None:
+def _find_first(journal: Journal, verdict: AuditVerdict) -> Commit | None:
     """Return the first commit of the faulty machine after the newest certified one; None if there is none."""
     line = []
     commit = journal.newest()
@@ -62,7 +62,7 @@ def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:
     return True
 
 
-def _quarantine(journal: Journal, commit: Commit, verdict: Verdict) -> bool:
+def _quarantine(journal: Journal, commit: Commit, verdict: AuditVerdict) -> bool:
     """Quarantine a commit; return False if an attempt has begun just now, so that it has to be tried again."""
     reason = f"trained by {verdict.host}, or from what it has trained: {verdict.describe()}"
     try:

@@ -28,8 +28,8 @@ SUBCLASSES = {"_HeldTrainer": {"_held"}, "HeldFitLoop": {"_boundary"}}
 # Texts that only look like a private name: ends and beginnings of other names, and formats on disk.
 TEXTS = {
     "_anneal_", "_anneal_end_step", "_anneal_start_step", "_extra_state", "_final", "_frac", "_global_", "_hooks",
-    "_initial", "_per_second", "_pydev", "_ranks", "_runtime", "_s", "_sd", "_sdp", "_sdp_enabled", "_state",
-    "_state_dict", "_step", "_sysconfigdata", "_timestamp",
+    "_initial", "_machines", "_per_second", "_pydev", "_ranks", "_runtime", "_s", "_sd", "_sdp", "_sdp_enabled",
+    "_state", "_state_dict", "_step", "_sysconfigdata", "_timestamp",
 }  # fmt: skip
 
 

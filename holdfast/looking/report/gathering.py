@@ -16,6 +16,7 @@ from holdfast.errors import NameMissing, RecordDamaged, RunUnknown
 from holdfast.journal import (
     MAX_RECORD_BYTES,
     AttemptRecord,
+    AuditVerdict,
     Commit,
     ConfigRecord,
     EndingRecord,
@@ -24,7 +25,6 @@ from holdfast.journal import (
     Quarantine,
     Record,
     RunRecord,
-    Verdict,
     broken_links,
     read_newest_verdict,
     read_record,
@@ -79,7 +79,7 @@ class History:
     metadata: dict[int, Metadata]
     sketch: Sketch
     shown: list[Shown] = field(default_factory=list)
-    verdict: Verdict | None = None
+    verdict: AuditVerdict | None = None
     problems: list[str] = field(default_factory=list)
 
     @property

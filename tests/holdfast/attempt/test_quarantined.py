@@ -7,7 +7,7 @@ import pytest
 from holdfast.attempt.quarantined import check_machine
 from holdfast.config import Compute
 from holdfast.errors import MachineQuarantined
-from holdfast.journal import Verdict, quarantine_machine, release_machine
+from holdfast.journal import AuditVerdict, quarantine_machine, release_machine
 from holdfast.journal.endings import ending_of
 from holdfast.machine.host import VARIABLE
 from holdfast.store.local import LocalStore
@@ -18,7 +18,7 @@ FAULTY = "GPU-00000000-0000-0000-0000-000000000001"
 
 def find_refusal(store: LocalStore, compute: Compute) -> MachineQuarantined | None:
     try:
-        check_machine(store, compute)
+        check_machine(store.url, compute)
     except MachineQuarantined as error:
         return error
     return None
@@ -45,7 +45,9 @@ def test_who_is_refused(
     monkeypatch.setenv(VARIABLE, host)
     store, compute = LocalStore(str(tmp_path / "runs")), Compute(device=device)
     assert find_refusal(store, compute) is None
-    verdict = Verdict("machine", 7, "faulty ended on other bytes", host="faulty", gpus=gpus, agreeing=2, deviating=1)
+    verdict = AuditVerdict(
+        "machine", 7, "faulty ended on other bytes", host="faulty", gpus=gpus, agreeing=2, deviating=1
+    )
     quarantine_machine(store, "language", verdict)
     error = find_refusal(store, compute)
     assert (error is not None) is is_refused

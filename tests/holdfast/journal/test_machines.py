@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import WrongUse
-from holdfast.journal import Journal, Verdict, list_quarantined, list_runs, quarantine_machine, release_machine
+from holdfast.journal import AuditVerdict, Journal, list_quarantined, list_runs, quarantine_machine, release_machine
 from holdfast.journal.finding import open_place
 from holdfast.journal.machines import MACHINES
 from holdfast.store import Store
@@ -17,9 +17,9 @@ def store(tmp_path: Path) -> Store:
     return LocalStore(str(tmp_path / "runs"))
 
 
-def verdict(host: str = "node-1", *gpus: str, commit: int = 7, deviating: int = 1) -> Verdict:
+def verdict(host: str = "node-1", *gpus: str, commit: int = 7, deviating: int = 1) -> AuditVerdict:
     reason = f"{host} ended on other bytes than b and c"
-    return Verdict("machine", commit, reason, host=host, gpus=gpus, agreeing=2, deviating=deviating)
+    return AuditVerdict("machine", commit, reason, host=host, gpus=gpus, agreeing=2, deviating=deviating)
 
 
 def listed(store: Store) -> list[tuple[str, list[str]]]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.journal import AttemptRecord, AuditRecord, Commit, now
-from holdfast.journal.verdict import Ask, Verdict, judge_commit
+from holdfast.journal.verdict import Ask, AuditVerdict, judge_commit
 from tests.support.makers import make_commit
 
 PARENT, NUMBER = 6, 7
@@ -102,7 +102,7 @@ TABLE: list[tuple[str, Replays, str, str, bool | None]] = [
 ]  # fmt: skip
 
 
-def judge(trainers: str, replays: Replays, **fields: Any) -> Verdict:
+def judge(trainers: str, replays: Replays, **fields: Any) -> AuditVerdict:
     return judge_commit(commit_of(), [attempt(host) for host in trainers], [audit(*each, **fields) for each in replays])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.errors import ParentQuarantined
-from holdfast.journal import AuditRecord, Verdict, now, record_audit
+from holdfast.journal import AuditRecord, AuditVerdict, now, record_audit
 from holdfast.proof.rollback import roll_back
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, train
@@ -41,8 +41,8 @@ def certify(line: Line, number: int) -> None:
     record_audit(line.journal, record)
 
 
-def verdict(host: str, commit: int, *, is_own: bool) -> Verdict:
-    return Verdict("machine", commit, "it differs", host=host, is_own=is_own, agreeing=2, deviating=1)
+def verdict(host: str, commit: int, *, is_own: bool) -> AuditVerdict:
+    return AuditVerdict("machine", commit, "it differs", host=host, is_own=is_own, agreeing=2, deviating=1)
 
 
 @pytest.mark.parametrize(
