@@ -7,6 +7,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -72,6 +73,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", type=Path, default=Path("bench.json"), help="what isn't measured stays in it")
     parser.add_argument("--attempts", metavar="N,...", default="", help="fleet: how many attempts, such as 50,200")
     options = parser.parse_args(arguments)
+    if options.attempts and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", options.attempts):
+        parser.error(f"--attempts takes numbers such as 50,200, not {options.attempts!r}")
     os.environ[fleet.ATTEMPTS_VARIABLE] = options.attempts
     if unknown := set(options.names) - known.keys():
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
