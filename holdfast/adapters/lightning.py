@@ -24,8 +24,9 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
     Timer,
+    WeightAveraging,
 )
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from holdfast.adapters.lightning_loop import Boundary, HeldFitLoop, Outputs
@@ -78,6 +79,7 @@ def fit(
         )
     _refuse_settings(run, trainer)
     _refuse_devices(run, trainer)
+    _refuse_layout(run, trainer)
     _refuse_callbacks(run, trainer)
     if is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True):
         loop_of(run).refuse(
@@ -117,11 +119,12 @@ def _refuse_settings(run: Run, trainer: pl.Trainer) -> None:
 
 def _refuse_devices(run: Run, trainer: pl.Trainer) -> None:
     """Raise RecipeError unless the Trainer trains on the run's device, in as many processes as the run has ranks."""
-    wanted = SingleDeviceStrategy if run.world_size == 1 else DDPStrategy
-    if type(trainer.strategy) is not wanted or trainer.world_size != run.world_size:
+    wanted = (SingleDeviceStrategy,) if run.world_size == 1 else (DDPStrategy, ModelParallelStrategy)
+    if type(trainer.strategy) not in wanted or trainer.world_size != run.world_size:
         found = f"{type(trainer.strategy).__name__} over {counted(trainer.world_size, 'rank')}"
+        expected = " or ".join(each.__name__ for each in wanted)
         loop_of(run).refuse(
-            f"the Trainer uses {found}, but the run has {counted(run.world_size, 'rank')}: expected {wanted.__name__}",
+            f"the Trainer uses {found}, but the run has {counted(run.world_size, 'rank')}: expected {expected}",
             hint='create Trainer(devices=run.world_size, strategy="ddp" if run.world_size > 1 else "auto"); '
             "compute.ranks in the configuration sets the number of ranks",
         )
@@ -131,6 +134,26 @@ def _refuse_devices(run: Run, trainer: pl.Trainer) -> None:
             hint=f"set Trainer(accelerator={'gpu' if run.device.type == 'cuda' else run.device.type!r}, devices=1), or "
             "change compute.device in the configuration",
         )
+
+
+def _refuse_layout(run: Run, trainer: pl.Trainer) -> None:
+    """Raise RecipeError if a `ModelParallelStrategy` does more than shard the module over all ranks."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy):
+        return
+    sizes = strategy._data_parallel_size, strategy._tensor_parallel_size
+    if sizes != (run.world_size, 1):
+        loop_of(run).refuse(
+            f"ModelParallelStrategy(data_parallel_size={sizes[0]!r}, tensor_parallel_size={sizes[1]!r}): expected "
+            f"{run.world_size} and 1, because only FSDP2 over all ranks can be resumed exactly",
+            hint="create ModelParallelStrategy(data_parallel_size=run.world_size, tensor_parallel_size=1)",
+        )
+    for callback in trainer.callbacks:
+        if isinstance(callback, WeightAveraging):
+            loop_of(run).refuse(
+                f"the callback {type(callback).__name__} copies the module, and torch can't copy a sharded one",
+                hint="leave the callback out, or train with DDPStrategy",
+            )
 
 
 def _normalize(device: Any) -> tuple[str, int]:

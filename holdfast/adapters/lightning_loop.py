@@ -14,6 +14,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.data_connector import (
     _DataLoaderSource,
     _parse_num_batches,
@@ -25,9 +26,11 @@ from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.adapters.lightning_state import Checkpointed, Counters, TrainerState, UnsavedAttributes
+from holdfast.checkpoint import shorten
 from holdfast.training.build import cut_epoch
 from holdfast.training.own_loop.loop import Step
 from holdfast.training.own_loop.run import Run, loop_of
+from holdfast.training.sharded.model import SHOWN_NAMES, list_fsdp_modules, list_whole, shard_again
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +119,12 @@ class Boundary:
 
     def _keep(self) -> None:
         trainer = self._trainer
+        shard_again(list_fsdp_modules(trainer.lightning_module))  # after the sanity check
+        if isinstance(trainer.strategy, ModelParallelStrategy) and (whole := list_whole(trainer.lightning_module)):
+            loop_of(self.run).refuse(
+                f"configure_model has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average its gradient",
+                hint='fully_shard(self.net, mesh=self.device_mesh["data_parallel"]), for each module that steps call',
+            )
         checkpointed, state = Checkpointed(trainer), TrainerState(trainer)
         optimizers, configs = trainer.optimizers, trainer.lr_scheduler_configs
         self.run.keep(

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from holdfast.state.sharded import place_of
 from holdfast.training.forgotten_state.digests import has_digest
 from holdfast.training.own_loop.run import Run, loop_of
 
@@ -292,7 +293,7 @@ def _place(value: Any) -> Any:
     """
     if not isinstance(value, Tensor) or not value.numel():
         return None
-    return value.data_ptr(), value.dtype, value.shape, value.stride()
+    return place_of(value)
 
 
 def _name_own(value: Any, names: dict[Any, str]) -> Any:

@@ -180,6 +180,12 @@ def make_sync() -> Any:
     return find_results()._Sync()
 
 
+def make_model_parallel() -> Any:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    return ModelParallelStrategy()
+
+
 def make_ddp() -> Any:
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -253,6 +259,8 @@ OWNERS = [
     Owner("", lambda: make_cyclic(scale=None), "_scale_fn_ref"),
     Owner("", make_one_cycle, "_schedule_phases _anneal_func_type"),
     Owner("", find_in_torch("serialization"), "_get_layout"),
+    Owner("", lambda: importlib.import_module("torch"), "_C"),
+    Owner("", find_in_torch("_C"), "_get_accelerator"),
     Owner("", find_in_torch("distributed.checkpoint"), "_traverse"),
     Owner("", find_in_torch("distributed.checkpoint.default_planner"), "_EmptyStateDictLoadPlanner"),
     Owner("", find_in_torch("distributed.checkpoint.filesystem"), "_StorageInfo"),
@@ -263,6 +271,7 @@ OWNERS = [
     # ---- torchdata, accelerate, fsspec
     Owner("", make_loader, "_iterator _initial_iter_for_state_dict"),
     Owner("", make_accelerator, "_custom_objects"),
+    Owner("", lambda: make_accelerator().state, "_shared_state"),
     Owner("", find_file_system, "_strip_protocol"),
     # ---- datasets, transformers
     Owner("datasets", make_stream, "_ex_iterable"),
@@ -287,6 +296,7 @@ OWNERS = [
     Owner("lightning", lambda: make_lightning()._data_connector, "_prepare_dataloader"),
     Owner("lightning", lambda: make_lightning().strategy, "_lightning_optimizers"),
     Owner("lightning", make_ddp, "_ddp_kwargs"),
+    Owner("lightning", make_model_parallel, "_data_parallel_size _tensor_parallel_size"),
     Owner(
         "lightning",
         lambda: make_lightning().fit_loop,

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
 )
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -257,6 +258,37 @@ def alone(how: str, ranks: int, path: str) -> None:
 def automatic(run: Run, how: str = "", files: str = "") -> None:
     trainer, module, data = build(how, files, run.world_size)
     held.fit(run, trainer, module, datamodule=data)
+
+
+class Sharded(Classifier):
+    """A `Classifier` that shards itself over the ranks by FSDP2."""
+
+    def configure_model(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = self.device_mesh["data_parallel"]  # type: ignore[index]
+        fully_shard(self.net[0], mesh=mesh)
+        if self.how != "leaves":
+            fully_shard(self.net, mesh=mesh)
+
+
+def sharded(run: Run, how: str = "", sizes: list[int] | None = None, files: str = "") -> None:
+    """Train a `Sharded`.
+
+    Args:
+        sizes: the strategy's numbers of data-parallel and of tensor-parallel ranks.
+        files: a folder for Lightning's own checkpoints; empty for none.
+    """
+    L.seed_everything(7, verbose=False)
+    data, tensor = sizes or (run.world_size, 1)
+    strategy = ModelParallelStrategy(data, tensor, save_distributed_checkpoint=False)
+    callbacks: list[Any] = [EMAWeightAveraging(decay=0.9)] if how == "averages" else [Witness()]
+    if files:
+        callbacks.append(ModelCheckpoint(Path(files), monitor="val_loss", save_top_k=2))
+    options = quiet(callbacks=callbacks, devices=run.world_size, strategy=strategy, enable_checkpointing=bool(files))
+    if how == "accumulates":
+        options |= {"accumulate_grad_batches": 4, "gradient_clip_val": 0.5}
+    held.fit(run, L.Trainer(**options), Sharded(how), datamodule=Data())
 
 
 class Ordered(Data):

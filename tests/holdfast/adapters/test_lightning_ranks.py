@@ -18,11 +18,11 @@ from tests.support.lives import Lives
 pytestmark = [pytest.mark.slow, pytest.mark.extras("lightning")]
 
 
-def write_config(folder: Path, ranks: int, how: str) -> str:
+def write_config(folder: Path, ranks: int, how: str, *more: str, function: str = "automatic") -> str:
     lines = [
-        'recipe = "tests.support.lit:automatic"', 'run = "r"', f"store = {json.dumps(str(folder))}", "epochs = 3",
-        f"settings.how = {json.dumps(how)}", f"settings.files = {json.dumps(str(folder / 'files'))}",
-        f"compute.ranks = {ranks}", 'compute.device = "cpu"', f"log.folder = {json.dumps(str(folder))}",
+        f'recipe = "tests.support.lit:{function}"', 'run = "r"', f"store = {json.dumps(str(folder))}", "epochs = 3",
+        f"settings.how = {json.dumps(how)}", f"compute.ranks = {ranks}",
+        'compute.device = "cpu"', f"log.folder = {json.dumps(str(folder))}", *more,
     ]  # fmt: skip
     (folder / "config.toml").write_text("\n".join(lines))
     return str(folder / "config.toml")
@@ -34,6 +34,34 @@ def test_several_ranks_are_proved(nursery: Lives, tmp_path: Path, ranks: int, ho
     done = nursery.call("tests.support.forked:command", "prove", write_config(tmp_path, ranks, how), *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "end on the same bytes" in done.stdout
+
+
+@pytest.mark.parametrize(("how", "has_files"), [("", True), ("accumulates", False)])
+def test_fsdp2_is_proved(nursery: Lives, tmp_path: Path, how: str, has_files: bool) -> None:
+    more = [f"settings.files = {json.dumps(str(tmp_path / 'files'))}"] if has_files else []
+    config = write_config(tmp_path, 2, how, *more, function="sharded")
+    options = ("--steps", "8", "--kills", "2", "--seed", "3")
+    done = nursery.call("tests.support.forked:command", "prove", config, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "end on the same bytes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("how", "more", "message"),
+    [
+        ("", ["settings.sizes = [1, 2]"], "ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)"),
+        ("averages", [], "the callback EMAWeightAveraging copies the module"),
+        ("leaves", [], "configure_model has left net.1.weight, net.1.bias, net.4.weight and 1 more whole"),
+    ],
+)
+def test_a_layout_that_can_not_be_resumed_is_refused(
+    nursery: Lives, tmp_path: Path, how: str, more: list[str], message: str
+) -> None:
+    done = nursery.call("tests.support.forked:train", write_config(tmp_path, 2, how, *more, function="sharded"), [])
+    assert done.returncode != 0
+    assert message in done.stderr, done.stderr
+    assert "hint: " in done.stderr
+    assert not list((tmp_path / "r").glob("epoch-*"))
 
 
 def test_two_ranks_train_as_with_lightning_alone(nursery: Lives, tmp_path: Path) -> None:
