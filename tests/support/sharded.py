@@ -20,7 +20,7 @@ from holdfast import Recipe, Run, Schedule, checkpoint
 from holdfast.checkpoint import Near, Payload, Saved, Saver, differences
 from holdfast.config import Compute, Determinism, NearTier, Resume, RunConfig
 from holdfast.errors import CheckpointDamaged, GateTripped, StoreFull
-from holdfast.rank.serving import drop_useless_between
+from holdfast.rank.describing import drop_useless_between
 from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
