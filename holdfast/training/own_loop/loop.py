@@ -488,7 +488,7 @@ class OwnLoop:
             self._wrapping.check_trained(kept.trained)
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
-            self._gradients, self._fsdp_modules = gradients, list_fsdp_modules(kept.model)
+            self._gradients, self._wrapping.sharded = gradients, list_fsdp_modules(kept.model)
             self._training = Training(
                 self.config, LoopProgram(self.accelerator, kept, self.settings, self._wrapping.data.known)
             )
@@ -522,8 +522,8 @@ class OwnLoop:
         training = self._training
         assert training is not None
         assert self._taking is not None
-        if self._fsdp_modules:
-            shard_again(self._fsdp_modules)
+        if self._wrapping.sharded:
+            shard_again(self._wrapping.sharded)
             if training.virtual is None:  # FSDP2 doesn't share buffers, unlike DDP
                 training.ranks.share_saved_buffers(training.recipe.model)
         with self.located():

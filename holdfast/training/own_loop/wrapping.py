@@ -58,12 +58,14 @@ class Wrapping:
     Attributes:
         data: the data ranks.
         plugins: the plugins of the loop's own accelerators.
+        sharded: the modules of the kept models that FSDP2 shards; none before the loop begins.
     """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
         self._config, self._accelerator = config, accelerator
         self.data = DataParallel(config, accelerator)
         self.plugins = Plugins(config, accelerator)
+        self.sharded: list[Any] = []
         self._placed: list[nn.Module] = []
         self._replaced: list[nn.Parameter] = []  # the original parameters that `wrap` has replaced by shards
 
