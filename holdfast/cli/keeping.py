@@ -10,10 +10,11 @@ from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, StoreDenied, WrongUse
 from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.journal.finding import HOW_TO_NAME, find_commit, open_journal
-from holdfast.journal.signature import generate_key
+from holdfast.journal.signature import generate_key, load_signing_key
 from holdfast.keeping.export import Form, creating, export
 from holdfast.keeping.pack import pack, unpack
 from holdfast.keeping.retention import prune_run, summarize_prune
+from holdfast.proof.receipt import make_receipt
 from holdfast.store import open_store
 
 
@@ -109,6 +110,30 @@ def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT
         raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
     print(f"{sha256}  {out}")
     print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
+
+
+@app.command(name="receipt", usage="Usage: holdfast receipt RUN [COMMIT] OUT.json --signing-key KEY")
+def receipt_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.json")], signing_key: str) -> None:
+    """Write a signed receipt: the chain of commits that led to a checkpoint, with settings, code, data and machines.
+
+    `holdfast audit RUN --receipt OUT.json --key KEY.pub` checks it anywhere, and trains some of its chunks again.
+
+    Args:
+        run: <store>/<run>.
+        what: The commit (its number, its folder, or best; by default the newest) and the file to make.
+        signing_key: The private key, a PEM file of holdfast keygen, or env:NAME.
+    """
+    *commit, out = _split_out(what, "OUT.json", "for example: holdfast receipt runs/language receipt.json ...")
+    journal = open_journal(run)
+    journal.read_run()
+    found = find_commit(journal, *commit)
+    envelope = make_receipt(journal, found, load_signing_key(signing_key))
+    try:
+        with creating(Path(out).absolute()) as writer:
+            writer.write(envelope)
+    except NameTaken:
+        raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
+    print(f"{out}: receipt of commit {found.number} of run {journal.run}, step {found.step}, {found.checkpoint_sha256}")
 
 
 @app.command(name="unpack")

@@ -1,5 +1,6 @@
 """Commands that test by training: prove a recipe, audit a run's chunks, evaluate a checkpoint."""
 
+import secrets
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,15 @@ from cyclopts import Parameter
 from holdfast.attempt.progress import log_plain_lines
 from holdfast.cli.app import Json, Set, TrustRecords, app, print_json
 from holdfast.config import load_config
-from holdfast.errors import WrongUse
+from holdfast.errors import ConfigError, WrongUse
 from holdfast.journal import Commit, Journal, read_verdict
 from holdfast.journal.finding import find_commit, open_journal
+from holdfast.journal.signature import load_trusted_key
 from holdfast.proof.audit import OnFault, audit_commit, choose_commits, keep_audit, keep_verdict
 from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step
 from holdfast.proof.prove import prove
+from holdfast.proof.receipt import CHUNKS, MAX_RECEIPT_BYTES, audit_receipt, open_receipt
 from holdfast.recipe.permission import Trust
 
 
@@ -80,6 +83,8 @@ def audit_command(
     seed: int | None = None,
     ranks: int | None = None,
     on_fault: OnFault = "record",
+    receipt: Path | None = None,
+    key: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
     recipe: str = "",
     trust_records: TrustRecords = False,
     json: Json = False,
@@ -101,6 +106,9 @@ def audit_command(
         ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
         on_fault: What to do besides the record if the audits name a machine that computes wrongly. rollback: quarantine
             the commits that it has trained since the newest certified one, so that the run continues from that one.
+        receipt: A file of holdfast receipt: check that the run has its chain of commits, and train chunks of it again,
+            3 of them unless --random gives another number. Each has to end on the same bytes.
+        key: A trusted public key for the receipt: a PEM file, or env:NAME.
         recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
             trained only if its code is this folder's or Holdfast's own.
         trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
@@ -108,6 +116,11 @@ def audit_command(
     """
     journal = open_journal(run)
     journal.read_run()
+    if receipt is not None:
+        chosen = [("--commit", commit), ("--from", from_), ("--ranks", ranks), ("--on-fault", on_fault != "record")]
+        if other := [name for name, is_given in chosen if is_given]:
+            raise WrongUse(f"--receipt and {other[0]} exclude each other")
+        return _audit_receipt(journal, receipt, key or [], random, seed, Trust(recipe, trust_records), json=json)
     if from_ and random is not None:
         raise WrongUse("--from and --random exclude each other")
     start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
@@ -126,6 +139,31 @@ def audit_command(
     if json:
         print_json(judged)
     return 2 if any(found.is_failed for found in audits) else 0
+
+
+def _audit_receipt(
+    journal: Journal, path: Path, keys: list[str], chunks: int | None, seed: int | None, trust: Trust, *, json: bool
+) -> int:
+    """Audit a receipt, print the result, and return the exit code."""
+    if not keys:
+        raise WrongUse("--receipt needs the public key of whoever signed it", hint="add --key KEY.pub")
+    if chunks is not None and chunks < 1:
+        raise WrongUse(f"--random {chunks}: expected at least 1")
+    try:
+        with path.open("rb") as file:
+            envelope = file.read(MAX_RECEIPT_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    opened = open_receipt(envelope, [load_trusted_key(source) for source in keys])
+    chosen = secrets.randbelow(2**31) if seed is None else seed
+    found = audit_receipt(journal, opened, chunks or CHUNKS, chosen, trust)
+    for each in found.audits:
+        keep_audit(journal, each)
+    if json:
+        print_json(found.model_dump() | {"is_good": found.is_good})
+    else:
+        print(found)
+    return 0 if found.is_good else 2
 
 
 def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None) -> list[Commit]:

@@ -45,12 +45,18 @@ def find_certified(journal: Journal, commits: Iterable[Commit]) -> tuple[Commit,
     """
     audits = list_audits(journal)
     for commit in commits:
-        for audit in _read_audits(journal, commit.number, audits.get(commit.number, ())):
-            with contextlib.suppress(*UNREADABLE):
-                is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
-                if is_same and audit.host not in [each.host for each in list_trainers(journal, commit)]:
-                    return commit, audit
+        for audit in find_certifying(journal, commit, audits.get(commit.number, ())):
+            return commit, audit
     return None
+
+
+def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) -> Iterator[AuditRecord]:
+    """Yield the audits that certify a commit, among those of these numbers."""
+    for audit in _read_audits(journal, commit.number, numbers):
+        with contextlib.suppress(*UNREADABLE):
+            is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
+            if is_same and audit.host not in [each.host for each in list_trainers(journal, commit)]:
+                yield audit
 
 
 def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:

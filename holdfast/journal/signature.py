@@ -88,16 +88,21 @@ class SigningKey:
             "predicateType": PREDICATE_TYPE,
             "predicate": {"run": run},
         })  # fmt: skip
+        envelope = self.seal(statement)
+        if len(envelope) > MAX_ENVELOPE_BYTES:
+            raise WrongUse(
+                f"a checkpoint of {len(files)} files is too large to sign", hint="save the checkpoint as fewer files"
+            )
+        return envelope
+
+    def seal(self, statement: bytes) -> bytes:
+        """Sign an in-toto statement, as JSON; return the DSSE envelope for `open_envelope`."""
         signature = self._private.sign(pae(PAYLOAD_TYPE, statement), ECDSA_SHA256)
         envelope = dump_json({
             "payload": base64.b64encode(statement).decode(),
             "payloadType": PAYLOAD_TYPE,
             "signatures": [{"keyid": self.key_id, "sig": base64.b64encode(signature).decode()}],
         })  # fmt: skip
-        if len(envelope) >= MAX_ENVELOPE_BYTES:
-            raise WrongUse(
-                f"a checkpoint of {len(files)} files is too large to sign", hint="save the checkpoint as fewer files"
-            )
         return envelope + b"\n"
 
 
@@ -204,29 +209,12 @@ def verify_signature(
     about = f"the signature of {record_name}"
     if len(envelope) > MAX_ENVELOPE_BYTES:
         _refuse(f"{about} is over {MAX_ENVELOPE_BYTES} bytes")
-    try:
-        read = ENVELOPE.validate_json(envelope)
-        payload = _from_base64(read["payload"])
-        signatures = [_from_base64(signature["sig"]) for signature in read["signatures"]]
-    except ValueError:
-        _refuse(f"{about} is not a DSSE envelope of up to {MAX_SIGNATURES} signatures")
-
-    message = pae(read["payloadType"], payload)
-    signer = next((key for key in trusted if any(key.has_signed(message, each) for each in signatures)), None)
-    if signer is None:
-        said = sorted({signature.get("keyid", "") for signature in read["signatures"]})
-        if any(key.key_id in said for key in trusted):
-            _refuse(f"{about} doesn't match what it signs: one of the two was changed")
-        shown = ", ".join(repr(key_id[:SHOWN_ID_CHARS]) for key_id in said)
-        _refuse(
-            f"{about} was not made with a trusted key; it names {shown or 'no key'}", UNKNOWN_KEY_HINT, key_ids=said
-        )
-
+    key_id, payload_type, payload = open_envelope(envelope, trusted, about)
     try:
         statement = STATEMENT.validate_json(payload)
     except ValueError:
         _refuse(f"{about} is not over a statement about a commit")
-    types = (read["payloadType"], statement["_type"], statement["predicateType"])
+    types = (payload_type, statement["_type"], statement["predicateType"])
     if types != (PAYLOAD_TYPE, STATEMENT_TYPE, PREDICATE_TYPE):
         _refuse(f"{about} is not over a statement about a commit: its types are {types}")
     signed_run = statement["predicate"]["run"]
@@ -241,7 +229,35 @@ def verify_signature(
     if sorted(signed[1:]) != sorted(wanted[1:]):
         names = sorted({name for name, _ in set(signed) ^ set(wanted)})
         _refuse(f"{about} was made for other files: {', '.join(map(repr, names[:SHOWN_FILES]))}", files=names)
-    return signer.key_id
+    return key_id
+
+
+def open_envelope(envelope: bytes, trusted: Sequence[TrustedKey], about: str) -> tuple[str, str, bytes]:
+    """Return the id of the trusted key that signed a DSSE envelope, the payload's type and the payload.
+
+    Args:
+        about: the name of the signature, for an error.
+
+    Raises:
+        NotTrusted: no trusted key signed the payload, or ``envelope`` is no envelope.
+    """
+    try:
+        read = ENVELOPE.validate_json(envelope)
+        payload = _from_base64(read["payload"])
+        signatures = [_from_base64(signature["sig"]) for signature in read["signatures"]]
+    except ValueError:
+        _refuse(f"{about} is not a DSSE envelope of up to {MAX_SIGNATURES} signatures")
+    message = pae(read["payloadType"], payload)
+    signer = next((key for key in trusted if any(key.has_signed(message, each) for each in signatures)), None)
+    if signer is None:
+        said = sorted({signature.get("keyid", "") for signature in read["signatures"]})
+        if any(key.key_id in said for key in trusted):
+            _refuse(f"{about} doesn't match what it signs: one of the two was changed")
+        shown = ", ".join(repr(key_id[:SHOWN_ID_CHARS]) for key_id in said)
+        _refuse(
+            f"{about} was not made with a trusted key; it names {shown or 'no key'}", UNKNOWN_KEY_HINT, key_ids=said
+        )
+    return signer.key_id, read["payloadType"], payload
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:

@@ -30,6 +30,7 @@ TEXTS = {
     "_anneal_", "_anneal_end_step", "_anneal_start_step", "_extra_state", "_final", "_frac", "_global_", "_hooks",
     "_initial", "_machines", "_per_second", "_pydev", "_ranks", "_runtime", "_s", "_sd", "_sdp", "_sdp_enabled",
     "_state", "_state_dict", "_step", "_sysconfigdata", "_timestamp",
+    "_type",
 }  # fmt: skip
 
 
