@@ -33,8 +33,8 @@ from tasks.own_run import RECENT, SHARED_FOR_S
 
 EVENT = "holdfast.heartbeat"
 LAST_EVENT = "holdfast.heartbeat.last"
-# A flow run that is being cancelled, and lives, emits this event, too. An automation that expected all heartbeats
-# in its place would cost the server a transaction for each of them.
+# A flow run that is being cancelled, and lives, emits this event besides its heartbeats. The automation for cancelled
+# flow runs waits for this event: if it waited for heartbeats, each heartbeat would cost the server a transaction.
 CANCELLING_EVENT = "holdfast.heartbeat.cancelling"
 BEAT_LABEL = "holdfast.beat"
 # A label is renewed with every second beat: it rewrites the flow run's row, and a watcher waits for ten beats.

@@ -44,7 +44,7 @@ class RecentStates:
         self._read[flow_run_id] = state, asked_at
 
     def find(self, flow_run_id: UUID, at_most_s: float) -> tuple[State[Any] | None] | None:
-        """Return the state in a tuple if it was read this short a time ago, else None."""
+        """Return a flow run's state, in a tuple, if it was read less than ``at_most_s`` seconds ago, else None."""
         state, asked_at = self._read.get(flow_run_id, (None, -math.inf))
         return (state,) if time.monotonic() - asked_at < at_most_s else None
 

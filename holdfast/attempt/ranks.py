@@ -201,7 +201,8 @@ class AttemptRanks:
                 log.info("the changed %s applies from step %d on", name, event.step)
         if event.near_problem:
             log.warning("%s; the checkpoint was read from the store instead", event.near_problem)
-        # A restore from a near copy doesn't verify the store's bytes, so the upkeep reads the store's bytes back.
+        # A restore from a near copy (one on the node, see `checkpoint.near`) doesn't verify the store's bytes. So the
+        # upkeep reads the store's bytes back.
         self.verified = 0 if event.near else commit.number
         if event.note:
             asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"

@@ -194,5 +194,5 @@ def keygen(path: Path, /) -> None:
     """
     key_id = generate_key(path)
     print(f"key id   {key_id}")
-    print(f"private  {path}      signing_key in the configuration; keep it to yourself")
+    print(f"private  {path}      for signing_key in the configuration; keep it to yourself")
     print(f"public   {path}.pub  for resume.trusted_keys, and holdfast verify --key")

@@ -333,7 +333,7 @@ class Compute(Section):
                 'launcher = "ray" needs ranks = a number for each node: "all" would count this machine\'s GPUs'
             )
         if self.has_ray and self.rendezvous is not None:
-            raise ValueError('launcher = "ray" chooses the rendezvous itself: leave it out')
+            raise ValueError('launcher = "ray" chooses the rendezvous itself: leave rendezvous out')
         return self
 
     @property

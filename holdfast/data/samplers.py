@@ -101,7 +101,10 @@ def shares_out(loader: "DataLoader[Any]") -> bool:
 
 
 def pack_indices(indices: list[list[Any]]) -> dict[str, Any]:
-    """Return the indices of batches in the form of a state: two arrays if all indices are numbers, the usual case."""
+    """Return the indices of batches as a state to save: all indices in one flat sequence, and each batch's size.
+
+    The flat sequence is an array if all indices are numbers, as usual, and a list otherwise.
+    """
     flat = [each for batch in indices for each in batch]
     is_numbers = all(type(each) is int for each in flat)
     return {"flat": np.array(flat, np.int64) if is_numbers else flat, "sizes": np.array([*map(len, indices)], np.int64)}

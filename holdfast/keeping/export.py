@@ -95,7 +95,7 @@ def find_weights(payload: Payload, part: str = "") -> dict[str, Tensor]:
 def _list_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the dotted names of the tensors in a state's tree, each with its name in the payload."""
     if isinstance(value, dict):
-        if set(value) == {"$as"}:  # a layout, which export drops: other tools' files are row-major
+        if set(value) == {"$as"}:  # a layout in memory; export drops it, because other tools' files are row-major
             value = value["$as"][0]
         if set(value) == {"$tensor"}:
             yield name, value["$tensor"]

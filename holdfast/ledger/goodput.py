@@ -39,7 +39,8 @@ from holdfast.ledger.timeline import Life, Trained, Usual, make_lives, read_reco
 BUCKETS = ("productive", "lost", "stall", "restart", "rehearsal", "save", "drain", "waiting")
 # An attempt without an ending may be alive this many chunks after its last commit: a chunk may be slower than usual.
 LIVE_CHUNKS = 2.0
-# Ranks that live begin to train within this many seconds of their order. A longer gap shows that ranks were replaced.
+# Ranks that are still alive begin to train within this many seconds of the order to train. A longer gap shows that
+# ranks were replaced.
 ORDERED_WITHIN_S = 2.0
 VANISHED = "vanished"
 TOLD_TO_END = {"preempted", "paused", "cancelled"}

@@ -1,5 +1,6 @@
-"""The end of a rank that another launcher has started: the rank passes the launcher's signals on to the attempt, and
-the attempt's exit code on to the launcher. For any other rank these functions do nothing.
+"""The end of a rank that a launcher such as torchrun has started, in place of the attempt: the rank passes the
+launcher's signals on to the attempt, and the attempt's exit code on to the launcher. For a rank that the attempt has
+started these functions do nothing.
 """
 
 import contextlib

@@ -117,7 +117,8 @@ class Observe(Message):
 
     Attributes:
         step: the step to observe.
-        most: the number of samples with a gradient norm, and of updates of a step, to return.
+        most: how many samples of the step get a gradient norm, those with the largest losses; and how many updates of
+            each step are returned, the largest ones.
     """
 
     step: int

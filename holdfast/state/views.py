@@ -59,7 +59,7 @@ class Views:
                     yield _Base(extent.device, extent.start, extent.stop, kind, key)
 
     def _list_present(self, value: Any) -> Iterator[tuple[int, Any]]:
-        """Yield the originals that are still in a container, each after its number."""
+        """Yield pairs: the number of an original (see `Originals`) that is still in the container, and the original."""
         if isinstance(value, Tensor | np.ndarray) and (number := self._originals.find(value)) is not None:
             yield number, value
         for _, each in list_inside(value):

@@ -27,10 +27,10 @@ def find_other(folder: Path) -> str:
 
 
 def warn_of_other(folder: Path) -> None:
-    """Warn in one line if the distribution ``holdfast`` lies among Holdfast's own files.
+    """Warn in one line if the distribution ``holdfast``, another project or an earlier Holdfast, is in the same folder.
 
     Args:
-        folder: the folder that holds the package.
+        folder: the folder in which Holdfast is installed.
     """
     if other := find_other(folder):
         text = (

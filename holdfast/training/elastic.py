@@ -29,10 +29,10 @@ def digest_state(name: str, state: Any) -> str:
 
 
 def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return the number of ranks that saved a state; None if each present rank continues one saved rank's state.
+    """Return how many ranks saved a state; None if the present ranks can continue the saved states one by one.
 
-    Virtual ranks save a single rank's state, whatever the number of ranks. If the ranks are grouped into data ranks in
-    another way than at the save, return the number of ranks that saved the state, even if it is unchanged.
+    They can if as many states were saved as the present ranks save, and if the same ranks train the same samples (see
+    `DataRanks`). Virtual ranks save a single state, whatever their number, and all continue it.
     """
     others, ranks = len(saved["rng"]), training.ranks
     is_same = ranks.has_common_state or _list_data_ranks(saved) == [*ranks.data.numbers]

@@ -133,7 +133,7 @@ class RecipeProgram(Program):
         optimizer: Any = recipe.optimizer
         if accelerator.scaler is not None and (recipe.step is not None or isinstance(optimizer, Optimizers)):
             raise ConfigError(
-                'compute.mixed_precision = "fp16": one GradScaler can\'t serve several optimizers or a step of its own',
+                'compute.mixed_precision = "fp16": one GradScaler can\'t serve several optimizers or Recipe(step=...)',
                 hint='set mixed_precision = "bf16", or write a loop of your own with run.accelerator',
             )
         if recipe.step is not None:

@@ -78,7 +78,7 @@ def measure(name: str, folder: Path) -> list[Row]:
             compare(state, f"peak memory of a rank, {what}", times[f"{what} memory"], of, limit, reach, unit="shares")
             for what, of, limit, reach in (
                 ("save", "the rank's share", 1.0, 2.2), ("restore", "the rank's share", 1.0, 2.2),
-                ("DCP async_save", "ours", times["save memory"], None),
+                ("DCP async_save", "our save", times["save memory"], None),
             )
         ),
     ]  # fmt: skip

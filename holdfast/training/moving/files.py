@@ -124,7 +124,10 @@ def _list_files(path: Path) -> list[Path]:
     if not path.name.endswith(".index.json"):
         return [path]
     if not (named := list_indexed(path)):
-        raise ConfigError(f"{path} has no weight_map", hint="it isn't the index of a model's files")
+        raise ConfigError(
+            f"{path} has no weight_map",
+            hint="the index of a model's files has one: copy this file again from the model's folder",
+        )
     return named
 
 

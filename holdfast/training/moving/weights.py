@@ -143,7 +143,10 @@ def _refuse_names(own: Mapping[str, Any], source: Mapping[str, Any], of: str) ->
     message = f"the names don't fit: the source{f' ({of})' if of else ''} lacks {counted(len(missing), 'weight')}"
     if not missing:
         message = f"the names don't fit: the model lacks {counted(len(unknown), 'weight')} of the source"
-        return ConfigError(f"{message}: {', '.join(unknown[:SHOWN_NAMES])}", hint=f"leave it out: --map {unknown[0]}=")
+        return ConfigError(
+            f"{message}: {', '.join(unknown[:SHOWN_NAMES])}",
+            hint=f"--map NAME= leaves one of them out: --map {unknown[0]}=",
+        )
     more = ", ..." if len(missing) > SHOWN_NAMES else ""
     hint = "--map OLD=NEW gives the source's names others"
     if pairs[0][1]:

@@ -47,7 +47,7 @@ def test_killed_at_every_point_in_half_precision_a_run_ends_on_the_same_bytes(
     [
         ("shares:averaged", {"virtual_ranks": 4}, "virtual ranks can't train in fp16"),
         ("sharded:averaged", {"parallel": "fsdp"}, "fp16, whose GradScaler sees a shard of the gradient"),
-        ("composed:adversarial", {}, "one GradScaler can't serve several optimizers or a step of its own"),
+        ("composed:adversarial", {}, "one GradScaler can't serve several optimizers or Recipe(step=...)"),
     ],
 )
 def test_what_cannot_train_in_fp16_is_refused(tmp_path: Path, recipe: str, compute: dict[str, Any], said: str) -> None:

@@ -24,7 +24,7 @@ class Ticks:
 
 
 def dataclass_object(run: Run, after: int) -> None:
-    """Count in a dataclass, beside the loop."""
+    """Count in an object of a dataclass, in a function that the loop calls."""
     model, optimizer = begin(run)
     state = Ticks()
 
