@@ -103,12 +103,12 @@ def _renew_labels(flow_run: FlowRun, resource: dict[str, str], done: threading.E
                 if beat % LABEL_BEATS == 0:
                     renew_label(client, flow_run)
                 deny_that_it_vanished(client, flow_run)
-                if is_known_as_cancelling(flow_run):
-                    emit_event(CANCELLING_EVENT, resource)
             except Exception as error:  # an error of the server or its client must not end the heartbeat
                 if not has_told:  # a busy server may refuse many heartbeats in a row; log only the first
                     log.info("a heartbeat did not reach Prefect's server (%r); the run continues", error)
                 has_told = True
+            if is_known_as_cancelling(flow_run):  # also while the server answers no request: it may take events
+                emit_event(CANCELLING_EVENT, resource)
             done.wait(EVERY_S)
 
 

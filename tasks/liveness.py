@@ -65,7 +65,7 @@ NOT_BEGUN_AFTER_S = 120.0
 # take hours: then another attempt begins to wait in place of this one.
 NOT_PLACED_AFTER_S = 3600.0
 # After a longer gap between two looks (the server or the watcher's machine was away) the window begins again.
-LONGEST_GAP_S = 10.0
+LONGEST_GAP_S = max(10.0, 3 * EVERY_S)
 # If the server calls a process vanished, the process may still live if its last new mark is at most this many seconds
 # old. They are fewer than the automation's window of 10 s, so that nothing waits once more for a dead process.
 DOUBTED_FOR_S = 3 * EVERY_S

@@ -41,7 +41,8 @@ class RecentStates:
 
     def remember(self, flow_run_id: UUID, state: State[Any] | None, asked_at: float) -> None:
         """Remember a state that the server has told, and the time just before it was asked, on the monotonic clock."""
-        self._read[flow_run_id] = state, asked_at
+        if asked_at >= self._read.get(flow_run_id, (None, -math.inf))[1]:  # another thread's answer may be newer
+            self._read[flow_run_id] = state, asked_at
 
     def find(self, flow_run_id: UUID, at_most_s: float) -> tuple[State[Any] | None] | None:
         """Return a flow run's state, in a tuple, if it was read less than ``at_most_s`` seconds ago, else None."""

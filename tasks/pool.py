@@ -37,7 +37,7 @@ from holdfast.journal import Journal
 from holdfast.store import open_store
 from tasks.asking import ask_server
 from tasks.heartbeat import BEAT_LABEL, is_called_vanished
-from tasks.liveness import EVERY_S, EVERY_VARIABLE, USUAL_EVERY_S, ProcessVerdict, ProcessWatch
+from tasks.liveness import EVERY_S, EVERY_VARIABLE, ProcessVerdict, ProcessWatch
 from tasks.own_run import RECENT, own_flow_run, raise_if_paused
 from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 
@@ -79,7 +79,7 @@ def start_attempt(
     """
     key = f"{config.store}/{config.run}:{number}"
     # An attempt has to give signs of life as often as its watcher, this process, expects them.
-    agreed = {EVERY_VARIABLE: f"{EVERY_S:g}"} if EVERY_S != USUAL_EVERY_S else {}
+    agreed = {EVERY_VARIABLE: f"{EVERY_S:g}"}  # the worker may have another interval
     while True:
         try:
             flow_run = _start(

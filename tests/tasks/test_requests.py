@@ -189,4 +189,4 @@ def test_an_attempt_beats_as_its_watcher_expects(monkeypatch: pytest.MonkeyPatch
     pool.start_attempt(config, 1, environment={"A": "1"})
     monkeypatch.setattr(pool, "EVERY_S", 10.0)
     pool.start_attempt(config, 2, environment={"A": "1"})
-    assert started == [{"A": "1"}, {"A": "1", "HOLDFAST_HEARTBEAT_S": "10"}]
+    assert started == [{"A": "1", "HOLDFAST_HEARTBEAT_S": "3"}, {"A": "1", "HOLDFAST_HEARTBEAT_S": "10"}]
