@@ -10,7 +10,6 @@ import faulthandler
 import math
 import mmap
 import os
-import platform
 import signal
 import tempfile
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ConfigError
+from holdfast.machine.host import name_host
 
 # The environment variable with the path of the file that the ranks of this machine share with their attempt.
 HEARTBEATS_VARIABLE = "HOLDFAST_HEARTBEATS"
@@ -234,7 +234,7 @@ def name_device(device: str) -> str:
         number = int(device.partition(":")[2] or 0)
         gpu = listed[number].strip() if number < len(listed) else ""
         place = f"{GPU}{gpu or number}"
-    return f"{platform.node()}{place}"
+    return f"{name_host()}{place}"
 
 
 def _read_all(memory: mmap.mmap) -> dict[int, Beat]:

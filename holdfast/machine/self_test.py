@@ -6,7 +6,6 @@ bits differ computes wrong numbers. The test takes a tenth of a second on a CPU 
 
 import hashlib
 import json
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from holdfast.errors import SelfTestFailed
 from holdfast.machine import determinism, faults
 from holdfast.machine.contract import judge
 from holdfast.machine.heartbeats import name_device
+from holdfast.machine.host import name_host
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,7 @@ def run_self_test(device: str) -> SelfTest:
         first, second = (take_step(device, is_wrong=is_wrong) for is_wrong in faults.takes_flips())
     differing = tuple(part for part, bits in first.items() if bits != second[part])
     flags = _digest(determinism.read_flags() | {"holdfast": __version__})  # a later version may compute another step
-    return SelfTest(platform.node(), name_device(device), _name_model(device), _digest(first), flags, differing)
+    return SelfTest(name_host(), name_device(device), _name_model(device), _digest(first), flags, differing)
 
 
 def _name_model(device: str) -> str:

@@ -20,7 +20,7 @@ def describe_training(training: Training, record: CodeRecord | None) -> Ready:
         SelfTestFailed: a self-test has failed, and the configuration refuses that.
     """
     test, health = test_device(training)
-    machine = describe_environment(training.accelerator.device.type) | {KEY: test.describe()}
+    machine = describe_environment(training.accelerator.device.type) | ({KEY: test.describe()} if test else {})
     return Ready(
         settings=training.settings,
         defaults={name: to_plain(value) for name, value in default_settings(training.config.recipe).items()},
@@ -38,20 +38,26 @@ def describe_training(training: Training, record: CodeRecord | None) -> Ready:
     )
 
 
-def test_device(training: Training) -> tuple[SelfTest, list[str]]:
+def test_device(training: Training) -> tuple[SelfTest | None, list[str]]:
     """Test this rank's device, and hear of the other ranks' tests.
 
     Returns:
-        this rank's test, and a warning that names the devices whose tests have failed.
+        this rank's test, None if it can't run here; and a warning that names the devices whose tests have failed.
 
     Raises:
         SelfTestFailed: a test has failed, and the configuration refuses that.
     """
-    own = run_self_test(str(training.accelerator.device))
-    fault = find_fault(training.ranks.gather(own))
+    own: SelfTest | None = None
+    warnings: list[str] = []
+    try:
+        own = run_self_test(str(training.accelerator.device))
+    except Exception as error:  # settings of torch that the recipe has changed, or no memory, must not end the run
+        warnings.append(f"the self-test can't run here, and is left out: {type(error).__name__}: {error}")
+    tests = training.ranks.gather(own)
+    fault = find_fault(tests) if all(tests) else ""
     if fault and training.config.compute.gpu_health == "refuse":
         raise refuse(fault)
-    return own, [f'{fault}; compute.gpu_health = "warn" trains anyway'] if fault else []
+    return own, [*warnings, f'{fault}; compute.gpu_health = "warn" trains anyway'] if fault else warnings
 
 
 def find_unused_workers(training: Training) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from holdfast.journal.endings import ending_of
 from holdfast.machine import determinism
 from holdfast.machine.environment import describe_environment
 from holdfast.machine.self_test import KEY, SelfTest, compare_with_records, find_fault, refuse, run_self_test
+from holdfast.rank import describing
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.faults import fault, flip
 from tests.conftest import Engine, Reference, assert_same_bytes
@@ -284,3 +286,19 @@ def test_the_rank_with_the_wrong_device_is_named(nursery: Lives, tmp_path: Path)
     assert "error: the self-test failed: rank 1 on " in refused.stderr
     assert "rank 0" not in refused.stderr
     assert not (tmp_path / "r" / "attempts").exists()
+
+
+def test_a_self_test_that_cannot_run_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe may have turned off what the test computes with, and the device may have no memory left."""
+
+    def fail(device: str) -> SelfTest:
+        raise RuntimeError("No viable backend for scaled_dot_product_attention")
+
+    monkeypatch.setattr(describing, "run_self_test", fail)
+    training = Mock(ranks=Mock(gather=lambda value: [value]), accelerator=Mock(device="cpu"))
+    test, warnings = describing.test_device(training)
+    assert test is None
+    assert warnings == [
+        "the self-test can't run here, and is left out: RuntimeError: No viable backend for "
+        "scaled_dot_product_attention"
+    ]
