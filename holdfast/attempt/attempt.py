@@ -187,7 +187,7 @@ class Attempt:
             RankDied, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: memory ran out twice.
             MachineQuarantined: this machine has computed wrongly.
-        Superseded: the attempt's number is taken.
+            Superseded: the attempt's number is taken.
         """
         try:
             with self.journal.fenced(self.number):
@@ -285,7 +285,7 @@ class Attempt:
             lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
         if ancestor := self.ranks.ancestor:
             lineage["ancestor"] = ancestor.describe()
-        return is_end, {name: value for name, value in lineage.items() if value} | describe_job()
+        return is_end, {name: value for name, value in lineage.items() if value} | describe_job(self.config.compute)
 
     def _judge_drift(self, newest: Commit, epochs: int | None) -> tuple[Commit, Past, dict[str, Any]]:
         """Judge the drift since the newest commit that doesn't break the chain.

@@ -148,7 +148,7 @@ class Line:
             self.next_number = self.journal.next_number()
             if self.head is not None:
                 self.check_trusted(self.head)
-                if problem := self.find_break(self.head):
+                if problem := self.find_break(self.head) or self.journal.find_quarantined_parent(self.head):
                     self.journal.quarantine(self.head.number, problem, self.attempt)
                     continue
                 self._mend_copies(self.head)

@@ -12,6 +12,7 @@ from holdfast.config import Compute, InitFrom, Resume, RunConfig
 from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.journal import Commit, Journal
+from holdfast.journal.verdict import NODES
 from holdfast.machine.contract import Verdict, judge
 from holdfast.machine.self_test import compare_with_records, refuse
 from holdfast.provenance.changes import Change, compare_identities, find_defaults, to_lineage
@@ -198,10 +199,14 @@ def count_ranks(identity: dict[str, Any] | None) -> int | None:
     return ranks
 
 
-def describe_job() -> dict[str, Any]:
-    """Return this process's Slurm job for an attempt's lineage; an empty dict outside a job."""
+def describe_job(compute: Compute) -> dict[str, Any]:
+    """Return this process's Slurm job and the number of nodes for an attempt's lineage; neither has an entry for none.
+
+    With several nodes the attempt's host is only one of those that train.
+    """
     job = find_job()
-    return {JOB: {"name": job.name, "restarts": job.restarts}} if job else {}
+    found: dict[str, Any] = {JOB: {"name": job.name, "restarts": job.restarts}} if job else {}
+    return found | ({NODES: str(compute.nodes)} if compute.has_nodes or compute.has_ray else {})
 
 
 def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Unreadable
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import AttemptRecord, AuditRecord, Commit, audit_name, read_record
-from holdfast.journal.verdict import AuditVerdict, judge_commit
+from holdfast.journal.verdict import OTHER_NODE, AuditVerdict, judge_commit, list_machines
 
 NAME = re.compile(r"(\d{8})-(\d{8})\.json")
 UNREADABLE = (NameMissing, RecordDamaged, Unreadable)
@@ -55,7 +55,8 @@ def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) ->
     for audit in _read_audits(journal, commit.number, numbers):
         with contextlib.suppress(*UNREADABLE):
             is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
-            if is_same and audit.host not in [each.host for each in list_trainers(journal, commit)]:
+            hosts = list_machines(list_trainers(journal, commit)) if is_same else frozenset()
+            if is_same and not hosts & {audit.host, OTHER_NODE}:
                 yield audit
 
 
@@ -65,9 +66,12 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     Raises:
         NameMissing, RecordDamaged, Unreadable: an attempt's record can't be read.
     """
-    # An adopted checkpoint was trained by the ranks of an earlier attempt, not by the attempt that commits it.
-    earlier = commit.attempt - 1 if commit.why == "adopted" else commit.attempt
-    return [journal.read_attempt(number) for number in sorted({earlier or 1, commit.attempt})]
+    first = commit.attempt
+    if commit.why == "adopted":
+        # The ranks of an earlier attempt trained it: one since its parent, and not always the one just before.
+        parent = journal.find_commit(commit.parent)
+        first = parent.attempt if parent else 1
+    return [journal.read_attempt(number) for number in range(first, commit.attempt + 1)]
 
 
 def read_verdict(journal: Journal, commit: Commit) -> AuditVerdict | None:
@@ -93,7 +97,7 @@ def read_newest_verdict(journal: Journal) -> AuditVerdict | None:
     audited = list_audits(journal)
     commit = next((each for each in journal.candidates() if each.number in audited), None) if audited else None
     verdict = read_verdict(journal, commit) if commit else None
-    while verdict and verdict.ask and verdict.ask.commit != verdict.commit:
+    while verdict and verdict.ask and verdict.ask.commit < verdict.commit:  # a forged record may name a later parent
         commit = journal.find_commit(verdict.ask.commit)
         earlier = read_verdict(journal, commit) if commit else None
         if earlier is None:

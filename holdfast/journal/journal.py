@@ -458,6 +458,21 @@ class Journal(RunFolder):
             self.store.create(record_name("quarantine", number), record.to_bytes())
             self._enter(record_name("quarantine", number))
 
+    def find_quarantined_parent(self, commit: Commit) -> str:
+        """Return a line if a commit's parent was quarantined before the commit was made; empty otherwise.
+
+        The attempt that made it died, or lost the run, before it looked; see `publish_commit`. A parent that was
+        quarantined later, such as for damage on a disk, says nothing about the commit.
+        """
+        if not commit.parent or not self.is_quarantined(commit.parent):
+            return ""
+        try:
+            record = read_record(self.store, Quarantine, record_name("quarantine", commit.parent))
+        except (NameMissing, RecordDamaged):
+            return ""
+        is_before = record.created_at <= commit.created_at
+        return f"it continues from commit {commit.parent}, which was quarantined before" if is_before else ""
+
     def quarantine_reasons(self) -> list[str]:
         """Return the reason of each quarantined commit, in order of their numbers."""
         reasons = []

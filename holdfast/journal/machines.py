@@ -7,11 +7,12 @@ run's name begins with a letter or a digit.
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from pydantic import Field
 
-from holdfast.errors import NameMissing, NameTaken, RecordDamaged, StoreDenied, WrongUse
+from holdfast.errors import NameMissing, NameTaken, RecordDamaged, StoreDenied, Unreadable, WrongUse
 from holdfast.journal.names import sort_names
 from holdfast.journal.records import Record, Time, now, read_record, record_name
 from holdfast.journal.verdict import AuditVerdict
@@ -61,6 +62,8 @@ def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> Machine
         StoreError: the store can't be written.
     """
     records = _read_records(store, quote(verdict.host, safe=""))
+    if find_release(records, verdict):
+        return None
     known = [each for each in records if (each.run, each.commit) == (run, verdict.commit)]
     last = records[-1] if records and records[-1].is_quarantined else None
     is_covered = last and (not last.gpus or (verdict.gpus and {*verdict.gpus} <= {*last.gpus}))
@@ -71,6 +74,17 @@ def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> Machine
         store, len(records), host=verdict.host, gpus=gpus, is_quarantined=True, run=run, commit=verdict.commit,
         reason=f"commit {verdict.commit} of run {run}: {verdict.reason}", deviating=verdict.deviating,
     )  # fmt: skip
+
+
+def read_release(store: Store, verdict: AuditVerdict) -> str:
+    """Return when a person released the machine that a verdict names, after all that the verdict knows; else empty."""
+    return find_release(_read_records(store, quote(verdict.host, safe="")), verdict)
+
+
+def find_release(records: Sequence[MachineRecord], verdict: AuditVerdict) -> str:
+    """Return when the machine was released after its last wrong training in a verdict; empty if it wasn't."""
+    released = [each.created_at for each in records if not each.is_quarantined and each.created_at >= verdict.at]
+    return released[0] if released and verdict.at else ""
 
 
 def release_machine(store: Store, host: str) -> MachineRecord:
@@ -97,7 +111,7 @@ def _read_records(store: Store, folder: str) -> list[MachineRecord]:
     for number in sort_names(store.list(f"{MACHINES}/{folder}"), ".json").numbers:
         try:
             records.append(read_record(store, MachineRecord, record_name(f"{MACHINES}/{folder}", number)))
-        except (NameMissing, RecordDamaged) as error:
+        except (NameMissing, RecordDamaged, Unreadable) as error:
             log.warning("%s", error)
     return records
 

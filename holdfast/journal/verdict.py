@@ -35,6 +35,9 @@ Kind = Literal["certified", "undecided", "machine", "program", "drift"]
 
 # Trainings on one host alone that must all differ before the program is blamed: the host may be faulty itself.
 DISTINCT = 3
+# The key in an attempt's lineage of its number of nodes, if there are several; and a name for nodes without a record.
+NODES = "nodes"
+OTHER_NODE = "another node"
 _RANK = re.compile(r" of rank (\d+)")
 
 
@@ -73,6 +76,7 @@ class AuditVerdict:
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
         repeats: whether the host gave other bytes each time that it trained; None if it trained once.
         rank, step, component: the first difference, as far as an audit found it.
+        at: when the machine's last wrong training was put on record; empty unless the kind is ``machine``.
         agreeing: the trainings that ended with the right bytes, and the run's earlier audits that did; of an undecided
             commit those that ended with its own.
         deviating: the trainings that ended with others.
@@ -89,6 +93,7 @@ class AuditVerdict:
     rank: int | None = None
     step: int | None = None
     component: str = ""
+    at: str = ""
     agreeing: int = 0
     deviating: int = 0
 
@@ -138,6 +143,15 @@ class AuditVerdict:
         return [*facts, f"next: {self.ask}"] if self.ask else facts
 
 
+def list_machines(attempts: Sequence[AttemptRecord]) -> frozenset[str]:
+    """Return the hosts of which one has trained a commit.
+
+    An attempt on several nodes has only node 0's name on record; `OTHER_NODE` then stands for the other nodes.
+    """
+    others = {OTHER_NODE} if any(each.lineage.get(NODES) for each in attempts) else set()
+    return frozenset({each.host for each in attempts} | others)
+
+
 @dataclass(frozen=True)
 class _Training:
     """One training of a commit's steps.
@@ -164,11 +178,9 @@ def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequ
         audits: the audits of the commit. Those that the gate refused to begin have trained nothing; they cast doubt on
             the commit to begin with.
     """
+    hosts = list_machines(attempts)
     own = _Training(
-        frozenset(each.host for each in attempts),
-        commit.checkpoint_sha256,
-        commit.parent,
-        _list_gpus(attempts[0].environment) if len({each.host for each in attempts}) == 1 else (),
+        hosts, commit.checkpoint_sha256, commit.parent, _list_gpus(attempts[0].environment) if len(hosts) == 1 else ()
     )
     answers = [each for each in audits if each.checkpoint_sha256]
     drifted = [each for each in answers if each.notes and each.checkpoint_sha256 != own.sha256]
@@ -208,6 +220,8 @@ class _Case:
         return self._judge_scattered()
 
     def _judge_equal(self) -> AuditVerdict:
+        if self.right and OTHER_NODE in self.own.hosts:
+            return self._ask(f"no record names all machines that trained it: {_name(self.own.hosts)}")
         if self.right:
             others = sorted({host for each in self.trainings for host in each.hosts} - self.own.hosts)
             return self._say("certified", f"{', '.join(others)} trained it to the bytes of {_name(self.own.hosts)}")
@@ -254,7 +268,8 @@ class _Case:
         times = [each in right for each in self.trainings if each.hosts == guilty or each in deviating]
         repeats = None if len(times) < 2 else not any(times)
         gpus = _blame_gpus(guilty, right, deviating, verdict.rank)
-        return replace(verdict, host=host, is_own=self.own in deviating, repeats=repeats, gpus=gpus)
+        at = max(each.audit.created_at if each.audit else self.commit.created_at for each in deviating)
+        return replace(verdict, host=host, is_own=self.own in deviating, repeats=repeats, gpus=gpus, at=at)
 
     def _judge_scattered(self) -> AuditVerdict:
         """Judge trainings that differ, with no bytes on two hosts."""

@@ -3,9 +3,13 @@
 import contextlib
 import logging
 
+from holdfast import checkpoint
 from holdfast.errors import Superseded
 from holdfast.journal import AuditVerdict, Commit, Journal, find_certified, list_trainers
 from holdfast.journal.audits import UNREADABLE
+from holdfast.journal.machines import read_release
+from holdfast.journal.verdict import list_machines
+from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +26,15 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     Returns:
         A line for a person: which commits were quarantined, or why none was.
     """
-    first = _find_first(journal, verdict)
+    released = read_release(open_store(journal.store_url), verdict)
+    first = _find_first(journal, verdict, released)
     if first is None:
         return f"run {journal.run} has no commit of {verdict.host} after its newest certified one"
-    if not any(commit.number < first.number for commit in journal.candidates()):
+    before = (commit for commit in journal.candidates() if commit.number < first.number)
+    if not any(not checkpoint.verify(journal.store, commit) for commit in before):
         return (
             f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number}, the first one that "
-            f"{verdict.host} has trained, is left; an audit of it on another host certifies it, if it is right"
+            f"{verdict.host} has trained, verifies; an audit of it on another host certifies it, if it is right"
         )
     done: list[int] = []
     # A live attempt commits meanwhile: it first writes its record and then looks for the quarantine of its parent, and
@@ -41,24 +47,30 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     return f"run {journal.run} is rolled back to commit {newest.number} (step {newest.step}): quarantined {listed}"
 
 
-def _find_first(journal: Journal, verdict: AuditVerdict) -> Commit | None:
-    """Return the first commit of the faulty machine after the newest certified one; None if there is none."""
+def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commit | None:
+    """Return the first commit of the faulty machine after the newest certified one; None if there is none.
+
+    Args:
+        released: when the machine was released: what it has trained since is not in doubt; empty if it wasn't released.
+    """
     line = []
     commit = journal.newest()
     while commit is not None:
         line.append(commit)
-        commit = journal.find_commit(commit.parent)
+        # A forged record may name a later parent.
+        commit = journal.find_commit(commit.parent) if commit.parent < commit.number else None
     wrong = [commit for commit in line if verdict.is_own and commit.number == verdict.commit]
     before = [commit for commit in line if not wrong or commit.number < wrong[0].number]
     certified = find_certified(journal, before)
     after = [commit for commit in line if certified is None or commit.number > certified[0].number]
-    return next((commit for commit in reversed(after) if _may_be_of(journal, commit, verdict.host)), None)
+    suspected = [commit for commit in reversed(after) if not released or commit.created_at <= released]
+    return next((commit for commit in suspected if _may_be_of(journal, commit, verdict.host)), None)
 
 
 def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:
     """Return whether a machine may have trained a commit; True if no record says who has."""
     with contextlib.suppress(*UNREADABLE):
-        return host in [each.host for each in list_trainers(journal, commit)]
+        return host in list_machines(list_trainers(journal, commit))
     return True
 
 

@@ -115,7 +115,7 @@ def serve(
         raise
     finally:
         if training.saver.between is not None:
-            with contextlib.suppress(Exception):  # nothing depends on it
+            with contextlib.suppress(Exception):  # no other save depends on this one
                 training.saver.between.wait()
         training.saver.wait()
     if orders.is_orphaned and training.config.compute.has_rendezvous and training.accelerator.is_main_process:

@@ -8,7 +8,7 @@ import pytest
 from holdfast.attempt import requeue
 from holdfast.attempt.lineage import describe_job
 from holdfast.attempt.requeue import find_refusal, queued_again
-from holdfast.config import RunConfig
+from holdfast.config import Compute, RunConfig
 from holdfast.config.slurm import SlurmJob
 from holdfast.errors import (
     ConfigError,
@@ -106,10 +106,12 @@ def test_a_job_that_never_begins_is_not_queued_for_ever(
 
 
 def test_an_attempt_has_its_job_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert describe_job() == {}
+    assert describe_job(Compute()) == {}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert describe_job() == {"job": {"name": "7", "restarts": 2}}
+    assert describe_job(Compute()) == {"job": {"name": "7", "restarts": 2}}
+    several = Compute(nodes=2, rendezvous="node0:29500")
+    assert describe_job(several)["nodes"] == "2"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,16 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.config import Retention
-from holdfast.journal import AuditRecord, Commit, audit_name, find_certified, list_audits, now, record_audit
+from holdfast.journal import (
+    AuditRecord,
+    Commit,
+    audit_name,
+    find_certified,
+    list_audits,
+    now,
+    read_verdict,
+    record_audit,
+)
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore
@@ -50,13 +59,14 @@ def test_the_host_whose_ranks_left_an_adopted_checkpoint_does_not_certify_it(tmp
     first = make_line(LocalStore(str(tmp_path)))
     train(first)
     save_next(first)
-    first.journal.claim_attempt(2, "continued", "adopting", 1, {})
-    line = Line(first.journal, 2, SETTINGS, STEPS_PER_EPOCH)
+    first.journal.claim_attempt(2, "continued", "between", 1, {})  # it dies before it adopts anything
+    first.journal.claim_attempt(3, "continued", "adopting", 1, {})
+    line = Line(first.journal, 3, SETTINGS, STEPS_PER_EPOCH)
     resume(line)
     adopted = line.head
     assert adopted
     assert adopted.why == "adopted"
-    for host, number in (("host", 0), ("adopting", 0), ("third", adopted.number)):
+    for host, number in (("host", 0), ("between", 0), ("adopting", 0), ("third", adopted.number)):
         audit(line, adopted, host)
         assert certified(line) == number, host
 
@@ -80,3 +90,27 @@ def test_a_damaged_audit_is_named_and_certifies_nothing(line: Line) -> None:
     (Path(line.journal.store.url) / name).write_text("{}")
     assert certified(line) == 0
     assert [problem for problem in verify_run(line.journal).problems if problem.startswith(name)]
+
+
+def test_a_commit_of_several_nodes_is_neither_certified_nor_blamed_on_one_of_them(tmp_path: Path) -> None:
+    """The record of an attempt names node 0 alone; the audit may run on another node of it."""
+    first = make_line(LocalStore(str(tmp_path)))
+    train(first)
+    first.journal.claim_attempt(2, "continued", "node-0", 1, {}, {"nodes": "2"})
+    line = Line(first.journal, 2, SETTINGS, STEPS_PER_EPOCH)
+    resume(line)
+    commit = train(line)
+    audit(line, commit, "node-1")
+    assert certified(line) == 0
+    found = read_verdict(line.journal, commit)
+    assert found
+    assert (found.kind, found.reason) == (
+        "undecided", "no record names all machines that trained it: another node and node-0"
+    )  # fmt: skip
+    other = train(line)
+    for host in ("b", "c"):
+        audit(line, other, host, found="0" * 64)
+    found = read_verdict(line.journal, other)
+    assert found
+    assert (found.kind, found.host) == ("undecided", "")
+    assert "no record says which" in found.reason

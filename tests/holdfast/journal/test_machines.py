@@ -17,9 +17,13 @@ def store(tmp_path: Path) -> Store:
     return LocalStore(str(tmp_path / "runs"))
 
 
-def verdict(host: str = "node-1", *gpus: str, commit: int = 7, deviating: int = 1) -> AuditVerdict:
+BEFORE, LATER = "2020-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
+
+
+def verdict(host: str = "node-1", *gpus: str, commit: int = 7, deviating: int = 1, at: str = BEFORE) -> AuditVerdict:
+    """A verdict on a machine; ``at`` is when its last wrong training was put on record."""
     reason = f"{host} ended on other bytes than b and c"
-    return AuditVerdict("machine", commit, reason, host=host, gpus=gpus, agreeing=2, deviating=deviating)
+    return AuditVerdict("machine", commit, reason, host=host, gpus=gpus, at=at, agreeing=2, deviating=deviating)
 
 
 def listed(store: Store) -> list[tuple[str, list[str]]]:
@@ -47,11 +51,19 @@ def test_a_released_machine_returns_only_if_it_deviates_again(store: Store) -> N
     assert quarantine_machine(store, "language", verdict(deviating=2)) is None, "it is there"
     release_machine(store, "node-1")
     assert quarantine_machine(store, "language", verdict()) is None, "the audits that were known at its release"
-    assert quarantine_machine(store, "language", verdict(deviating=2))
+    assert quarantine_machine(store, "other", verdict(commit=8)) is None, "they were made before its release, too"
+    assert quarantine_machine(store, "language", verdict(deviating=2, at=LATER))
     release_machine(store, "node-1")
-    assert quarantine_machine(store, "language", verdict(commit=8))
-    release_machine(store, "node-1")
-    assert quarantine_machine(store, "other", verdict())
+    assert quarantine_machine(store, "language", verdict(commit=8, at=LATER))
+
+
+def test_a_record_that_cannot_be_read_stops_no_run(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    quarantine_machine(store, "language", verdict())
+    folder = Path(store.url) / MACHINES / "node-2"
+    folder.mkdir()
+    (folder / "00000001.json").symlink_to("nowhere")
+    assert listed(store) == [("node-1", [])]
+    assert "node-2/00000001.json" in caplog.text
 
 
 def test_only_the_gpus_at_fault_are_in_quarantine_until_the_whole_machine_is(store: Store) -> None:

@@ -1,13 +1,25 @@
 """The rollback of a run that a faulty machine has trained, and an attempt whose parent is quarantined meanwhile."""
 
+import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.attempt import Line
 from holdfast.errors import ParentQuarantined
-from holdfast.journal import AuditRecord, AuditVerdict, now, record_audit
+from holdfast.journal import (
+    AuditRecord,
+    AuditVerdict,
+    Journal,
+    now,
+    quarantine_machine,
+    record_audit,
+    record_name,
+    release_machine,
+)
 from holdfast.proof.rollback import roll_back
+from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, train
 
@@ -41,8 +53,12 @@ def certify(line: Line, number: int) -> None:
     record_audit(line.journal, record)
 
 
-def verdict(host: str, commit: int, *, is_own: bool) -> AuditVerdict:
-    return AuditVerdict("machine", commit, "it differs", host=host, is_own=is_own, agreeing=2, deviating=1)
+def verdict(host: str, commit: int, *, is_own: bool, at: str = "") -> AuditVerdict:
+    return AuditVerdict("machine", commit, "it differs", host=host, is_own=is_own, at=at, agreeing=2, deviating=1)
+
+
+def list_candidates(line: Line) -> list[int]:
+    return [each.number for each in line.journal.candidates()]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +87,59 @@ def test_the_commits_of_a_faulty_machine_since_the_newest_certified_one(
     assert is_rolled_back is (number < 5), said
     roll_back(line.journal, verdict(host, commit, is_own=is_own))
     assert [each.number for each in line.journal.candidates()] == kept, "a second call changes nothing"
+
+
+def test_the_commits_of_a_machine_since_its_release_stay(line: Line) -> None:
+    """The audits that a rollback relied on are read again by each later audit."""
+    found = verdict("a", 3, is_own=True, at=now())
+    store = open_store(line.journal.store_url)
+    assert quarantine_machine(store, line.journal.run, found)
+    roll_back(line.journal, found)
+    release_machine(store, "a")
+    time.sleep(1.1)  # records have whole seconds
+    again = continue_on(line, "a")
+    train(again)
+    assert list_candidates(again) == [6, 2, 1]
+    roll_back(again.journal, found)
+    assert list_candidates(again) == [6, 2, 1]
+    worse = verdict("a", 6, is_own=True, at=now())
+    assert "is rolled back to commit 2" in roll_back(again.journal, worse)
+
+
+def test_nothing_is_rolled_back_to_checkpoints_that_are_lost(line: Line) -> None:
+    for number in (1, 2):
+        shutil.rmtree(Path(line.journal.store.url) / line.journal.read_commit(number).path)
+    assert "isn't rolled back: no checkpoint before commit 3" in roll_back(line.journal, verdict("a", 3, is_own=True))
+    assert list_candidates(line) == [5, 4, 3, 2, 1]
+
+
+def test_a_circle_of_parents_ends_a_rollback(line: Line) -> None:
+    path = Path(line.journal.store.url) / record_name("commits", 3)
+    record = line.journal.read_commit(3).model_copy(update={"parent": 5})
+    path.write_bytes(record.to_bytes())
+    roll_back(Journal(open_store(line.journal.store_url), line.journal.run), verdict("a", 4, is_own=True))
+
+
+def test_a_commit_that_a_killed_attempt_made_on_a_quarantined_parent_does_not_count(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll_back(line.journal, verdict("a", 3, is_own=True))
+    with monkeypatch.context() as killed:  # between the commit's record and the look at its parent
+        killed.setattr(Journal, "_check_parent", lambda journal, commit: None)
+        train(line)
+    assert list_candidates(line) == [6, 2, 1]
+    again = continue_on(line, "b")
+    assert again.head
+    assert again.head.number == 2
+    assert line.journal.is_quarantined(6)
+
+
+def test_a_parent_that_is_quarantined_later_leaves_its_child(line: Line) -> None:
+    time.sleep(1.1)  # records have whole seconds
+    line.journal.quarantine(4, "a disk lost it", line.attempt)
+    again = continue_on(line, "b")
+    assert again.head
+    assert again.head.number == 5
 
 
 def test_an_attempt_does_not_commit_on_a_commit_that_was_quarantined_meanwhile(line: Line) -> None:
