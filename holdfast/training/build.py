@@ -108,7 +108,8 @@ class Training:
         self.grouping = Grouping(self.recipe, program.advice.stepped)
         self.structure = Structure(_list_roots(self.recipe))
         self.built = copy_built(self.optimizer, self.schedulers, self.recipe)
-        self.record = StepRecord(choose_every(self.model))
+        every = choose_every(self.model)  # stages differ in it, and need each other for a checksum
+        self.record = StepRecord(min(self.ranks.gather(every)) if self.ranks.stages is not None else every)
         self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""

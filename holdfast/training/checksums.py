@@ -51,11 +51,15 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
 def _describe_stages(
     training: Training, members: dict[str, dict[str, torch.Tensor]], values: dict[str, int], *, in_detail: bool
 ) -> dict[str, Any]:
-    """Return the checksums of all ranks' stages. Of tensors that several ranks hold, the lowest rank's count."""
+    """Return the checksums of all ranks' stages, and of this rank's extras, which each rank has for itself.
+
+    Of tensors that several ranks hold, the lowest rank's count.
+    """
     own = {
         component: dict(zip(each, checksum(list(each.values())), strict=True)) for component, each in members.items()
     }
-    found = training.ranks.gather((own, values))
+    found = training.ranks.gather([_pick(each, is_extra=False) for each in (own, values)])
+    found.insert(0, [_pick(each, is_extra=True) for each in (own, values)])
     sums: dict[str, dict[str, int]] = {}
     plain: dict[str, set[int]] = {}
     for each, others in reversed(found):
@@ -73,6 +77,11 @@ def _describe_stages(
         named = {name: value for each in sums.values() for name, value in each.items()}
         described["tensors"] = {name: f"{value:016x}" for name, value in sorted(named.items())}
     return described
+
+
+def _pick(components: dict[str, Any], *, is_extra: bool) -> dict[str, Any]:
+    """Return the components that each rank has for itself, or the others."""
+    return {name: each for name, each in components.items() if name.startswith("extras.") == is_extra}
 
 
 def _tensors_of(payload: Payload) -> dict[str, torch.Tensor]:

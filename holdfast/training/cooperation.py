@@ -120,9 +120,9 @@ class Cooperation(abc.ABC):
     def share_buffers(self, module: nn.Module) -> None:
         """Copy the main rank's buffers to all ranks, as DDP does before each step. A checkpoint has these buffers.
 
-        All ranks call it together.
+        Ranks that hold stages of a pipeline have other buffers each, and keep them. All ranks call it together.
         """
-        for buffer in module.buffers() if self.has_others else ():
+        for buffer in module.buffers() if self.has_others and self.stages is None else ():
             share_tensor(buffer)
 
     def share_saved_buffers(self, module: nn.Module) -> None:
@@ -130,7 +130,9 @@ class Cooperation(abc.ABC):
         for each in module.modules() if self.has_others else ():
             for name, buffer in each._buffers.items():
                 is_saved = name not in each._non_persistent_buffers_set
-                if buffer is not None and is_saved and not is_sharded(buffer):
+                if buffer is None or not is_saved or is_sharded(buffer):
+                    continue
+                if buffer.device.type == self.accelerator.device.type:  # NCCL can't send a CPU's, such as an average's
                     share_tensor(buffer)
 
     @property

@@ -145,3 +145,48 @@ def save_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
         found |= {f"optimizer.state.{name}.{key}": each for key, each in optimizer.state[parameter].items()}
     if not path.exists():
         torch.save(found, path)
+
+
+def two_parts(run: Run, sizes: tuple[int, ...] = (8, 8), forgets: bool = False, tied: str = "") -> None:
+    """Train a part of a model in each of two ranks, by a loss of its own.
+
+    Args:
+        sizes: the rows of each rank's part.
+        forgets: whether rank 1 changes a kept tensor by a count that is not kept.
+        tied: a second name of the shared weight in rank 1, registered before its own; empty for none.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(run.device.type, (2, 1), mesh_dim_names=("stage", "data"))
+    run.data_parallel(mesh["data"])
+    torch.manual_seed(3)
+    model = nn.ModuleDict({"shared": nn.Linear(8, 8, bias=False), str(run.rank): nn.Embedding(sizes[run.rank], 8)})
+    if tied and run.rank == 1:
+        first = nn.Linear(8, 8, bias=False)
+        first.weight = model["shared"].weight
+        model = nn.ModuleDict({tied: first, "shared": model["shared"], "1": model["1"]})
+    model.to(run.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    state = {"sum": torch.zeros(4)}
+    run.keep(model=model, optimizer=optimizer, state=state)
+    count = 0.0
+    for step in run.steps(DataLoader(torch.ones(64, 8), BATCH)):
+        optimizer.zero_grad()
+        own = model[str(run.rank)](torch.zeros(1, dtype=torch.int64, device=run.device))
+        loss = model["shared"](step.batch.to(run.device)).square().mean() + own.square().mean()
+        loss.backward()
+        distributed.all_reduce(model["shared"].weight.grad)
+        norm = run.clip_grad_norm_(model.parameters(), 1e9)
+        optimizer.step()
+        if forgets and run.rank == 1:
+            count += 1.0
+            state["sum"] += count
+        step.log(loss=run.accelerator.reduce(loss.detach(), "mean"), norm=norm, squares=own_norm(model, run))
+
+
+def own_norm(model: nn.ModuleDict, run: Run) -> Tensor:
+    """Return the norm of the gradient of both parts, in which the shared weight counts once."""
+    own = model[str(run.rank)].weight.grad.square().sum()
+    distributed.all_reduce(own)
+    found: Tensor = (own + model["shared"].weight.grad.square().sum()).sqrt()
+    return found

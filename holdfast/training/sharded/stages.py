@@ -29,6 +29,8 @@ EQUAL = "schedulers", "scaler"
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 NAMES = "name the layers of a stage by their number in the whole model, as in nn.ModuleDict({'4': layer}): "
 NAMES += "docs/layouts.md"
+TIED = "a stage has tied this tensor to another name, or has laid it out otherwise in memory: leave the other "
+TIED += "name out of the stage: docs/layouts.md"
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None
     total = {name: size for _, sizes, _ in found for name, size in sizes.items()}
     lower = (names[rank] for rank in list_pipeline(ranks.data) if rank < ranks.data.rank)
     taken: set[str] = set().union(*lower)
-    repeated = frozenset(id(each) for name, each in model.named_parameters() if name in taken)
+    # A tied parameter has several names, of which any may be the one that the lower rank has.
+    named = model.named_parameters(remove_duplicate=False)
+    repeated = frozenset(id(each) for name, each in named if name in taken)
     return Stages(ranks.data, sum(total.values()), repeated)
 
 
@@ -191,9 +195,11 @@ def _merge(values: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
             first, before = found.setdefault(key, (rank, value))
             if before != value:
                 whole = ".".join(filter(None, (name, str(key))))
+                # A mark names the tensor to which another name is tied, or how it lies in memory.
+                is_marked = any(isinstance(each, dict) and each.keys() & {"$tensor", "$as"} for each in (before, value))
                 raise StateError(
                     f"ranks {first} and {rank} have a different {whole}, and a checkpoint can keep only one",
-                    hint="give all stages the same values; and " + NAMES,
+                    hint=TIED if is_marked else "give all stages the same values; and " + NAMES,
                 )
     return {key: value for key, (_, value) in sorted(found.items())}
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from holdfast.journal import Journal
 from holdfast.proof.audit import Audit
+from holdfast.proof.replay import read_run_trail
 from holdfast.proof.result import Proof
 from holdfast.store import open_store
 from tests.conftest import IN_SOAK
@@ -78,6 +79,38 @@ def test_a_rehearsal_of_stages_finds_no_difference(nursery: Lives, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     verdicts = [commit.verdict for commit in Journal(open_store(str(tmp_path)), "r").candidates()]
     assert verdicts[0] == "continues exactly: rehearsed at steps 2, 4, 6"
+
+
+def train_parts(nursery: Lives, folder: Path, *lines: str) -> Any:
+    return train_meshed(nursery, folder, "", 'recipe = "tests.support.pipelined:two_parts"', *lines, ranks=2)
+
+
+def test_a_rehearsal_of_stages_finds_what_one_rank_forgets_in_its_own_objects(nursery: Lives, tmp_path: Path) -> None:
+    done = train_parts(nursery, tmp_path, 'proof.rehearse = "on"', "chunk.steps = 2", "settings.forgets = true")
+    assert done.returncode != 0
+    assert "extras.state of rank 1" in done.stderr
+
+
+def test_stages_of_other_sizes_compute_checksums_in_the_same_steps(nursery: Lives, tmp_path: Path) -> None:
+    """One has large parameters, and would compute them every 64 steps; the other every 256."""
+    done = train_parts(nursery, tmp_path, "settings.sizes = [200000, 8]", "epochs = 17")
+    assert done.returncode == 0, done.stderr
+    newest = Journal(open_store(str(tmp_path)), "r").newest()
+    assert newest is not None
+    assert newest.step > 64
+
+
+def test_a_weight_that_a_stage_has_tied_to_a_name_of_its_own_is_refused(nursery: Lives, tmp_path: Path) -> None:
+    done = train_parts(nursery, tmp_path, 'settings.tied = "first"')
+    assert "a stage has tied this tensor to another name" in done.stderr
+
+
+@pytest.mark.parametrize("tied", ["", "tied"])
+def test_a_weight_that_two_stages_share_counts_once_in_the_norm(nursery: Lives, tmp_path: Path, tied: str) -> None:
+    done = train_parts(nursery, tmp_path, f"settings.tied = {json.dumps(tied)}", "epochs = 1", 'proof.rehearse = "off"')
+    assert done.returncode == 0, done.stderr
+    (line, *_) = read_run_trail(Journal(open_store(str(tmp_path)), "r"))
+    assert line["logged"]["norm"] == pytest.approx(line["logged"]["squares"])
 
 
 def test_another_split_continues_with_the_same_bytes(nursery: Lives, tmp_path: Path) -> None:
