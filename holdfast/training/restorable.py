@@ -5,7 +5,6 @@ encodings. They copy tensors only of modules that load their ``state_dict`` with
 """
 
 import hashlib
-import itertools
 from typing import Any
 
 import torch
@@ -131,12 +130,16 @@ def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str]
     if not other:
         return None
     found = training.ranks.gather(own)
-    pairs = [(0, other)] if training.ranks.stages is None else [*itertools.combinations(range(len(found)), 2)]
-    for first, second in pairs:
-        one, two = found[first], found[second]
-        names = one.keys() | two.keys() if training.ranks.stages is None else one.keys() & two.keys()
-        if different := [name for name in names if one.get(name) != two.get(name)]:
-            return _describe_other(min(different), {first: one, second: two})
+    if training.ranks.stages is None:
+        one, two = found[0], found[other]
+        name = min(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+        return _describe_other(name, {0: one, other: two})
+    holders: dict[str, int] = {}
+    for rank, each in enumerate(found):
+        for name, form in each.items():
+            first = holders.setdefault(name, rank)
+            if found[first][name] != form:
+                return _describe_other(name, {first: found[first], rank: each})
     return None
 
 
