@@ -132,7 +132,7 @@ def test_an_audit_asks_other_hosts_until_the_machine_is_named(
         assert "asked for a replay of commit 2 of run toy on another host" in run("b")
         (asked,) = waiting()
         parameters = {name: value for name, value in asked.parameters.items() if name != "store"}
-        known = {"run": "toy", "commit": 2, "from_commit": None, "is_asked": True}
+        known = {"run": "toy", "commit": 2, "from_commit": None, "is_asked": True, "on_fault": "record"}
         assert parameters == known | {"tries": 30}
         run("b", **parameters | {"tries": 1})  # this host has answered: it puts the flow run back
         *_, put_back = waiting()
@@ -214,7 +214,7 @@ def test_a_live_attempt_on_a_healthy_machine_goes_back_and_goes_on(
         audit(engine, "b", *ROLLBACK)
         assert audit(engine, "c", *ROLLBACK)["host"] == "a"
     assert ended[0] == 0, ended[1]
-    assert "doesn't count: it continues from commit 2, which is quarantined; its steps" in ended[1]
+    assert "doesn't count: it continues from commit 2, which is quarantined; the steps of that" in ended[1]
     assert journal_of(engine).attempts() == 2, "no other attempt was needed"
     assert final_id(engine) == final_id(healthy)
 

@@ -288,4 +288,6 @@ def test_a_rank_does_not_attach_again(monkeypatch: pytest.MonkeyPatch, capfd: py
         attach("me.toml")
     assert ended.value.code == 1
     said = capfd.readouterr().err
-    assert said.startswith("error: holdfast.attach was called in a training process\nhint: ")
+    assert said.startswith(
+        "error: holdfast.attach was called in a training process that holdfast has started (a rank)\nhint: "
+    )

@@ -150,7 +150,7 @@ def test_a_near_folder_that_cannot_be_used_costs_one_line(engine: Engine, refere
     folder.write_text("")
     done = engine.run()
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the near folder gets no copy") == 1
+    assert done.stderr.count("no copy is kept in the near folder") == 1
     assert_same_bytes(engine, reference)
 
 

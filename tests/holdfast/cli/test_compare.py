@@ -147,4 +147,4 @@ def test_hostile_names_reach_the_terminal_as_escapes(folder: Path, capsys: Captu
 def test_diff_says_which_command_compares_two_runs(folder: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert run_app(app, ["diff", "runs/a", "runs/b"]) == 1
-    assert "hint: two runs: holdfast compare runs/a runs/b" in capsys.readouterr().err
+    assert "hint: to compare two runs: holdfast compare runs/a runs/b" in capsys.readouterr().err

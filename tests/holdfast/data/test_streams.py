@@ -215,7 +215,10 @@ def test_a_loader_over_an_array_has_a_known_position() -> None:
 def test_an_iterator_that_was_made_before_the_loop_is_refused(tmp_path: Path) -> None:
     config = make_config(tmp_path, "loop_beside", "stateful_loader")
     early = config.model_copy(update={"settings": config.settings | {"is_early": True}})
-    said = r"run.keep\(other=...\): the StatefulDataLoader .*: its iterator was made before the loop"
+    said = (
+        r"run.keep\(other=...\): a resume can't restore the exact position of the StatefulDataLoader: "
+        "its iterator was made before the loop"
+    )
     with pytest.raises(RecipeError, match=said) as refused:
         live(early, TOTAL)
     assert "inside the loop" in refused.value.hint

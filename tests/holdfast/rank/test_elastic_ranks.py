@@ -122,6 +122,6 @@ def test_what_cannot_go_on_with_another_number_is_refused(nursery: Lives, tmp_pa
         "compute.ranks = 1: the checkpoint of step 8, which 2 ranks saved, can't be divided over other ranks" in found
     )
     assert "the extra 'own' differs between the ranks" in found
-    assert "hint: compute.ranks = 2 continues" in found
+    assert "hint: continue with compute.ranks = 2" in found
     found = refuse(1, "epochs=2", "settings.own=true", 'resume.environment="refuse"')
     assert "equal bits are not promised on this machine: ranks: saved 2, here 1" in found

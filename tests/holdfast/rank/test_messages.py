@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.checkpoint import Saved
 from holdfast.checkpoint.found import Found
+from holdfast.checkpoint.observed import Activation, SampleLoss, Update
 from holdfast.errors import CheckpointDamaged, GateTripped, RankDied, RunStopped
 from holdfast.journal import Origin
 from holdfast.rank.messages import (
@@ -27,6 +28,8 @@ from holdfast.rank.messages import (
     Import,
     Imported,
     Keep,
+    Observe,
+    Observed,
     Order,
     Proceed,
     Progress,
@@ -66,6 +69,7 @@ def orders(saved: Saved) -> list[Order]:
         Train(stop=40, fingerprint="f" * 64), Train(stop=sys.maxsize, fingerprint="", into="/a b", is_detailed=True),
         Import(source="/a b.pt", step=None, names={"old": ""}), Keep(fingerprint="f" * 64, origin=ORIGIN),
         Proceed(), Rehearse(stop=44, fingerprint="f" * 64, is_kept=False),
+        Observe(step=7, most=5),
         Save(), Stop(), Stop(within_s=0.25), Evaluate(), Examine(), End(),
     ]  # fmt: skip
 
@@ -83,6 +87,11 @@ def events(saved: Saved) -> list[Event]:
         Begun(anneal_offset=7), Imported(origin=ORIGIN, taken=["model"], notes=[LONG]),
         Progress(step=1, loss=-0.0, steps_per_s=1e300), saved,
         Rehearsed(lines=[{"step": 41, "loss": "nan", "state": {"model": "0" * 16}}]),
+        Observed(
+            lines=[{"step": 41, "loss": "nan"}], updates=[Update(step=41, name="w", size=math.inf)],
+            samples=[SampleLoss(step=41, rank=1, index=7, content="0" * 16, loss=math.inf, grad_norm=None)],
+            activations=[Activation(layer="first", rank=0, largest=math.inf, before=1.0)], notes=[LONG],
+        ),
         Evaluated(
             metrics={"loss": math.inf}, measured=["seconds"], anneals={"beta": 5e-324},
             probe=Probe(sha256="0" * 64, values={"loss_window": None}, sample=[1.5, None]),

@@ -93,4 +93,4 @@ def test_a_stream_that_is_read_again_is_refused(tmp_path: Path) -> None:
     train_to(training, STEPS)
     with pytest.raises(ConfigError, match=r"compute.ranks = 1: .* a position of its own") as refused:
         go_on(tmp_path, "varied:streamed", save_as(2, training, tmp_path), keeps_position=False)
-    assert refused.value.hint.startswith("compute.ranks = 2 continues; ")
+    assert refused.value.hint.startswith("continue with compute.ranks = 2; ")
