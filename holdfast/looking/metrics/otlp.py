@@ -128,6 +128,7 @@ class _Told(logging.Handler):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url, self._reason, self._has_warned = url, "", False
+        self._telling = threading.Lock()  # metrics and spans are sent by a thread each
         self.is_failing = False
 
     def watch(self, exporter: Any) -> Any:
@@ -148,11 +149,12 @@ class _Told(logging.Handler):
 
     def tell(self, reason: str) -> None:
         """Log why requests fail, but only at the first call."""
-        if not self._has_warned:
+        with self._telling:
+            has_warned, self._has_warned = self._has_warned, True
+        if not has_warned:
             log.warning(
                 "metrics and spans can't be sent to %s: %s; the run continues without sending them", self._url, reason
             )
-        self._has_warned = True
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the reason in the first line that the SDK logs."""
