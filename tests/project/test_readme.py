@@ -204,7 +204,7 @@ def test_moving_in_step_by_step(tmp_path: Path, nursery: Lives) -> None:
 @pytest.mark.slow
 def test_the_lightning_module_step_by_step(tmp_path: Path, nursery: Lives) -> None:
     nursery.load("lightning")
-    (module,), (config,) = blocks("lightning.md", "python"), blocks("lightning.md", "toml")
+    (module, _), (config,) = blocks("lightning.md", "python"), blocks("lightning.md", "toml")
     (tmp_path / "my_module.py").write_text(module)
     (tmp_path / "my_module.toml").write_text(config)
     for command in commands("lightning.md"):
@@ -215,7 +215,7 @@ def test_the_lightning_module_step_by_step(tmp_path: Path, nursery: Lives) -> No
 @pytest.mark.extras("transformers")
 @pytest.mark.slow
 def test_the_trainer_step_by_step(tmp_path: Path, nursery: Lives) -> None:
-    (script,), (config,) = blocks("trainer.md", "python"), blocks("trainer.md", "toml")
+    (script, _), (config,) = blocks("trainer.md", "python"), blocks("trainer.md", "toml")
     (tmp_path / "my_trainer.py").write_text(script)
     (tmp_path / "my_trainer.toml").write_text(config)
     for command in commands("trainer.md"):
