@@ -470,7 +470,7 @@ class Journal(RunFolder):
             record = read_record(self.store, Quarantine, record_name("quarantine", commit.parent))
         except (NameMissing, RecordDamaged):
             return ""
-        is_before = record.created_at <= commit.created_at
+        is_before = record.created_at < commit.created_at  # of the same second, nobody knows which was first
         return f"it continues from commit {commit.parent}, which was quarantined before" if is_before else ""
 
     def quarantine_reasons(self) -> list[str]:

@@ -124,6 +124,7 @@ def test_a_commit_that_a_killed_attempt_made_on_a_quarantined_parent_does_not_co
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roll_back(line.journal, verdict("a", 3, is_own=True))
+    time.sleep(1.1)  # records have whole seconds
     with monkeypatch.context() as killed:  # between the commit's record and the look at its parent
         killed.setattr(Journal, "_check_parent", lambda journal, commit: None)
         train(line)
@@ -135,7 +136,6 @@ def test_a_commit_that_a_killed_attempt_made_on_a_quarantined_parent_does_not_co
 
 
 def test_a_parent_that_is_quarantined_later_leaves_its_child(line: Line) -> None:
-    time.sleep(1.1)  # records have whole seconds
     line.journal.quarantine(4, "a disk lost it", line.attempt)
     again = continue_on(line, "b")
     assert again.head
