@@ -130,7 +130,8 @@ def key_of(run: str) -> str:
 
 def describe_chunk(journal: Journal, commit: Commit) -> dict[str, Any]:
     """Return a commit's row in the table of chunks."""
-    start = journal.read_commit(commit.parent).step if commit.parent else 0
+    parent = journal.read_parent(commit)
+    start = parent.step if parent else 0
     loss = commit.shown_loss
     return {
         "chunk": commit.number,

@@ -181,7 +181,7 @@ class Line:
                 return f"it breaks the chain: {'; '.join(problems)}{whose}"
             if latest and (latest.commit, latest.checkpoint_sha256) == (each.number, each.checkpoint_sha256):
                 break
-            each = self.journal.find_commit(each.parent)
+            each = self.journal.find_parent(each)
         with contextlib.suppress(RecordDamaged):  # restoring the commit finds this damage
             metadata = self.read_metadata(commit)
             return "; ".join(checkpoint.find_disagreements(commit, metadata)) if metadata else ""
@@ -310,7 +310,7 @@ class Line:
         """
         each, since = self.head, ""
         for _ in range(ANCESTORS_SEARCHED):
-            parent = self.journal.find_commit(each.parent) if each is not None else None
+            parent = self.journal.find_parent(each) if each is not None else None
             if each is None or parent is None or parent.step < max(each.rehearsed, default=0):
                 break
             if parent.attempt != each.attempt:

@@ -86,7 +86,8 @@ class CommitLines(Observer):
     """An observer that logs each commit as one plain line."""
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
-        start = attempt.journal.read_commit(commit.parent).step if commit.parent else 0
+        parent = attempt.journal.read_parent(commit)
+        start = parent.step if parent else 0
         names = {"avg_loss": "loss"}
         numbers = "".join(
             f"{names.get(name, name)} {value:.4f}  "

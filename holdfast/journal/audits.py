@@ -69,7 +69,7 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     first = commit.attempt
     if commit.why == "adopted":
         # The ranks of an earlier attempt trained it: one since its parent, and not always the one just before.
-        parent = journal.find_commit(commit.parent)
+        parent = journal.find_parent(commit)
         first = parent.attempt if parent else 1
     return [journal.read_attempt(number) for number in range(first, commit.attempt + 1)]
 

@@ -272,6 +272,25 @@ class Journal(RunFolder):
             return self.read_commit(number) if number else None
         return None
 
+    def read_parent(self, commit: Commit) -> Commit | None:
+        """Return the commit from which a commit was trained; None for the first of a run.
+
+        Raises:
+            NameMissing: the parent's record is lost.
+            RecordDamaged: the parent's record can't be read; or the commit names a later parent, and a walk along such
+                parents might never end.
+        """
+        if commit.parent >= commit.number:
+            name = record_name("commits", commit.number)
+            raise RecordDamaged(f"{name} was trained from commit {commit.parent}, which is later")
+        return self.read_commit(commit.parent) if commit.parent else None
+
+    def find_parent(self, commit: Commit) -> Commit | None:
+        """Return the commit from which a commit was trained; None if `read_parent` returns or reads none."""
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            return self.read_parent(commit)
+        return None
+
     def path_of(self, number: int) -> str:
         """Return the name of a commit's checkpoint folder; empty if the commit's record is lost."""
         commit = self.find_commit(number)
@@ -428,11 +447,11 @@ class Journal(RunFolder):
 
     def broken_links(self, commit: Commit) -> list[str]:
         """Return a line for each broken link from a commit to its predecessors; see `links.broken_links`."""
-        before, sha256 = self._read_hashed(commit.number - 1)
+        before, sha256 = self.read_hashed(commit.number - 1)
         parent = before if commit.parent == commit.number - 1 else self.find_commit(commit.parent)
         return broken_links(commit, before, sha256, parent)
 
-    def _read_hashed(self, number: int) -> tuple[Commit | None, str]:
+    def read_hashed(self, number: int) -> tuple[Commit | None, str]:
         """Return a commit and the SHA-256 of its record's bytes; (None, "") if the commit can't be read."""
         name = record_name("commits", number)
         with contextlib.suppress(NameMissing, RecordDamaged):

@@ -224,10 +224,10 @@ def may_follow_resume(parent: Commit, commit: Commit) -> bool:
 
 
 def _choose_span(journal: Journal, commit: Commit) -> Span:
-    parent = journal.read_commit(commit.parent) if commit.parent else None
+    parent = journal.read_parent(commit)
     if parent is None or not may_follow_resume(parent, commit):
         return Span(parent, [commit], EARLIER if parent is not None and parent.attempt > 1 else "")
-    before = journal.read_commit(parent.parent) if parent.parent else None
+    before = journal.read_parent(parent)
     settings = journal.read_config(commit.config_fingerprint)
     reason = ""
     if before is None and settings is not None and settings.identity.get("init_from"):
@@ -252,8 +252,8 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
     """
     commits, start = [commit], commit
     furthest: Commit | None = None
-    while start.number > number and start.parent:
-        start = journal.read_commit(start.parent)
+    while start.number > number and (parent := journal.read_parent(start)):
+        start = parent
         furthest = furthest if journal.is_pruned(start.number) else start
         commits.insert(0, start)
     if start.origin and (number == 0 or number == commit.number):

@@ -22,6 +22,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.proof.audit import list_notes
 from holdfast.proof.differing import Differing, to_fields
 from holdfast.proof.replay import ranks_at
+from holdfast.provenance.canonical import finite_or_none
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.terminal import counted
 from holdfast.terminal.columns import tabulate
@@ -227,7 +228,7 @@ def _find_commits(journal: Journal, step: int) -> tuple[Commit, Commit | None]:
         committed = f"its newest commit has step {newest.step}" if newest else "it has no commits"
         raise WrongUse(f"step {step} of run {journal.run!r} is not committed: {committed}")
     commit = newest
-    while commit.parent and (parent := journal.read_commit(commit.parent)).step >= step:
+    while (parent := journal.read_parent(commit)) and parent.step >= step:
         commit = parent
     if commit.origin:
         raise WrongUse(f"step {step} of run {journal.run!r} was not trained here: it was imported from {commit.origin}")
@@ -249,16 +250,13 @@ def _list_starts(journal: Journal, commit: Commit) -> Iterator[Commit | None]:
     """
     before = commit
     while before.config_fingerprint == commit.config_fingerprint and not before.origin:
-        if not before.parent:
+        parent = journal.read_parent(before)
+        if parent is None:
             yield None
             return
-        before = journal.read_commit(before.parent)
+        before = parent
         if not (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
             yield before
-
-
-def _read_parent(journal: Journal, commit: Commit) -> Commit | None:
-    return journal.read_commit(commit.parent) if commit.parent else None
 
 
 def _read_trail(journal: Journal, commit: Commit, step: int) -> Lines:
@@ -266,14 +264,14 @@ def _read_trail(journal: Journal, commit: Commit, step: int) -> Lines:
     lines: Lines = [*checkpoint.read_commit_lines(journal.store, commit)]
     before: Commit | None = commit
     while before is not None and (not lines or step - int(lines[0]["step"]) < WINDOW):
-        before = _read_parent(journal, before)
+        before = journal.read_parent(before)
         lines = [*checkpoint.read_commit_lines(journal.store, before), *lines] if before else lines
     return lines
 
 
 def _read_number(line: dict[str, Any], name: str) -> float | None:
     value = line.get(name)
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    return finite_or_none(value) if isinstance(value, float) else None
 
 
 def _spell(value: float | None) -> str:

@@ -57,8 +57,7 @@ def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commi
     commit = journal.newest()
     while commit is not None:
         line.append(commit)
-        # A forged record may name a later parent.
-        commit = journal.find_commit(commit.parent) if commit.parent < commit.number else None
+        commit = journal.find_parent(commit)
     wrong = [commit for commit in line if verdict.is_own and commit.number == verdict.commit]
     before = [commit for commit in line if not wrong or commit.number < wrong[0].number]
     certified = find_certified(journal, before)

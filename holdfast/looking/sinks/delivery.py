@@ -31,7 +31,7 @@ def find_undrawn(sink: Sink) -> list[Commit]:
     found: list[Commit] = []
     while commit is not None and not sink.has(commit):
         found.append(commit)
-        commit = journal.find_commit(commit.parent)
+        commit = journal.find_parent(commit)
     if newest is not None:
         sink.rewind(found[-1].parent if found else newest.number)
     return found[::-1]

@@ -66,7 +66,7 @@ def _in_group(group: str, name: str) -> str:
 
 def _describe_beginning(journal: Journal, commit: Commit) -> str:
     """Return a note on the beginning of a commit's attempt; empty if the commit is not the attempt's first."""
-    parent = journal.find_commit(commit.parent)
+    parent = journal.find_parent(commit)
     if parent is None:
         return f"attempt {commit.attempt} begins the run" if not commit.parent else ""
     if parent.attempt == commit.attempt:

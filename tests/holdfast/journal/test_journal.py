@@ -282,3 +282,18 @@ def test_records_chain(journal: Journal) -> None:
     publish(journal, make_commit(1))
     assert journal.record_sha256(0) == journal.record_sha256(9) == ""
     assert len(journal.record_sha256(1)) == 64
+
+
+def test_a_walk_along_parents_ends_although_a_record_names_a_later_one(journal: Journal, root: Path) -> None:
+    """Whoever can write to the store can write a circle of parents."""
+    for number in (1, 2, 3):
+        publish(journal, make_commit(number))
+    forged = make_commit(2).model_copy(update={"parent": 3})
+    (root / "commits/00000002.json").write_bytes(forged.to_bytes())
+    read = fresh(journal)
+    newest = read.read_commit(3)
+    assert read.find_parent(newest) == forged
+    assert read.find_parent(forged) is None
+    with pytest.raises(RecordDamaged, match=r"00000002.json was trained from commit 3, which is later"):
+        read.read_parent(forged)
+    assert read.read_parent(read.read_commit(1)) is None
