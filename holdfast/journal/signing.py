@@ -10,7 +10,7 @@ from holdfast.journal.signature import MAX_ENVELOPE_BYTES, SigningKey, TrustedKe
 
 def sign_commit(key: SigningKey, run: str, commit: Commit) -> bytes:
     """Return the signed envelope which states that the key's holder made this commit of this run."""
-    return key.sign(run, record_name("commits", commit.number), commit.to_bytes(), _files(commit))
+    return key.sign(run, record_name("commits", commit.number), commit.to_bytes(), list_files(commit))
 
 
 def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -> None:
@@ -26,10 +26,11 @@ def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -
     except NameMissing:
         raise NotTrusted(f"commit {commit.number} of run {journal.run!r} is not signed", hint=hint) from None
     record = journal.store.read(name, 0, MAX_RECORD_BYTES)
-    verify_signature(envelope, journal.run, name, record, _files(commit), keys)
+    verify_signature(envelope, journal.run, name, record, list_files(commit), keys)
     if Commit.from_bytes(record, name) != commit:
         raise NotTrusted(f"{name} changed while it was read")
 
 
-def _files(commit: Commit) -> dict[str, str]:
+def list_files(commit: Commit) -> dict[str, str]:
+    """Return the SHA-256 of each file of a commit's checkpoint, by its name in the run's folder."""
     return {f"{commit.path}/{file.name}": file.sha256 for file in commit.files}

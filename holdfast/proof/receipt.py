@@ -8,7 +8,7 @@ chain, and trains chunks again that a public seed chooses. `holdfast/FORMAT.md` 
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,7 +18,9 @@ from holdfast import __version__
 from holdfast.errors import NotTrusted, WrongUse
 from holdfast.journal import AttemptRecord, Commit, Journal, list_audits, list_trainers, now, record_name
 from holdfast.journal.audits import find_certifying
+from holdfast.journal.records import RunRecord
 from holdfast.journal.signature import PAYLOAD_TYPE, STATEMENT_TYPE, SigningKey, TrustedKey, open_envelope
+from holdfast.journal.signing import list_files
 from holdfast.proof.audit import Audit, audit_commit
 from holdfast.provenance.canonical import dump_json
 from holdfast.provenance.fingerprint import fingerprint
@@ -130,27 +132,30 @@ def make_receipt(journal: Journal, commit: Commit, key: SigningKey) -> bytes:
         WrongUse: the settings of a commit were lost.
         NameMissing, RecordDamaged: a record of the chain is lost or damaged.
     """
-    line, audits = _list_line(journal, commit), list_audits(journal)
-    trainers = {
-        each.number: each for found in line if not _is_given(journal, found) for each in list_trainers(journal, found)
-    }
+    run, audits = journal.read_run(), list_audits(journal)
+    line = _list_line(journal, run, commit)
+    trainers = {each.number: [] if _is_given(run, each) else list_trainers(journal, each) for each in line}
     settings: dict[str, dict[str, Any]] = {}
     for found in line:
+        if found.config_fingerprint in settings:
+            continue
         record = journal.read_config(found.config_fingerprint)
         if record is None:
             raise WrongUse(f"the settings of commit {found.number} of run {journal.run!r} were lost")
         settings[found.config_fingerprint] = record.identity
+    links = [_describe(journal, found, trainers[found.number], audits.get(found.number, ())) for found in line]
     chain = Chain(
         run=journal.run,
         holdfast=__version__,
         created_at=now(),
-        chain=[_describe(journal, found, audits) for found in line],
+        chain=links,
         settings=settings,
-        attempts={number: _describe_attempt(each) for number, each in trainers.items()},
+        attempts={each.number: _describe_attempt(each) for found in trainers.values() for each in found},
     )
+    subjects = _list_subjects(commit, links[-1].record_sha256)
     statement = {
         "_type": STATEMENT_TYPE,
-        "subject": [{"name": name, "digest": {"sha256": each}} for name, each in _subjects(journal, commit).items()],
+        "subject": [{"name": name, "digest": {"sha256": each}} for name, each in subjects.items()],
         "predicateType": PREDICATE_TYPE,
         "predicate": chain.model_dump(mode="json"),
     }
@@ -190,15 +195,16 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
     for print_, identity in chain.settings.items():
         if fingerprint(identity) != print_:
             _refuse(f"the settings {print_[:12]} have another fingerprint")
+    run = journal.read_run()
     commits: list[Commit] = []
     for link in chain.chain:
         name = record_name("commits", link.commit)
-        commit = journal.find_commit(link.commit)
-        if commit is None or journal.record_sha256(link.commit) != link.record_sha256:
+        commit, sha256 = journal.read_hashed(link.commit)
+        if commit is None or sha256 != link.record_sha256:
             _refuse(f"run {journal.run!r} has {'another' if commit else 'no'} {name}")
         if commits and commit.parent != commits[-1].number:
             _refuse(f"commit {commit.number} does not continue from commit {commits[-1].number}")
-        if not commits and commit.parent and not _is_given(journal, commit):
+        if not commits and commit.parent and not _is_given(run, commit):
             _refuse(f"the chain begins with commit {commit.number}, which continues from commit {commit.parent}")
         told = link.checkpoint_sha256, link.settings, link.step
         if told != (commit.checkpoint_sha256, commit.config_fingerprint, commit.step):
@@ -206,7 +212,7 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
         if link.settings not in chain.settings:
             _refuse(f"the settings of commit {commit.number} are missing")
         commits.append(commit)
-    if receipt.subjects != _subjects(journal, commits[-1]):
+    if receipt.subjects != _list_subjects(commits[-1], receipt.commit.record_sha256):
         _refuse(f"its files are not those of commit {commits[-1].number}")
     return commits
 
@@ -276,7 +282,8 @@ def audit_receipt(
         RunStopped: a replay ended early.
     """
     commits = check_receipt(journal, receipt)
-    own = [each for each in commits if not _is_given(journal, each)]
+    run = journal.read_run()
+    own = [each for each in commits if not _is_given(run, each)]
     replayable = [each for each in own if not (each.parent and journal.is_pruned(each.parent))]
     if not replayable:
         raise WrongUse(
@@ -296,23 +303,27 @@ def audit_receipt(
     )
 
 
-def _list_line(journal: Journal, commit: Commit) -> list[Commit]:
+def _list_line(journal: Journal, run: RunRecord, commit: Commit) -> list[Commit]:
     """Return a commit after all its ancestors, oldest first."""
     line = [commit]
-    while line[0].parent and not _is_given(journal, line[0]):
-        line.insert(0, journal.read_commit(line[0].parent))
-    return line
+    while not _is_given(run, line[-1]) and (parent := journal.read_parent(line[-1])):
+        line.append(parent)
+    return line[::-1]
 
 
-def _is_given(journal: Journal, commit: Commit) -> bool:
-    """Return whether the run began with this commit's checkpoint, which it hasn't trained."""
-    run = journal.read_run()
+def _is_given(run: RunRecord, commit: Commit) -> bool:
+    """Return whether a run began with this commit's checkpoint, which it hasn't trained."""
     return bool(commit.origin) or (run.packed and commit.number == run.first_commit)
 
 
-def _describe(journal: Journal, commit: Commit, audits: Mapping[int, Sequence[int]]) -> ChainLink:
-    attempts = [] if _is_given(journal, commit) else [each.number for each in list_trainers(journal, commit)]
-    certifying = find_certifying(journal, commit, audits.get(commit.number, ()))
+def _describe(journal: Journal, commit: Commit, trainers: Sequence[AttemptRecord], audits: Sequence[int]) -> ChainLink:
+    """Return the link of a commit.
+
+    Args:
+        trainers: the attempts that may have trained it.
+        audits: the numbers of its audits.
+    """
+    certifying = find_certifying(journal, commit, audits)
     return ChainLink(
         commit=commit.number,
         parent=commit.parent,
@@ -320,7 +331,7 @@ def _describe(journal: Journal, commit: Commit, audits: Mapping[int, Sequence[in
         checkpoint_sha256=commit.checkpoint_sha256,
         record_sha256=journal.record_sha256(commit.number),
         settings=commit.config_fingerprint,
-        attempts=attempts,
+        attempts=[each.number for each in trainers],
         certified_by=sorted({each.host for each in certifying}),
         rehearsed=commit.rehearsed,
         inexact=commit.inexact,
@@ -332,10 +343,9 @@ def _describe_attempt(attempt: AttemptRecord) -> AttemptFacts:
     return AttemptFacts(host=attempt.host, environment=attempt.environment, lineage=attempt.lineage)
 
 
-def _subjects(journal: Journal, commit: Commit) -> dict[str, str]:
-    """Return the SHA-256 of each file of a checkpoint, and of its commit's record, by name in the run's folder."""
-    record = {record_name("commits", commit.number): journal.record_sha256(commit.number)}
-    return record | {f"{commit.path}/{file.name}": file.sha256 for file in commit.files}
+def _list_subjects(commit: Commit, record_sha256: str) -> dict[str, str]:
+    """Return the SHA-256 of a commit's record, and of each file of its checkpoint, by name in the run's folder."""
+    return {record_name("commits", commit.number): record_sha256} | list_files(commit)
 
 
 def _refuse(problem: str) -> NoReturn:
