@@ -7,7 +7,7 @@ run's name begins with a letter or a digit.
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 from pydantic import Field
@@ -47,8 +47,8 @@ def list_quarantined(store: Store) -> list[MachineRecord]:
     A user who may not list this folder has no quarantine.
     """
     with contextlib.suppress(StoreDenied):
-        newest = [_read_records(store, folder)[-1:] for folder in store.list(MACHINES)]
-        found = [record for records in newest for record in records if record.is_quarantined]
+        newest = [next(_read_newest_first(store, folder), None) for folder in store.list(MACHINES)]
+        found = [record for record in newest if record and record.is_quarantined]
         return sorted(found, key=lambda each: each.host)
     return []
 
@@ -107,13 +107,16 @@ def release_machine(store: Store, host: str) -> MachineRecord:
 
 def _read_records(store: Store, folder: str) -> list[MachineRecord]:
     """Return the records of a machine that can be read, oldest first."""
-    records = []
-    for number in sort_names(store.list(f"{MACHINES}/{folder}"), ".json").numbers:
+    return [*_read_newest_first(store, folder)][::-1]
+
+
+def _read_newest_first(store: Store, folder: str) -> Iterator[MachineRecord]:
+    """Yield the records of a machine that can be read, newest first. Each is read when it is asked for."""
+    for number in reversed(sort_names(store.list(f"{MACHINES}/{folder}"), ".json").numbers):
         try:
-            records.append(read_record(store, MachineRecord, record_name(f"{MACHINES}/{folder}", number)))
+            yield read_record(store, MachineRecord, record_name(f"{MACHINES}/{folder}", number))
         except (NameMissing, RecordDamaged, Unreadable) as error:
             log.warning("%s", error)
-    return records
 
 
 def _create(store: Store, number: int, **fields: object) -> MachineRecord:
