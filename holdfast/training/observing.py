@@ -20,6 +20,7 @@ from holdfast.state import gather_whole, is_sharded, local_of
 from holdfast.training.build import Training
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
+from holdfast.training.probing import take_loss
 
 # An output whose largest absolute value exceeds this multiple of the largest one before has left its range.
 RANGE_FACTOR = 2.0
@@ -153,7 +154,7 @@ class StepObserver:
 
     def _compute_losses(self) -> list[SampleLoss]:
         """Return the loss of each sample of the two steps, with the parameters before the observed step."""
-        self._found, found = dict(self._found), list[tuple[SampleLoss, Any]]()
+        found: list[tuple[SampleLoss, Any]] = []
         with torch.no_grad():
             for name, parameter in self._parameters():
                 parameter.copy_(self._before[name])
@@ -161,6 +162,7 @@ class StepObserver:
                 buffer.copy_(before)
         self._training.recipe.model.eval()
         places: dict[int, int] = {}
+        indices = {step: self._list_indices(step) for step in dict(self._batches)}
         for step, batch in self._batches:
             for sample in self._cut(batch):
                 place = places[step] = places.get(step, -1) + 1
@@ -169,7 +171,7 @@ class StepObserver:
                 except Exception as error:  # a loss may need more than one sample
                     self._notes.append(f"samples: the loss of a single sample fails: {type(error).__name__}: {error}")
                     return []
-                index = self._find_index(step, place)
+                index = indices[step][place] if indices[step] else place
                 content, rank = digest_content(sample), self._training.ranks.own_number
                 found.append((SampleLoss(step=step, rank=rank, index=index, content=content, loss=loss), sample))
         if not self._batches:
@@ -199,17 +201,16 @@ class StepObserver:
         for place in range(size):
             yield slice_tensors(batch, slice(place, place + 1))
 
-    def _find_index(self, step: int, place: int) -> int:
-        """Return the index of a sample in map-style data; in a stream, its place."""
+    def _list_indices(self, step: int) -> list[int]:
+        """Return the indices of this rank's samples of a step in map-style data; an empty list for a stream."""
         if self._training.order is None:
-            return place
-        return int([index for part in self._training.batches.list_indices(step - 1) for index in part][place])
+            return []
+        return [index for part in self._training.batches.list_indices(step - 1) for index in part]
 
     def _take_loss(self, sample: Any, *, has_gradient: bool) -> tuple[float, float | None]:
         training, norm = self._training, None
         with training.generators.borrowed(training.config.seed), torch.set_grad_enabled(has_gradient):
-            with training.accelerator.autocast():
-                loss = training.recipe.loss(training.recipe.model, copy.deepcopy(sample))  # type: ignore[misc]
+            loss = take_loss(training, training.recipe.model, sample)
             if has_gradient:
                 trained = [each for _, each in self._parameters() if each.requires_grad]
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)

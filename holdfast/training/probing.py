@@ -102,7 +102,7 @@ def _default_probe(training: Training, batch: Any) -> Outputs | None:
         hook = model.register_forward_hook(lambda module, given, output: seen.append(output))
         try:
             with _kept_extras(training):
-                loss = _take_loss(training, model, batch)
+                loss = take_loss(training, model, batch)
         finally:
             hook.remove()
         return {"loss": loss, **{f"output.{number}": tensor for number, tensor in enumerate(_tensors(seen))}}
@@ -110,7 +110,7 @@ def _default_probe(training: Training, batch: Any) -> Outputs | None:
     return outputs
 
 
-def _take_loss(training: Training, model: nn.Module, batch: Any) -> Tensor:
+def take_loss(training: Training, model: nn.Module, batch: Any) -> Tensor:
     """Return the loss on a copy of the batch, because a loss may change its batch."""
     with training.accelerator.autocast():
         return training.recipe.loss(model, copy.deepcopy(batch))  # type: ignore[misc]  # the caller has checked it
@@ -144,7 +144,7 @@ def _take_gradient(training: Training, batch: Any) -> str:
         try:
             if not any(map(is_sharded, parameters)):  # a shard gets its gradient only by backward()
                 with training.generators.borrowed(training.config.seed):
-                    loss = _take_loss(training, model.train(), batch)
+                    loss = take_loss(training, model.train(), batch)
                     gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
@@ -154,7 +154,7 @@ def _take_gradient(training: Training, batch: Any) -> str:
             training.ranks.share_buffers(model)
         if gradient is None:
             with training.generators.borrowed(training.config.seed):
-                loss = _take_loss(training, model.train(), batch)
+                loss = take_loss(training, model.train(), batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 gradient = tuple(each.grad for each in parameters)
         # An embedding's gradient may be sparse.
