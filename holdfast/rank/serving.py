@@ -253,8 +253,7 @@ def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events
     while training.progress.step < order.stop and not is_stopping:
         yield from steps(training, order.stop, orders.is_pausing)
         is_stopping = orders.is_stopping()
-    lines = [spell_floats(line) for line in read_lines(training) if line["step"] > first]
-    events.send(Rehearsed(lines=lines, is_ending=is_stopping))
+    events.send(Rehearsed(lines=spell_lines(training, first), is_ending=is_stopping))
     training.record.is_detailed = training.record.is_rehearsal = False
     training.record.drop_detail()
     orders.note_wait()
@@ -270,9 +269,14 @@ def observe(training: Training, order: Observe, events: Events) -> Generator[Non
         for _ in steps(training, order.step, lambda: False):
             with observer.trained(training.progress.step + 1):
                 yield
-    lines = [spell_floats(line) for line in read_lines(training) if line["step"] > first]
+    lines = spell_lines(training, first)
     heartbeats.begin(Phase.EVALUATING)
     events.send(Observed(lines=lines, **vars(observer.finish())))
+
+
+def spell_lines(training: Training, after: int) -> list[dict[str, Any]]:
+    """Return the trail of the steps after a step, since the last save, as events carry it."""
+    return [spell_floats(line) for line in read_lines(training) if line["step"] > after]
 
 
 def share_environment(training: Training, record: CodeRecord | None, ran_on: dict[str, Any]) -> dict[str, Any]:
