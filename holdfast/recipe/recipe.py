@@ -118,7 +118,7 @@ class Recipe:
     sample_size: int = 1
     unit: str = "samples"
     flops_per_sample: float | None = None
-    # Whether a loop of the user's own makes the steps. If so, this object holds what the loop keeps.
+    # True in the subclass for a user's own loop: the loop makes the steps, and the object holds what the loop keeps.
     has_own_loop: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
