@@ -1,6 +1,5 @@
 """Saves into the near folder between two commits: a kill costs the steps since the last, and no byte depends on it."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from holdfast.store.permission import STORES
 from holdfast.testing.faults import fault
 from tests.bench.slow import RATE_VARIABLE, SCHEME
 from tests.conftest import IS_SOAK, Engine, Reference, assert_same_bytes
+from tests.holdfast.attempt.test_near import kill_and_flip
 from tests.support.makers import make_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpus(1)]
@@ -119,16 +119,7 @@ def test_a_save_after_a_chunk_that_the_store_lacks_is_adopted_after_the_chunk(
 def test_a_run_survives_kills_at_random_moments_and_flipped_bits(
     engine: Engine, reference: Reference, folder: Path, seed: int
 ) -> None:
-    chance = random.Random(seed)
-    for _ in range(4):
-        engine.call("train_until_killed", str(engine.config), chance.choice(["self", "rank", "both"]), chance.random())
-        for path in sorted(folder.rglob("*.safetensors")):
-            if chance.random() < 0.3:
-                data = bytearray(path.read_bytes())
-                data[-1] ^= 1
-                path.write_bytes(data)
-    done = engine.run(f"near.most_bytes={chance.choice([1, 20_000, 10**9])}")
-    assert done.returncode == 0, done.stderr
+    kill_and_flip(engine, folder, seed)
     assert_same_bytes(engine, reference)
 
 
