@@ -36,6 +36,7 @@ from holdfast.journal import (
 )
 from holdfast.journal.signature import SigningKey, TrustedKey
 from holdfast.journal.signing import check_signed, sign_commit
+from holdfast.machine.host import read_hosts
 from holdfast.provenance.changes import compare_identities
 from holdfast.provenance.drift import is_of_ranks
 
@@ -249,6 +250,7 @@ class Line:
             trained_at=metadata.trained_at,
             loss=metadata.loss,
             is_last=metadata.is_last,
+            hosts=read_hosts(metadata.environment),
             **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
             slow_rank=saved.slow_rank,
             rehearsed=list(self.verdict.rehearsed),

@@ -55,7 +55,7 @@ def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) ->
     for audit in _read_audits(journal, commit.number, numbers):
         with contextlib.suppress(*UNREADABLE):
             is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
-            hosts = list_machines(list_trainers(journal, commit)) if is_same else frozenset()
+            hosts = list_machines(commit, list_trainers(journal, commit)) if is_same else frozenset()
             if is_same and not hosts & {audit.host, OTHER_NODE}:
                 yield audit
 

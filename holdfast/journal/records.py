@@ -258,6 +258,10 @@ class Commit(Record):
         None, description="the rank for which the others waited in its steps, over a fifth of the time; else null"
     )
     is_last: bool = Field(False, description="whether its ranks ended with it, and trained no step after it")
+    hosts: list[str] = Field(
+        [],
+        description="the host of each rank, by rank; empty if the ranks were on one node, and in older records",
+    )
     rehearsed: list[Annotated[int, Field(ge=1, le=MOST_STEPS)]] = Field(
         [], description="the steps of its line's last rehearsals that were equal, oldest first"
     )

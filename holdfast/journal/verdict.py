@@ -25,7 +25,7 @@ steps again, too. So it blames a machine only beside a replay that began where t
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ Kind = Literal["certified", "undecided", "machine", "program", "drift"]
 
 # Trainings on one host alone that must all differ before the program is blamed: the host may be faulty itself.
 DISTINCT = 3
+# The most hosts that a message names.
+MOST_NAMED = 4
 # The key in an attempt's lineage of its number of nodes, if there are several; and a name for nodes without a record.
 NODES = "nodes"
 OTHER_NODE = "another node"
@@ -59,7 +61,7 @@ class Ask:
 
     def __str__(self) -> str:
         begin = "" if self.from_commit is None else f" --from {self.from_commit}"
-        there = f"on a host other than {', '.join(self.answered)}" if self.answered else "on another host"
+        there = f"on a host other than {_name(self.answered, 'or')}" if self.answered else "on another host"
         again = f"; if there is none, once more on {' and on '.join(self.repeat)}" if self.repeat else ""
         return f"holdfast audit RUN --commit {self.commit}{begin} {there}{again}"
 
@@ -143,11 +145,17 @@ class AuditVerdict:
         return [*facts, f"next: {self.ask}"] if self.ask else facts
 
 
-def list_machines(attempts: Sequence[AttemptRecord]) -> frozenset[str]:
-    """Return the hosts of which one has trained a commit.
+def list_machines(commit: Commit, attempts: Sequence[AttemptRecord]) -> frozenset[str]:
+    """Return the hosts that may have trained a commit: all hosts of its ranks, or those of its attempts.
 
-    An attempt on several nodes has only node 0's name on record; `OTHER_NODE` then stands for the other nodes.
+    In earlier versions a commit of several nodes didn't name them, and its attempt names node 0 alone; `OTHER_NODE`
+    then stands for the other nodes.
+
+    Args:
+        attempts: the attempts of which one has trained the commit.
     """
+    if commit.hosts:
+        return frozenset(commit.hosts)
     others = {OTHER_NODE} if any(each.lineage.get(NODES) for each in attempts) else set()
     return frozenset({each.host for each in attempts} | others)
 
@@ -157,7 +165,8 @@ class _Training:
     """One training of a commit's steps.
 
     Attributes:
-        hosts: the machines of which one has trained; several if the records don't tell which.
+        hosts: the machines that may have computed wrongly in it: several if they trained together, or if the records
+            don't tell which of them trained.
         began: the commit that it began with.
         gpus: the UUIDs of its GPUs, in the order of the ranks.
         audit: its record; None for the commit's own training.
@@ -178,7 +187,7 @@ def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequ
         audits: the audits of the commit. Those that the gate refused to begin have trained nothing; they cast doubt on
             the commit to begin with.
     """
-    hosts = list_machines(attempts)
+    hosts = list_machines(commit, attempts)
     own = _Training(
         hosts, commit.checkpoint_sha256, commit.parent, _list_gpus(attempts[0].environment) if len(hosts) == 1 else ()
     )
@@ -256,7 +265,7 @@ class _Case:
         if lone := [each for each in deviating if each.began not in began]:
             text = f"only replays that began with commit {_number(began)} agree; {_name(lone[0].hosts)} began elsewhere"
             return self._ask(text, from_commit=lone[0].began)
-        guilty = frozenset.intersection(*(each.hosts for each in deviating))
+        guilty = self._narrow(frozenset.intersection(*(each.hosts for each in deviating)))
         if not guilty:
             names = _name(frozenset.union(*(each.hosts for each in deviating)))
             return self._say("program", f"not deterministic: {names} end on other bytes", deviating, right)
@@ -271,6 +280,14 @@ class _Case:
         at = max(each.audit.created_at if each.audit else self.commit.created_at for each in deviating)
         return replace(verdict, host=host, is_own=self.own in deviating, repeats=repeats, gpus=gpus, at=at)
 
+    def _narrow(self, guilty: frozenset[str]) -> frozenset[str]:
+        """Return the host of the rank that differs first, if these hosts trained the commit together; else all."""
+        rank = self._find_first(self.trainings).get("rank")
+        ranks = self.commit.hosts
+        return (
+            frozenset({ranks[rank]}) & guilty if len(guilty) > 1 and rank is not None and rank < len(ranks) else guilty
+        )
+
     def _judge_scattered(self) -> AuditVerdict:
         """Judge trainings that differ, with no bytes on two hosts."""
         hosts = _count_hosts(self.trainings)
@@ -284,7 +301,7 @@ class _Case:
             text = f"not deterministic: {_name(self.own.hosts)} ended on other bytes each time"
             return self._say("program", text, self.trainings[1:])
         repeat = tuple(sorted(host for host, found in of_each.items() if len(found) == 1))
-        said = f"{astray[0]} differs from itself" if astray else "two hosts ended on different bytes"
+        said = f"{astray[0]} differs from itself" if astray else "the hosts ended on different bytes"
         return replace(self._ask(said, repeat=repeat or tuple(astray)), **self._find_first(self.trainings[1:]))
 
     def _list_bytes(self, host: str) -> list[str]:
@@ -340,8 +357,11 @@ def _list_gpus(environment: dict[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _name(hosts: frozenset[str], word: str = "and") -> str:
-    return f" {word} ".join(sorted(hosts))
+def _name(hosts: Collection[str], word: str = "and") -> str:
+    """Return the names of hosts for a message, `MOST_NAMED` at most."""
+    names = sorted(hosts)
+    left = len(names) - MOST_NAMED
+    return f" {word} ".join(names if left < 1 else [*names[:MOST_NAMED], f"{left} others"])
 
 
 def _number(numbers: set[int]) -> str:

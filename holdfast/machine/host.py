@@ -1,12 +1,22 @@
-"""The name of this machine in the records of attempts and audits."""
+"""The name of this machine in the records of attempts, checkpoints and audits."""
 
 import os
 import platform
+from collections.abc import Mapping
+from typing import Any
 
 # Another name, with which tests let several machines train on one.
 VARIABLE = "HOLDFAST_HOST"
+# The key in an environment of the hosts of ranks on several nodes, by rank.
+HOSTS = "hosts"
 
 
 def name_host() -> str:
     """Return the name of this machine."""
     return os.environ.get(VARIABLE) or platform.node()
+
+
+def read_hosts(environment: Mapping[str, Any]) -> list[str]:
+    """Return the host of each rank from the environment of a record; empty if the ranks were on one node."""
+    found = environment.get(HOSTS)
+    return list(map(str, found)) if isinstance(found, list) else []

@@ -69,7 +69,7 @@ def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commi
 def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:
     """Return whether a machine may have trained a commit; True if no record says who has."""
     with contextlib.suppress(*UNREADABLE):
-        return host in list_machines(list_trainers(journal, commit))
+        return host in list_machines(commit, list_trainers(journal, commit))
     return True
 
 

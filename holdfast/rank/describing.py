@@ -3,6 +3,7 @@
 from typing import Any
 
 from holdfast.machine.environment import describe_environment
+from holdfast.machine.host import HOSTS, name_host
 from holdfast.machine.self_test import KEY, SelfTest, find_fault, refuse, run_self_test
 from holdfast.provenance.fingerprint import to_plain
 from holdfast.rank.messages import Ready
@@ -32,10 +33,20 @@ def describe_training(training: Training, record: CodeRecord | None) -> Ready:
         flops_per_sample=training.recipe.flops_per_sample,
         model_params=count_params(training),
         device=str(training.accelerator.device),
-        environment=(record.describe() if record else {}) | machine,
+        environment=(record.describe() if record else {}) | machine | list_hosts(training),
         warnings=[*health, *find_idle(training), *find_unused_workers(training), *drop_useless_between(training)],
         notes=training.notes,
     )
+
+
+def list_hosts(training: Training) -> dict[str, list[str]]:
+    """Return the host of each rank, as an entry of the environment; no entry if all ranks are on one node.
+
+    All ranks call it together.
+    """
+    compute = training.config.compute
+    hosts = training.ranks.gather(name_host())
+    return {HOSTS: hosts} if compute.has_nodes or compute.has_ray or len({*hosts}) > 1 else {}
 
 
 def test_device(training: Training) -> tuple[SelfTest | None, list[str]]:

@@ -128,7 +128,7 @@ def test_an_undecided_verdict_asks_for_the_replay_that_decides() -> None:
     two = judge("a", [("b", "B")])
     assert two.ask == Ask(NUMBER, None, ("a", "b"), ("a", "b"))
     assert str(two).endswith(
-        "next: holdfast audit RUN --commit 7 on a host other than a, b; if there is none, once more on a and on b"
+        "next: holdfast audit RUN --commit 7 on a host other than a or b; if there is none, once more on a and on b"
     )
     across = judge("a", [("b", "B", "resumed"), ("c", "B", "resumed")])
     assert across.ask
@@ -165,6 +165,42 @@ def test_the_verdict_names_rank_step_component_and_gpu() -> None:
     found = judge_commit(commit_of(), [own], [*unknown_rank, other_gpu])
     assert (found.rank, found.gpus) == (None, ("GPU-1",)), "GPU-0 has trained right, too"
     assert judge_commit(commit_of(), [own], [*unknown_rank, audit("a", "B")]).gpus == ("GPU-0", "GPU-1")
+
+
+@pytest.mark.parametrize(
+    ("replays", "differs_in", "kind", "who"),
+    [
+        ([("c", "A")], (), "certified", ""),
+        ([("b", "A")], (), "undecided", ""),  # a node of its own may repeat its own fault
+        ([("b", "A"), ("c", "A")], (), "certified", ""),
+        ([("c", "B"), ("d", "A")], (), "machine", "c"),
+        ([("c", "B"), ("d", "B")], ("loss of rank 1",), "machine", "b"),
+        ([("c", "B"), ("d", "B")], ("loss of rank 0",), "machine", "a"),
+        ([("c", "B"), ("d", "B")], ("gradient",), "undecided", ""),
+        ([("c", "B"), ("d", "B")], ("loss of rank 7",), "undecided", ""),
+        ([("c", "B"), ("b", "B")], ("loss of rank 1",), "machine", "b"),  # it was wrong once
+        ([("c", "B"), ("d", "C")], ("loss of rank 1",), "program", ""),
+    ],
+)
+def test_nodes_that_trained_together_are_told_apart_by_the_rank(
+    replays: Replays, differs_in: tuple[str, ...], kind: str, who: str
+) -> None:
+    """The hosts a and b have trained the commit together, with a rank each."""
+    commit = commit_of().model_copy(update={"hosts": ["a", "b"]})
+    own = AttemptRecord(
+        number=1, why="fresh", created_at=now(), host="a", pid=1, environment={}, lineage={"nodes": "2"}
+    )
+    fields = {"first_step": 66, "first_differs_in": list(differs_in)} if differs_in else {}
+    found = judge_commit(commit, [own], [audit(*each, **fields) for each in replays])
+    assert (found.kind, found.host) == (kind, who), str(found)
+
+
+def test_a_verdict_names_few_of_many_hosts() -> None:
+    commit = commit_of().model_copy(update={"hosts": [f"node-{number:03d}" for number in range(64)]})
+    found = judge_commit(commit, [attempt("node-000")], [audit("judge", "B")])
+    assert "on a host other than judge or node-000 or node-001 or node-002 or 61 others;" in str(found)
+    assert found.ask
+    assert len(found.ask.answered) == 65
 
 
 @pytest.mark.parametrize(("agreeing", "deviating"), [(2, 1), (3, 1), (3, 2), (102, 1)])

@@ -37,10 +37,11 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 def test_nodes_rehearse_together(nodes: Nodes, undisturbed: str) -> None:
     """Their ranks end, and new ones meet again."""
     for node in (0, 1):
-        nodes.start(node, "--set", "proof.rehearse=first")
+        nodes.start(node, "--set", "proof.rehearse=first", HOLDFAST_HOST=f"host-{node}")
     assert nodes.wait(0) == 0, nodes.said(0)
     assert nodes.wait(1) == 0, nodes.said(1)
     assert "rehearsed: new ranks trained steps 9-12 from commit 1 exactly as the running ranks did" in nodes.said(0)
+    assert {(*commit.hosts,) for commit in nodes.journal.candidates()} == {("host-0", "host-1")}
     assert nodes.list_commits()[LONG_STEPS] in undisturbed
 
 
