@@ -283,10 +283,10 @@ class _Case:
     def _narrow(self, guilty: frozenset[str]) -> frozenset[str]:
         """Return the host of the rank that differs first, if these hosts trained the commit together; else all."""
         rank = self._find_first(self.trainings).get("rank")
-        ranks = self.commit.hosts
-        return (
-            frozenset({ranks[rank]}) & guilty if len(guilty) > 1 and rank is not None and rank < len(ranks) else guilty
-        )
+        hosts = self.commit.hosts
+        if len(guilty) < 2 or rank is None or rank >= len(hosts):
+            return guilty
+        return guilty & {hosts[rank]}
 
     def _judge_scattered(self) -> AuditVerdict:
         """Judge trainings that differ, with no bytes on two hosts."""
