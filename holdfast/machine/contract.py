@@ -195,7 +195,7 @@ def _describe_files(files: Mapping[str, Any]) -> str:
 
 
 def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
-    """Return a line if the number of ranks changed: it decides how gradients are summed and random numbers drawn."""
+    """Return a line if the number of ranks changed, because gradient sums and random numbers depend on the number."""
     if None in (saved, current) or saved == current:
         return []
     return [f"ranks: saved {saved}, here {current}; {VIRTUAL}"]

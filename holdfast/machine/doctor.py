@@ -180,7 +180,9 @@ def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str,
 
 
 def _make_process_report(settings: Determinism, device: str) -> dict[str, Any]:
-    """Return one process's report: its environment, and the bits of a step, computed twice, then with more threads.
+    """Return the report of one process: its environment, and digests of one step's bits.
+
+    The step is computed twice, and then once with more threads.
 
     Raises:
         DeterminismError: this interpreter was started without the preamble of `holdfast.machine.determinism`.

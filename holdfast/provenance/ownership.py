@@ -1,4 +1,6 @@
-"""The decision which code is the user's own, for the record of code, the lines in errors, and the search for state.
+"""The rule that tells the user's own code from other code.
+
+The record of code, the lines in errors, and the search for forgotten state follow this rule.
 
 Code is the user's unless it belongs to Python or Holdfast, or is installed: it lies in ``site-packages`` or
 ``dist-packages``, or beside the ``.dist-info`` folder that lists it. The recipe's package is the user's even if it is

@@ -68,7 +68,7 @@ def find_address(compute: Compute) -> str:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing, but chooses the route
+            probe.connect(address)  # connecting a UDP socket sends nothing, but chooses the route
             own = str(probe.getsockname()[0])
     except OSError as error:
         raise NodesMissing(

@@ -34,8 +34,8 @@ EVERY_S = 10.0
 # The longest time for one request with all its tries.
 WITHIN_S = 5.0
 MOST_SPANS = 2048
-# The longest wait at the end of an attempt, for metrics and spans together: of a complete run, and of a stopped one,
-# whose machine may go away.
+# The longest wait for metrics and spans together at the end of an attempt. A stopped attempt waits for less time than a
+# complete one, because its machine may vanish soon.
 COMPLETE_WITHIN_S, STOPPED_WITHIN_S = 5.0, 2.0
 # The longest wait for a receiver that didn't take the last request.
 FAILING_WITHIN_S = 0.5

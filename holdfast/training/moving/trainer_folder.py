@@ -29,7 +29,7 @@ def read_trainer(path: Path, rank: int) -> ForeignCheckpoint:
         has_adapters = any(path.glob("adapter_model.*"))
         raise ConfigError(
             f"{path} has {'the weights of adapters alone' if has_adapters else 'no weights'}",
-            hint="merge them into the model, and begin a run with it (init_from)"
+            hint="merge the adapters into the model, and begin a run with it (init_from)"
             if has_adapters
             else "expected model.safetensors; save_only_model=False makes a Trainer write all that a run needs",
         )
