@@ -100,6 +100,15 @@ class AuditVerdict:
     deviating: int = 0
 
     @property
+    def title(self) -> str:
+        """The kind, for a person. All bytes so far may be equal, and the commit is undecided only as one host alone
+        has trained it: the title then says so, because *undecided* reads like a fault.
+        """
+        is_about_itself = self.ask is not None and self.ask.commit == self.commit
+        is_equal = is_about_itself and self.agreeing > 1 and not self.deviating
+        return "equal bytes, not certified yet" if is_equal else self.kind
+
+    @property
     def chance(self) -> float | None:
         """The largest probability with which a program that deviates at random looks like this faulty machine.
 
@@ -123,10 +132,10 @@ class AuditVerdict:
 
     def describe(self) -> str:
         """Return the verdict in a line, with the commit's number."""
-        return f"commit {self.commit}: {self.kind}: {self.reason}"
+        return f"commit {self.commit}: {self.title}: {self.reason}"
 
     def __str__(self) -> str:
-        return "\n    ".join([f"  {self.kind}: {self.reason}", *self._list_facts()])
+        return "\n    ".join([f"  {self.title}: {self.reason}", *self._list_facts()])
 
     def _list_facts(self) -> list[str]:
         facts = []
@@ -240,7 +249,8 @@ class _Case:
         if self.refused and self.commit.parent:
             text = f"the gate refuses to begin with commit {self.commit.parent} on {_name(self.refused)}"
             return self._ask(text, commit=self.commit.parent)
-        return self._ask(f"only {_name(self.own.hosts)} has trained it")
+        has = "has" if len(self.own.hosts) == 1 else "have"
+        return self._ask(f"only {_name(self.own.hosts)} {has} trained it; an audit on another host would certify it")
 
     def _judge_two_rights(self) -> AuditVerdict:
         own, other = sorted(self.right, key=lambda group: self.own not in group)[:2]

@@ -106,7 +106,8 @@ def test_every_commit_of_a_run_that_was_killed_is_identical(engine: Engine, run:
             f"replayed to the same bytes, {commit.checkpoint_sha256}"
         )
         assert rows == [
-            f"  undecided: only {platform.node()} has trained it",
+            f"  equal bytes, not certified yet: only {platform.node()} has trained it; "
+            "an audit on another host would certify it",
             f"    next: holdfast audit RUN --commit {commit.number} on a host other than {platform.node()}",
         ]
 

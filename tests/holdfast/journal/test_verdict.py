@@ -135,6 +135,24 @@ def test_an_undecided_verdict_asks_for_the_replay_that_decides() -> None:
     assert (across.ask.commit, across.ask.from_commit) == (NUMBER, PARENT)
 
 
+@pytest.mark.parametrize(
+    ("replays", "said"),
+    [
+        (
+            [("a", "A")],
+            "equal bytes, not certified yet: only a has trained it; an audit on another host would certify it",
+        ),
+        ([("a", "A"), ("b", "A")], "certified: b trained it to the bytes of a"),
+        ([("a", "B")], "undecided: a differs from itself"),
+        ([("a", "A"), ("b", "")], "undecided: the gate refuses to begin with commit 6 on b"),
+    ],
+)
+def test_equal_bytes_on_the_only_host_do_not_read_like_a_fault(replays: Replays, said: str) -> None:
+    found = judge("a", replays)
+    assert found.describe() == f"commit 7: {said}"
+    assert str(found).startswith(f"  {said}")
+
+
 def test_a_gate_that_refuses_the_start_casts_doubt_on_the_parent() -> None:
     for replays, asked in (([("b", "")], PARENT), ([("a", "")], NUMBER), ([("b", ""), ("c", "B")], NUMBER)):
         found = judge("a", replays)  # type: ignore[arg-type]
