@@ -15,7 +15,16 @@ from holdfast.checkpoint.shown import SUFFIXES, list_shown, read_newest
 from holdfast.cli.app import Flag, Json, Limit, app, print_json
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
-from holdfast.journal import MOST_SHOWN, Journal, choose_runs, find_certified, read_newest_verdict, seconds_of
+from holdfast.journal import (
+    MOST_SHOWN,
+    Audits,
+    Journal,
+    choose_runs,
+    find_certified,
+    list_audits,
+    read_newest_verdict,
+    seconds_of,
+)
 from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.reading import read_all
 from holdfast.journal.signature import load_trusted_key
@@ -111,10 +120,11 @@ def show_command(
             {"name": shown.name, "type": shown.media_type, "step": shown.step, "epoch": shown.epoch}
             for shown in read_newest(journal)
         ]
-        verdict = read_newest_verdict(journal)
+        audits = list_audits(journal)
+        verdict = read_newest_verdict(journal, audits)
         kept = {
             "best": _read_best(journal),
-            "certified": _read_certified(journal),
+            "certified": _read_certified(journal, audits),
             "judged": verdict and verdict.to_json(),
         }
         print_json(standing.model_dump() | kept | {"shown": newest})
@@ -122,8 +132,7 @@ def show_command(
     fields = (
         _fields(standing)
         | _describe_best(journal)
-        | _describe_certified(journal)
-        | _describe_verdict(journal)
+        | _describe_audits(journal)
         | {
             "shown": _name_shown(journal),
             "saved": save and f"{counted(files, 'file')} in {save}",
@@ -157,26 +166,25 @@ def _describe_best(journal: Journal) -> dict[str, str]:
     return {"best": f"commit {best['commit']}, {best['metric']} {best['value']:.6g}, {best['path']}"} if best else {}
 
 
-def _read_certified(journal: Journal) -> dict[str, Any] | None:
+def _read_certified(journal: Journal, audits: Audits) -> dict[str, Any] | None:
     """Return the newest certified commit, and the host that has trained it again; None if no commit is certified."""
-    found = find_certified(journal, journal.candidates())
+    found = find_certified(journal, journal.candidates(), audits)
     if found is None:
         return None
     commit, audit = found
     return {"commit": commit.number, "step": commit.step, "path": commit.path, "host": audit.host}
 
 
-def _describe_certified(journal: Journal) -> dict[str, str]:
-    """Return the row of the newest certified commit, by the row's name; empty if no commit is certified."""
-    found = _read_certified(journal)
-    said = "commit {commit} (step {step}): {host} has trained it again to the same bytes"
-    return {"certified": said.format(**found)} if found else {}
-
-
-def _describe_verdict(journal: Journal) -> dict[str, str]:
-    """Return the row of the newest audited commit's verdict; nothing without one."""
-    verdict = read_newest_verdict(journal)
-    return {"audited": verdict.describe()} if verdict else {}
+def _describe_audits(journal: Journal) -> dict[str, str]:
+    """Return the rows of the newest certified commit and of the newest verdict, if there are any, by their names."""
+    audits = list_audits(journal)
+    rows = {}
+    if found := _read_certified(journal, audits):
+        said = "commit {commit} (step {step}): {host} has trained it again to the same bytes"
+        rows["certified"] = said.format(**found)
+    if verdict := read_newest_verdict(journal, audits):
+        rows["audited"] = verdict.describe()
+    return rows
 
 
 def _name_shown(journal: Journal) -> str:

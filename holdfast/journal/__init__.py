@@ -1,6 +1,7 @@
 """The journal of a run: the records that decide who may write the run and which checkpoints count."""
 
 from holdfast.journal.audits import (
+    Audits,
     find_certified,
     list_audits,
     list_trainers,
@@ -80,6 +81,7 @@ __all__ = [
     "RehearsalRecord",
     "RunRecord",
     "AuditVerdict",
+    "Audits",
     "audit_name",
     "broken_links",
     "config_name",

@@ -12,10 +12,13 @@ from holdfast.journal.verdict import OTHER_NODE, AuditVerdict, judge_commit, lis
 NAME = re.compile(r"(\d{8})-(\d{8})\.json")
 UNREADABLE = (NameMissing, RecordDamaged, Unreadable)
 
+# The numbers of the audits of each commit that has any.
+Audits = dict[int, list[int]]
 
-def list_audits(journal: Journal) -> dict[int, list[int]]:
+
+def list_audits(journal: Journal) -> Audits:
     """Return the numbers of the audits of each commit that has any, in one request."""
-    found: dict[int, list[int]] = {}
+    found: Audits = {}
     for name in map(NAME.fullmatch, journal.store.list("audits")):
         if name:
             found.setdefault(int(name[1]), []).append(int(name[2]))
@@ -37,14 +40,19 @@ def record_audit(journal: Journal, audit: AuditRecord) -> AuditRecord:
             return audit
 
 
-def find_certified(journal: Journal, commits: Iterable[Commit]) -> tuple[Commit, AuditRecord] | None:
+def find_certified(
+    journal: Journal, commits: Iterable[Commit], audits: Audits | None = None
+) -> tuple[Commit, AuditRecord] | None:
     """Return the first certified commit, with the audit that certifies it; None if there is none.
 
     An audit certifies a commit if it ended with the commit's bytes and ran on another host than the attempt that
     trained the commit: a machine that computes wrongly would repeat its own fault.
+
+    Args:
+        audits: what `list_audits` has returned; by default it is called.
     """
-    audits = list_audits(journal)
-    for commit in commits:
+    audits = list_audits(journal) if audits is None else audits
+    for commit in commits if audits else ():
         for audit in find_certifying(journal, commit, audits.get(commit.number, ())):
             return commit, audit
     return None
@@ -74,9 +82,13 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     return [journal.read_attempt(number) for number in range(first, commit.attempt + 1)]
 
 
-def read_verdict(journal: Journal, commit: Commit) -> AuditVerdict | None:
-    """Return the verdict on a commit; None if it has no audit, or its attempt's record can't be read."""
-    numbers = list_audits(journal)
+def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None) -> AuditVerdict | None:
+    """Return the verdict on a commit; None if it has no audit, or its attempt's record can't be read.
+
+    Args:
+        audits: what `list_audits` has returned; by default it is called.
+    """
+    numbers = list_audits(journal) if audits is None else audits
     if commit.number not in numbers:
         return None
     try:
@@ -89,17 +101,20 @@ def read_verdict(journal: Journal, commit: Commit) -> AuditVerdict | None:
     return verdict.count_earlier(_count_agreeing(journal, {**numbers, commit.number: []}))
 
 
-def read_newest_verdict(journal: Journal) -> AuditVerdict | None:
+def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> AuditVerdict | None:
     """Return the verdict on the newest commit that has an audit and counts; None if there is none.
 
     If it asks for the verdict on an earlier commit, return that one, if there is one.
+
+    Args:
+        audits: what `list_audits` has returned; by default it is called.
     """
-    audited = list_audits(journal)
+    audited = list_audits(journal) if audits is None else audits
     commit = next((each for each in journal.candidates() if each.number in audited), None) if audited else None
-    verdict = read_verdict(journal, commit) if commit else None
+    verdict = read_verdict(journal, commit, audited) if commit else None
     while verdict and verdict.ask and verdict.ask.commit < verdict.commit:  # a forged record may name a later parent
         commit = journal.find_commit(verdict.ask.commit)
-        earlier = read_verdict(journal, commit) if commit else None
+        earlier = read_verdict(journal, commit, audited) if commit else None
         if earlier is None:
             break
         verdict = earlier
@@ -113,7 +128,7 @@ def _read_audits(journal: Journal, commit: int, numbers: Iterable[int]) -> Itera
             yield read_record(journal.store, AuditRecord, audit_name(commit, number))
 
 
-def _count_agreeing(journal: Journal, audits: dict[int, list[int]]) -> int:
+def _count_agreeing(journal: Journal, audits: Audits) -> int:
     """Return how many audits of these commits ended on the commits' bytes."""
     commits = ((journal.find_commit(number), numbers) for number, numbers in audits.items())
     return sum(

@@ -1,10 +1,13 @@
 """Audits on record, the commits that they certify, and what retention keeps for them."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.attempt import Line
+from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.journal import (
     AuditRecord,
@@ -69,6 +72,29 @@ def test_the_host_whose_ranks_left_an_adopted_checkpoint_does_not_certify_it(tmp
     for host, number in (("host", 0), ("between", 0), ("adopting", 0), ("third", adopted.number)):
         audit(line, adopted, host)
         assert certified(line) == number, host
+
+
+def test_show_lists_the_audits_once(
+    line: Line, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commits = [train(line) for _ in range(3)]
+    audit(line, commits[0])
+    audit(line, commits[1], host="host")
+    listed: list[str] = []
+    original = LocalStore.list
+
+    def note(store: LocalStore, folder: str = "", **options: Any) -> list[str]:
+        listed.append(folder)
+        return original(store, folder, **options)
+
+    monkeypatch.setattr(LocalStore, "list", note)
+    for options in ([], ["--json"]):
+        listed.clear()
+        assert run_app(app, ["show", line.journal.store.url, *options]) == 0
+        assert sum(folder.endswith("audits") for folder in listed) == 1, listed
+        said = capsys.readouterr().out
+    shown = json.loads(said)
+    assert (shown["certified"]["commit"], shown["judged"]["commit"]) == (1, 2)
 
 
 def test_retention_keeps_the_newest_certified_checkpoint(line: Line) -> None:
