@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast import checkpoint
+from holdfast.attempt.quarantined import find_doubt
 from holdfast.checkpoint import Near, Saved
 from holdfast.errors import (
     CheckpointDamaged,
@@ -396,16 +397,23 @@ class Line:
     def _find_orphans(self) -> Iterator[Saved]:
         """Yield the checkpoints on the store that may be adopted, then those that only the near folder had."""
         run = self.journal.store, self.head, self.may_adopt, self.steps_per_epoch
-        yield from checkpoint.find_orphans(*run, self._find_refused)
+        yield from filter(self._is_above_doubt, checkpoint.find_orphans(*run, self._find_refused))
         if self._near is None:
             return
         try:
             for saved in checkpoint.find_orphans(*run, place=self._near.store):
-                if not self._is_refused(saved) and self._is_worth_copying(saved):
+                if not self._is_refused(saved) and self._is_above_doubt(saved) and self._is_worth_copying(saved):
                     log.info("copying step %d from the near folder to the store", saved.step)
                     yield checkpoint.copy_checkpoint(self._near.store, saved, self.journal.store)
         except (CheckpointDamaged, StoreError) as error:  # the run continues from its newest commit instead
             log.warning("%s; nothing is adopted from the near folder", error)
+
+    def _is_above_doubt(self, saved: Saved) -> bool:
+        """Return whether no machine that computes wrongly can have trained a checkpoint that may be adopted."""
+        doubt = find_doubt(self.journal, self.head, self.attempt, saved)
+        if doubt:
+            log.warning("step %d (%s) is not adopted, and trained again: %s", saved.step, saved.path, doubt)
+        return not doubt
 
     def _is_refused(self, saved: Saved) -> bool:
         """Return whether a near checkpoint has the state of a checkpoint that must not be used again."""

@@ -1,8 +1,10 @@
-"""The check that this machine, and the GPUs that a run takes here, are not in the store's quarantine."""
+"""The store's quarantine: who may not train here, and which saved checkpoints may not be adopted."""
 
+from holdfast.checkpoint import Saved
 from holdfast.config import Compute
 from holdfast.errors import MachineQuarantined
-from holdfast.journal.machines import MachineRecord, list_quarantined
+from holdfast.journal import Commit, Journal
+from holdfast.journal.machines import MachineRecord, list_doubted, list_quarantined
 from holdfast.machine.gpus import list_taken, list_visible, read_report
 from holdfast.machine.host import name_host
 from holdfast.store import open_store
@@ -20,7 +22,7 @@ def check_machine(store: str, compute: Compute) -> None:
     records = list_quarantined(open_store(store))
     gpus = _list_gpus(compute) if any(each.gpus for each in records) and compute.device != "cpu" else set()
     for record in records:
-        if gpus & {*record.gpus} or (record.host == name_host() and _is_whole(record, gpus, compute)):
+        if _concerns(record, {name_host()}, gpus, compute.device == "cpu"):
             raise MachineQuarantined(
                 f"this machine is quarantined in {store}: {record}",
                 hint="start the run on another one; once this one is repaired, "
@@ -28,9 +30,35 @@ def check_machine(store: str, compute: Compute) -> None:
             )
 
 
-def _is_whole(record: MachineRecord, gpus: set[str], compute: Compute) -> bool:
-    """Return whether a record of this machine refuses the run whichever GPUs it takes, or they aren't known."""
-    return not record.gpus or (compute.device != "cpu" and not gpus)
+def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved) -> str:
+    """Return why a checkpoint without a commit may come from a machine that computes wrongly; empty if it doesn't.
+
+    No file of the checkpoint says which attempt's ranks have saved it. So every attempt since its parent may have.
+
+    Args:
+        head: the checkpoint's parent; None before the run's first commit.
+        attempt: the present attempt's number.
+    """
+    trained = saved.metadata
+    records = list_doubted(open_store(journal.store_url), trained.trained_at or trained.created_at)
+    if not records:
+        return ""
+    attempts = map(journal.find_attempt, range(head.attempt if head else 1, attempt + 1))
+    hosts = {each.host for each in attempts if each}
+    gpus = set(map(str, trained.environment.get("gpu_uuids") or ()))
+    is_on_cpu = trained.environment.get("device") == "cpu"
+    doubted = (record for record in records if _concerns(record, hosts, gpus, is_on_cpu))
+    return next((f"a quarantined machine may have trained it: {record}" for record in doubted), "")
+
+
+def _concerns(record: MachineRecord, hosts: set[str], gpus: set[str], is_on_cpu: bool) -> bool:
+    """Return whether a quarantine concerns a training on one of these hosts.
+
+    Args:
+        gpus: the UUIDs of the training's GPUs; empty if they aren't known.
+    """
+    is_whole = not record.gpus or not (is_on_cpu or gpus)  # it concerns every training on its host
+    return bool(gpus & {*record.gpus}) or (record.host in hosts and is_whole)
 
 
 def _list_gpus(compute: Compute) -> set[str]:

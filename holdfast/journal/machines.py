@@ -14,7 +14,7 @@ from pydantic import Field
 
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, StoreDenied, Unreadable, WrongUse
 from holdfast.journal.names import sort_names
-from holdfast.journal.records import Record, Time, now, read_record, record_name
+from holdfast.journal.records import Record, Time, now, read_record, record_name, seconds_of
 from holdfast.journal.verdict import AuditVerdict
 from holdfast.store import Store
 
@@ -51,6 +51,25 @@ def list_quarantined(store: Store) -> list[MachineRecord]:
         found = [record for record in newest if record and record.is_quarantined]
         return sorted(found, key=lambda each: each.host)
     return []
+
+
+def list_doubted(store: Store, at: str) -> list[MachineRecord]:
+    """Return the quarantines that cast doubt on what their machines computed at a time.
+
+    They are those in force now, and those that a person has ended after that time: a machine computes wrongly before an
+    audit finds it. It costs one request if the store never had a quarantine.
+    """
+    with contextlib.suppress(StoreDenied):
+        return [record for folder in store.list(MACHINES) for record in _read_doubted(store, folder, at)]
+    return []
+
+
+def _read_doubted(store: Store, folder: str, at: str) -> Iterator[MachineRecord]:
+    for record in _read_newest_first(store, folder):
+        if record.is_quarantined:
+            yield record
+        elif seconds_of(record.created_at) < seconds_of(at):
+            return
 
 
 def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> MachineRecord | None:

@@ -1,19 +1,30 @@
-"""An attempt is refused on a machine, or on GPUs, that the store has in quarantine."""
+"""The store's quarantine: an attempt is refused there, and a checkpoint from there isn't adopted."""
 
 from pathlib import Path
 
 import pytest
 
+from holdfast.attempt import Line
 from holdfast.attempt.quarantined import check_machine
 from holdfast.config import Compute
 from holdfast.errors import MachineQuarantined
-from holdfast.journal import AuditVerdict, quarantine_machine, release_machine
+from holdfast.journal import AuditVerdict, now, quarantine_machine, release_machine
 from holdfast.journal.endings import ending_of
 from holdfast.machine.host import VARIABLE
 from holdfast.store.local import LocalStore
+from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train
 from tests.support.nvidia_smi import Machine
 
 FAULTY = "GPU-00000000-0000-0000-0000-000000000001"
+
+
+LATER = "2999-01-01T00:00:00+00:00"
+
+
+def quarantine(store: LocalStore, host: str, *gpus: str) -> None:
+    reason = f"{host} ended on other bytes"
+    verdict = AuditVerdict("machine", 7, reason, host=host, gpus=gpus, agreeing=2, deviating=1)
+    assert quarantine_machine(store, "language", verdict)
 
 
 def find_refusal(store: LocalStore, compute: Compute) -> MachineQuarantined | None:
@@ -45,10 +56,7 @@ def test_who_is_refused(
     monkeypatch.setenv(VARIABLE, host)
     store, compute = LocalStore(str(tmp_path / "runs")), Compute(device=device)
     assert find_refusal(store, compute) is None
-    verdict = AuditVerdict(
-        "machine", 7, "faulty ended on other bytes", host="faulty", gpus=gpus, agreeing=2, deviating=1
-    )
-    quarantine_machine(store, "language", verdict)
+    quarantine(store, "faulty", *gpus)
     error = find_refusal(store, compute)
     assert (error is not None) is is_refused
     if error:
@@ -57,3 +65,42 @@ def test_who_is_refused(
         assert (error.exit_code, ending_of(error).row.retries) == (3, True)
     release_machine(store, "faulty")
     assert find_refusal(store, compute) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "gpus", "trained_on", "trained_at", "is_released", "is_adopted"),
+    [
+        ("other", (), {}, "", False, True),
+        ("host", (), {}, "", False, False),
+        ("host", (), {}, "", True, False),  # it was trained before the machine was repaired
+        ("host", (), {}, LATER, True, True),
+        ("next", (), {}, "", False, False),  # its ranks may have saved it, too
+        ("host", (FAULTY,), {"device": "cpu"}, "", False, True),  # the GPU is at fault, and it was trained on the CPU
+        ("host", (FAULTY,), {"device": "cuda", "gpu_uuids": ["GPU-2"]}, "", False, True),
+        ("host", (FAULTY,), {"device": "cuda", "gpu_uuids": [FAULTY, "GPU-2"]}, "", False, False),
+        ("host", (FAULTY,), {"device": "cuda"}, "", False, False),  # nobody knows on which GPUs
+        ("other", (FAULTY,), {"device": "cuda", "gpu_uuids": [FAULTY]}, "", False, False),
+    ],
+)
+def test_a_checkpoint_of_a_faulty_machine_is_not_adopted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    host: str, gpus: tuple[str, ...], trained_on: dict[str, object], trained_at: str, is_released: bool,
+    is_adopted: bool,
+) -> None:  # fmt: skip
+    """The machine "host" commits once, saves a second checkpoint, and dies; "next" continues."""
+    store = LocalStore(str(tmp_path / "runs"))
+    first = make_line(store)
+    train(first)
+    saved = save_next(first, environment=trained_on, trained_at=trained_at or now())
+    quarantine(store, host, *gpus)
+    if is_released:
+        release_machine(store, host)
+    first.journal.claim_attempt(2, "continued", "next", 1, {})
+    line = Line(first.journal, 2, SETTINGS, STEPS_PER_EPOCH)
+    resume(line)
+    assert line.head
+    assert line.head.number == (2 if is_adopted else 1)
+    refusal = f"step {saved.step} ({saved.path}) is not adopted, and trained again: a quarantined machine may have"
+    assert (refusal in caplog.text) is not is_adopted
+    if not is_adopted:
+        assert train(line).path != saved.path, "another folder has the step now"
