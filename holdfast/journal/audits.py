@@ -82,6 +82,16 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     return [journal.read_attempt(number) for number in range(first, commit.attempt + 1)]
 
 
+def may_follow_resume(parent: Commit, commit: Commit) -> bool:
+    """Return whether a commit's steps may have been trained right after a resume from its parent.
+
+    If two commits of one attempt differ in ``restart_s``, the attempt restarted its ranks between them. For an adopted
+    commit return True, because no record says how the ranks that saved its checkpoint began.
+    """
+    times = {parent.restart_s, commit.restart_s} - {0.0}
+    return parent.attempt != commit.attempt or "adopted" in (parent.why, commit.why) or len(times) > 1
+
+
 def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None) -> AuditVerdict | None:
     """Return the verdict on a commit; None if it has no audit, or its attempt's record can't be read.
 

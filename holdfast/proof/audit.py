@@ -12,7 +12,16 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, StoreError, WrongUse
-from holdfast.journal import AuditRecord, AuditVerdict, Commit, Journal, now, quarantine_machine, record_audit
+from holdfast.journal import (
+    AuditRecord,
+    AuditVerdict,
+    Commit,
+    Journal,
+    may_follow_resume,
+    now,
+    quarantine_machine,
+    record_audit,
+)
 from holdfast.machine.host import name_host
 from holdfast.proof.differing import SHOWN_NAMES, Differing, find_difference
 from holdfast.proof.replay import (
@@ -211,16 +220,6 @@ class Span:
         """Return the steps at which the run may have been resumed. The replay trains on there without a resume."""
         pairs = pairwise(self.commits)
         return [before.step for before, commit in pairs if may_follow_resume(before, commit)]
-
-
-def may_follow_resume(parent: Commit, commit: Commit) -> bool:
-    """Return whether a commit's steps may have been trained right after a resume from its parent.
-
-    If two commits of one attempt differ in ``restart_s``, the attempt restarted its ranks between them. For an adopted
-    commit return True, because no record says how the ranks that saved its checkpoint began.
-    """
-    times = {parent.restart_s, commit.restart_s} - {0.0}
-    return parent.attempt != commit.attempt or "adopted" in (parent.why, commit.why) or len(times) > 1
 
 
 def _choose_span(journal: Journal, commit: Commit) -> Span:
