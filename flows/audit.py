@@ -2,21 +2,26 @@
 
 import logging
 import random
+import secrets
 import sys
 from collections.abc import Iterator
+from typing import Annotated
 
 import tasks.untracked  # noqa: F401
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from holdfast.errors import ConfigError, Damage, RunStopped
-from holdfast.journal import AuditVerdict, Journal, list_audits, list_runs, read_verdict
+from holdfast.journal import AuditVerdict, Commit, Journal, list_audits, list_runs, read_verdict
 from holdfast.proof.audit import Audit, OnFault, choose_commits, keep_verdict
+from holdfast.proof.share import choose_by_share
 from holdfast.store import open_store
 from tasks.auditing import PUT_BACK_S, ask_another, audit_one, is_for_another
 from tasks.served import served_flow
 
 log = logging.getLogger("holdfast.audit")
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 # The audits of one commit after which no further host is asked.
 MOST_AUDITS = 8
@@ -26,6 +31,7 @@ MOST_AUDITS = 8
 def audit(
     store: str,
     commits: PositiveInt = 1,
+    share: Share = 0.0,
     seed: int | None = None,
     runs: PositiveInt | None = None,
     run: str = "",
@@ -45,7 +51,10 @@ def audit(
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
         commits: How many commits of each run to audit, chosen at random. A run with fewer commits is audited whole.
-        seed: The seed of these choices; by default another one each time.
+        share: If above 0, audit as many commits of each run instead as fit into this share of its training time, such
+            as 0.01, with all its earlier audits: first the newest one that isn't certified, then others at random. A
+            rest that is shorter than a chunk counts the next time.
+        seed: The seed of these choices; by default another one each time. It is in the audits' records.
         runs: How many runs of the store to audit, chosen at random; by default all.
         run: The only run to audit.
         commit: The only commit of that run to audit; 0 to choose at random.
@@ -63,12 +72,15 @@ def audit(
         raise ConfigError("commit and from_commit need each other's run and commit", hint="give run and commit")
     if is_asked and not _is_ours(store, run, commit, tries, on_fault):
         return {}
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    by_chance = {} if commit else {"seed": seed, "share": share or None}
     audits: dict[str, list[Audit]] = {}
     damaged: list[str] = []
     failed: list[str] = []
-    for journal, number in _choose(store, commits, seed, runs, run, commit):
+    for journal, number in _choose(store, share or commits, seed, runs, run, commit):
         name = f"commit {number} of run {journal.run}"
-        found = audit_one(store, journal.run, number, from_commit, return_state=True).result(raise_on_failure=False)
+        state = audit_one(store, journal.run, number, from_commit, **by_chance, return_state=True)
+        found = state.result(raise_on_failure=False)
         if not isinstance(found, Audit):
             log.warning("%s was not audited: %s", name, found)
             (damaged if isinstance(found, Damage) else failed).append(name)
@@ -98,15 +110,28 @@ def choose_some(journals: list[Journal], most: int | None, seed: int | None) -> 
 
 
 def _choose(
-    store: str, commits: int, seed: int | None, runs: int | None, run: str, commit: int
+    store: str, most: int | float, seed: int, runs: int | None, run: str, commit: int
 ) -> Iterator[tuple[Journal, int]]:
-    """Yield the commits to audit, with their runs."""
+    """Yield the commits to audit, with their runs.
+
+    Args:
+        most: of each run, the number of commits, or as a float the share of its training time.
+    """
     found = open_store(store)
     for journal in [Journal(found, run)] if run else choose_some(list_runs(found), runs, seed):
-        chosen = [commit] if commit else [each.number for each in choose_commits(journal, commits, seed)]
-        if not chosen:
-            log.info("run %s has no commit that can be replayed", journal.run)
+        chosen = [commit] if commit else [each.number for each in _choose_of(journal, most, seed)]
         yield from ((journal, number) for number in chosen)
+
+
+def _choose_of(journal: Journal, most: int | float, seed: int) -> list[Commit]:
+    if isinstance(most, float):
+        choice = choose_by_share(journal, most, seed)
+        log.info("run %s: %s", journal.run, choice)
+        return choice.commits
+    chosen = choose_commits(journal, most, seed)
+    if not chosen:
+        log.info("run %s has no commit that can be replayed", journal.run)
+    return chosen
 
 
 def _is_ours(store: str, run: str, commit: int, tries: int, on_fault: OnFault) -> bool:

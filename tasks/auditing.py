@@ -33,7 +33,14 @@ PUT_BACK_S = 60.0
     retry_delay_seconds=5,
     retry_condition_fn=hooks.is_about_the_store,
 )
-def audit_one(store: str, run: str, commit: int, start: int | None = None) -> Audit:
+def audit_one(
+    store: str,
+    run: str,
+    commit: int,
+    start: int | None = None,
+    seed: int | None = None,
+    share: float | None = None,
+) -> Audit:
     """Train one commit's chunk again, across the resume before it if there was one, and compare the bytes.
 
     If it fails, the flow still audits the other commits.
@@ -43,10 +50,12 @@ def audit_one(store: str, run: str, commit: int, start: int | None = None) -> Au
         run: The run's name.
         commit: The commit's number.
         start: The commit to begin with; by default the audit chooses.
+        seed: The seed with which the commit was chosen, for the audit's record.
+        share: The share of the run's training time for which it was chosen, for the record.
     """
     journal = Journal(open_store(store), run)
     audit = audit_commit(journal, journal.read_commit(commit), start)
-    keep_audit(journal, audit)
+    keep_audit(journal, audit, seed, share)
     return audit
 
 

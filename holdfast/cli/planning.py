@@ -8,10 +8,22 @@ from cyclopts import Parameter
 
 from holdfast.cli.app import Json, app, print_json
 from holdfast.config import load_config
+from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
+from holdfast.ledger.audit_share import AuditPlan
 from holdfast.ledger.interval import PRIOR_LOSSES, PRIOR_S
-from holdfast.ledger.plan import SHARES_A_RANK, Chunks, Dealing, Plan, TracePlan, make_plan, plan_on_traces, read_config
+from holdfast.ledger.plan import (
+    SHARES_A_RANK,
+    Chunks,
+    Dealing,
+    Plan,
+    TracePlan,
+    make_plan,
+    plan_on_traces,
+    plan_share,
+    read_config,
+)
 from holdfast.ledger.traces import read_trace
 from holdfast.store import open_store
 from holdfast.terminal import counted
@@ -32,6 +44,7 @@ def plan(
     /,
     *,
     trace: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
+    audit_share: float | None = None,
     json: Json = False,
 ) -> None:
     """Show the best length for the chunks of a run, and what it costs. With chunk = "auto", training uses that length.
@@ -40,18 +53,25 @@ def plan(
         run: <store>/<run>; or a configuration (a .toml file), to compare with the chunks that it sets for its run.
         trace: Replay a recorded history of preemptions: a file, or the name of one that comes with Holdfast. Several
             are compared, as pools to choose from.
+        audit_share: Also show what audits of this share of the training time cost, such as 0.01, and what they find.
         json: Print JSON.
     """
+    if audit_share is not None and not 0 < audit_share <= 1:
+        raise WrongUse(f"--audit-share {audit_share:g}: expected a share of the training time, such as 0.01")
     traces = list(map(read_trace, trace or ()))
     config = load_config(run) if run.endswith(".toml") else None
     journal = Journal(open_store(config.store), config.run) if config else open_journal(run)
     journal.read_run()
     plan = make_plan(journal, config or read_config(journal))
     on_traces = plan_on_traces(plan, traces)
+    audits = plan_share(journal, plan, audit_share) if audit_share is not None else None
     if json:
-        print_json(asdict(plan) | {"mean_between_losses_s": plan.losses.mean_s, "traces": list(map(asdict, on_traces))})
+        planned = asdict(plan) | {"mean_between_losses_s": plan.losses.mean_s, "traces": list(map(asdict, on_traces))}
+        print_json(planned | ({"audits": asdict(audits) | {"gpu_s": audits.gpu_s}} if audits else {}))
         return
     print("\n".join(_describe(plan)))
+    if audits:
+        print("\n".join(["", *_describe_audits(audits)]))
     for each in on_traces:
         print("\n".join(["", *_describe_trace(each)]))
     if len(on_traces) > 1:
@@ -89,6 +109,20 @@ def _describe_dealing(dealing: Dealing) -> Iterator[str]:
         few, many = (each * dealing.ranks for each in SHARES_A_RANK)
         yield f"          for a pool whose size changes, a new run does better with {few} to {many} virtual ranks:"
         yield f"          with {many}, an average rank waits for {larger.waiting:.0%} of a step, at worst"
+
+
+def _describe_audits(audits: AuditPlan) -> Iterator[str]:
+    number = f"{audits.audits_a_day:.3g}" if audits.audits_a_day < 1000 else f"{audits.audits_a_day:,.0f}"
+    yield f"audits    {number} a day for {audits.share:g} of the training time"
+    if audits.most_a_night is not None:
+        yield f"          at most {audits.most_a_night} a night, because retention has deleted the other checkpoints"
+    yield f"          each trains {_seconds(audits.audit_s)} again; a chunk of the run has {_seconds(audits.chunk_s)}"
+    yield f"costs     {_seconds(audits.gpu_s)} of GPUs a day, of {counted(audits.ranks, 'rank')}:"
+    yield f"          {_seconds(audits.training_s)} of training, and {_seconds(audits.starting_s)} to start"
+    yield f"finds     a chunk that was computed wrongly once: with a probability of at least {audits.once:.2%}"
+    if audits.within_s is not None:  # only on another machine: the faulty one repeats its own bytes
+        yield "          a machine that computes each chunk wrongly, by audits on another one:"
+        yield f"          in the first night with {audits.first_night:.0%}, surely within {_hours(audits.within_s)}"
 
 
 def _row(name: str, chunks: Chunks) -> tuple[str, ...]:

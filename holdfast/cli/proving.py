@@ -1,6 +1,7 @@
 """Commands that test by training: prove a recipe, audit a run's chunks, evaluate a checkpoint."""
 
 import secrets
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step
 from holdfast.proof.prove import prove
 from holdfast.proof.receipt import CHUNKS, MAX_RECEIPT_BYTES, audit_receipt, open_receipt
+from holdfast.proof.share import choose_by_share
 from holdfast.recipe.permission import Trust
 
 
@@ -80,6 +82,7 @@ def audit_command(
     commit: str = "",
     from_: Annotated[str, Parameter(name="--from")] = "",
     random: int | None = None,
+    share: float | None = None,
     seed: int | None = None,
     ranks: int | None = None,
     on_fault: OnFault = "record",
@@ -102,7 +105,10 @@ def audit_command(
         commit: The commit's number, the name of its folder, or best; by default the newest.
         from_: An earlier commit to begin with; 0 for the beginning of the run.
         random: Audit this many commits, chosen at random, instead.
-        seed: The seed of that choice; by default another one each time.
+        share: Audit as many commits instead as fit into this share of the run's training time, such as 0.01, with all
+            its earlier audits: first the newest one that isn't certified, then others at random. A rest that is shorter
+            than a chunk counts the next time.
+        seed: The seed of these choices; by default another one each time. It is in the audits' records.
         ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
         on_fault: What to do besides the record if the audits name a machine that computes wrongly. rollback: quarantine
             the commits that it has trained since the newest certified one, so that the run continues from that one.
@@ -117,17 +123,22 @@ def audit_command(
     journal = open_journal(run)
     journal.read_run()
     if receipt is not None:
-        chosen = [("--commit", commit), ("--from", from_), ("--ranks", ranks), ("--on-fault", on_fault != "record")]
-        if other := [name for name, is_given in chosen if is_given]:
-            raise WrongUse(f"--receipt and {other[0]} exclude each other")
+        chosen = {"--commit": commit, "--from": from_, "--ranks": ranks, "--share": share}
+        for name, value in (chosen | {"--on-fault": on_fault != "record"}).items():
+            _refuse_both({"--receipt": receipt, name: value})
         return _audit_receipt(journal, receipt, key or [], random, seed, Trust(recipe, trust_records), json=json)
-    if from_ and random is not None:
-        raise WrongUse("--from and --random exclude each other")
+    _refuse_both({"--from": from_, "--random": random, "--share": share})
+    _refuse_both({"--commit": commit, "--random": random, "--share": share})
     start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
+    is_random = random is not None or share is not None
+    seed = (secrets.randbelow(2**31) if seed is None else seed) if is_random else None
+    commits, said = _choose(journal, commit, random, share, seed or 0)
+    if said and not json:
+        print(said)
     audits, judged = [], []
-    for each in _chosen(journal, commit, random, seed):
+    for each in commits:
         found = audit_commit(journal, each, start, ranks, Trust(recipe, trust_records))
-        keep_audit(journal, found)
+        keep_audit(journal, found, seed, share)
         verdict = read_verdict(journal, each)
         audits.append(found)
         judged.append(
@@ -139,6 +150,13 @@ def audit_command(
     if json:
         print_json(judged)
     return 2 if any(found.is_failed for found in audits) else 0
+
+
+def _refuse_both(options: Mapping[str, object]) -> None:
+    """Raise WrongUse if more than one of these options is given."""
+    given = [name for name, value in options.items() if value not in (None, "", False)]
+    if len(given) > 1:
+        raise WrongUse(f"{given[0]} and {given[1]} exclude each other")
 
 
 def _audit_receipt(
@@ -166,11 +184,17 @@ def _audit_receipt(
     return 0 if found.is_good else 2
 
 
-def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None) -> list[Commit]:
+def _choose(
+    journal: Journal, commit: str, random: int | None, share: float | None, seed: int
+) -> tuple[list[Commit], str]:
+    """Return the commits to audit, and a line on the choice for a person; the line is empty if nothing was chosen."""
+    if share is not None:
+        if not 0 < share <= 1:
+            raise WrongUse(f"--share {share:g}: expected a share of the training time, up to 1, such as --share 0.01")
+        choice = choose_by_share(journal, share, seed)
+        return choice.commits, str(choice)
     if random is None:
-        return [find_commit(journal, commit)]
-    if commit:
-        raise WrongUse("--commit and --random exclude each other")
+        return [find_commit(journal, commit)], ""
     if random < 1:
         raise WrongUse(f"--random {random}: expected at least 1")
     commits = choose_commits(journal, random, seed)
@@ -179,7 +203,7 @@ def _chosen(journal: Journal, commit: str, random: int | None, seed: int | None)
             f"run {journal.run!r} has no commit that can be replayed",
             hint="raise retention.keep_last, then train a chunk: a replay begins at the checkpoint before it",
         )
-    return commits
+    return commits, ""
 
 
 @app.command(name="explain")

@@ -25,6 +25,13 @@ def list_audits(journal: Journal) -> Audits:
     return found
 
 
+def read_audits(journal: Journal, commit: int, numbers: Iterable[int]) -> Iterator[AuditRecord]:
+    """Yield the audits of a commit that can be read."""
+    for number in numbers:
+        with contextlib.suppress(*UNREADABLE):
+            yield read_record(journal.store, AuditRecord, audit_name(commit, number))
+
+
 def record_audit(journal: Journal, audit: AuditRecord) -> AuditRecord:
     """Write the record of an audit under the next free number of its commit, and return it.
 
@@ -60,7 +67,7 @@ def find_certified(
 
 def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) -> Iterator[AuditRecord]:
     """Yield the audits that certify a commit, among those of these numbers."""
-    for audit in _read_audits(journal, commit.number, numbers):
+    for audit in read_audits(journal, commit.number, numbers):
         with contextlib.suppress(*UNREADABLE):
             is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
             hosts = list_machines(commit, list_trainers(journal, commit)) if is_same else frozenset()
@@ -105,7 +112,7 @@ def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None)
         trainers = list_trainers(journal, commit)
     except UNREADABLE:
         return None
-    verdict = judge_commit(commit, trainers, list(_read_audits(journal, commit.number, numbers[commit.number])))
+    verdict = judge_commit(commit, trainers, list(read_audits(journal, commit.number, numbers[commit.number])))
     if verdict.kind != "machine":
         return verdict
     return verdict.count_earlier(_count_agreeing(journal, {**numbers, commit.number: []}))
@@ -131,13 +138,6 @@ def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> Audit
     return verdict
 
 
-def _read_audits(journal: Journal, commit: int, numbers: Iterable[int]) -> Iterator[AuditRecord]:
-    """Yield the audits of a commit that can be read."""
-    for number in numbers:
-        with contextlib.suppress(*UNREADABLE):
-            yield read_record(journal.store, AuditRecord, audit_name(commit, number))
-
-
 def _count_agreeing(journal: Journal, audits: Audits) -> int:
     """Return how many audits of these commits ended on the commits' bytes."""
     commits = ((journal.find_commit(number), numbers) for number, numbers in audits.items())
@@ -145,5 +145,5 @@ def _count_agreeing(journal: Journal, audits: Audits) -> int:
         audit.checkpoint_sha256 == commit.checkpoint_sha256
         for commit, numbers in commits
         if commit
-        for audit in _read_audits(journal, commit.number, numbers)
+        for audit in read_audits(journal, commit.number, numbers)
     )

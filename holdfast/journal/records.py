@@ -401,6 +401,10 @@ class AuditRecord(Record):
     first_step: int | None = Field(None, ge=0, le=MOST_STEPS, description="the first step that differs, if one does")
     first_differs_in: list[str] = Field([], description="what differs in that step, causes first")
     first_tensors: list[str] = Field([], description="the first tensors that differ after that step")
+    seed: int | None = Field(None, description="the seed of the choice of this commit; null if a person chose it")
+    share: float | None = Field(
+        None, ge=0, le=1, description="the share of training time for which it was chosen; null without one"
+    )
 
 
 class PruneEntry(BaseModel):

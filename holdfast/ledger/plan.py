@@ -9,6 +9,8 @@ from holdfast.checkpoint import read_metadata
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import WrongUse
 from holdfast.journal import Journal
+from holdfast.journal.reading import read_all
+from holdfast.ledger.audit_share import AuditPlan, Times, plan_audits
 from holdfast.ledger.forecast import NOTICES_S, Forecast, Warning, find_best_steps, forecast, reserve_s
 from holdfast.ledger.history import read_costs, read_losses
 from holdfast.ledger.interval import (
@@ -82,6 +84,7 @@ class Plan:
         current: chunks as the configuration sets them; None if the configuration was lost.
         is_auto: whether the configuration asks for automatic chunks.
         dealing: the dealing of the run's virtual ranks to its ranks; None if it has no virtual ranks.
+        ranks: the number of ranks; 1 if the configuration was lost, or takes all GPUs of a machine.
     """
 
     run: str
@@ -92,6 +95,7 @@ class Plan:
     current: Chunks | None
     is_auto: bool
     dealing: Dealing | None
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -203,14 +207,32 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
         current=Chunks.of(steps, measured, losses) if steps else None,
         is_auto=config is not None and config.chunk.is_auto,
         dealing=_read_dealing(config.compute) if config else None,
+        ranks=_count_ranks(config.compute) if config else 1,
     )
+
+
+def plan_share(journal: Journal, plan: Plan, share: float) -> AuditPlan | None:
+    """Return what a share of audits costs a run, and which faults it finds; see `plan_audits`.
+
+    None if no commit says how long its steps took.
+    """
+    times = Times.of(filter(None, read_all(journal.find_commit, journal.numbers("commits"))))
+    most = None
+    if journal.numbers("pruned"):
+        there = {each.number for each in journal.candidates()}
+        most = sum(not times.commits[number].parent or times.commits[number].parent in there for number in there)
+    return plan_audits(times, share, plan.measured.restart_s, plan.ranks, most)
 
 
 def _read_dealing(compute: Compute) -> Dealing | None:
     if not compute.virtual_ranks or compute.ranks == "all":
         return None
-    ranks = compute.ranks * compute.node_range[1]
+    ranks = _count_ranks(compute)
     return Dealing.of(ranks, compute.virtual_ranks) if ranks > 1 else None
+
+
+def _count_ranks(compute: Compute) -> int:
+    return compute.node_range[1] * (1 if compute.ranks == "all" else compute.ranks)
 
 
 def read_config(journal: Journal) -> RunConfig | None:

@@ -122,7 +122,7 @@ def audit_commit(
     """
     if commit.origin:
         raise _not_trained(journal, commit)
-    span = _choose_span(journal, commit) if start is None else _span_from(journal, commit, start)
+    span = choose_span(journal, commit) if start is None else _span_from(journal, commit, start)
     begin = span.start
     known: dict[str, Any] = {
         "run": journal.run, "commit": commit.number, "path": commit.path, "start": begin.step if begin else 0,
@@ -143,8 +143,13 @@ def audit_commit(
         return Audit(**known, gate=str(error), different=error.data.get("different", []))
 
 
-def keep_audit(journal: Journal, audit: Audit) -> None:
-    """Write an audit's record to the run, or log why it can't be written: the store may be read-only here."""
+def keep_audit(journal: Journal, audit: Audit, seed: int | None = None, share: float | None = None) -> None:
+    """Write an audit's record to the run, or log why it can't be written: the store may be read-only here.
+
+    Args:
+        seed: the seed with which the commit was chosen; None if a person chose it.
+        share: the share of the run's training time for which it was chosen, if it was.
+    """
     record = AuditRecord(
         commit=audit.commit,
         number=1,
@@ -158,6 +163,8 @@ def keep_audit(journal: Journal, audit: Audit) -> None:
         first_step=audit.first_step,
         first_differs_in=audit.first_differs_in[:SHOWN_NAMES],
         first_tensors=audit.first_tensors[:SHOWN_NAMES],
+        seed=seed,
+        share=share,
     )
     try:
         record_audit(journal, record)
@@ -222,7 +229,12 @@ class Span:
         return [before.step for before, commit in pairs if may_follow_resume(before, commit)]
 
 
-def _choose_span(journal: Journal, commit: Commit) -> Span:
+def choose_span(journal: Journal, commit: Commit) -> Span:
+    """Return the steps that an audit of a commit trains again by default; see `audit_commit`.
+
+    Raises:
+        NameMissing, RecordDamaged: the record of an earlier commit can't be read.
+    """
     parent = journal.read_parent(commit)
     if parent is None or not may_follow_resume(parent, commit):
         return Span(parent, [commit], EARLIER if parent is not None and parent.attempt > 1 else "")
@@ -306,15 +318,18 @@ def _difference(journal: Journal, span: Span, saved: Saved, folder: Store) -> di
     return find_difference((expected, checkpoint.read_checkpoint_lines(folder, saved.path)), ends)
 
 
+def list_replayable(journal: Journal) -> list[Commit]:
+    """Return the commits that can be replayed from their parent's checkpoint, newest first."""
+    there = {commit.number: commit for commit in journal.candidates()}
+    return [each for each in there.values() if not (each.origin or (each.parent and each.parent not in there))]
+
+
 def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:
     """Return random commits that can be replayed, oldest first; all of them if there are no more than ``number``.
 
     Args:
         seed: equal seeds choose the same commits; None for a random choice.
     """
-    there = {commit.number: commit for commit in journal.candidates()}
-    replayable = [
-        commit for commit in there.values() if not (commit.origin or (commit.parent and commit.parent not in there))
-    ]
+    replayable = list_replayable(journal)
     chosen = random.Random(seed).sample(replayable, min(number, len(replayable)))
     return sorted(chosen, key=lambda commit: commit.number)

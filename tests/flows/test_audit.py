@@ -15,8 +15,9 @@ from holdfast.attempt.line import describe_latest
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.errors import WrongUse
-from holdfast.journal import Commit, FileRecord, Journal, list_audits, record_name
+from holdfast.journal import AuditRecord, Commit, FileRecord, Journal, list_audits, read_audits, record_name
 from holdfast.keeping.retention import prune_by_policy
+from holdfast.ledger.audit_share import Times
 from holdfast.proof.audit import audit_commit, choose_commits
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
@@ -203,6 +204,10 @@ def test_commits_to_audit_are_chosen_at_random(run: Path, copied: Path) -> None:
         (["--random", "1", "--from", "1"], "--from and --random exclude each other"),
         (["--random", "0"], "--random 0: expected at least 1"),
         (["--random", "-1"], "--random -1: expected at least 1"),
+        (["--share", "0.1", "--commit", "1"], "--commit and --share exclude each other"),
+        (["--share", "0.1", "--random", "1"], "--random and --share exclude each other"),
+        (["--share", "0"], "--share 0: expected a share of the training time, up to 1, such as --share 0.01"),
+        (["--share", "1.5"], "--share 1.5: expected"),
     ],
 )
 def test_wrong_use(run: Path, capsys: pytest.CaptureFixture[str], options: list[str], error: str) -> None:
@@ -210,6 +215,40 @@ def test_wrong_use(run: Path, capsys: pytest.CaptureFixture[str], options: list[
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(f"error: {error}")
+
+
+def read_audits_of(journal: Journal) -> list[AuditRecord]:
+    audits = list_audits(journal)
+    return [audit for number in audits for audit in read_audits(journal, number, audits[number])]
+
+
+def test_audits_of_a_share_take_no_more_and_have_their_seed_on_record(
+    engine: Engine, copied: Path, run_flow: RunFlow
+) -> None:
+    """The flow and the command count the same audits, and the second finds no time left."""
+    journal = journal_of(copied)
+    commits = [journal.read_commit(number) for number in (1, 2, 3, 4)]
+    times = Times.of(commits)
+    longest_s = times.measure_longest(commits)
+    share = (longest_s + times.measure(4, 3)) / times.trained_s  # the newest one fits, and then one more
+    assert share < 1
+    done = run_flow("audit", store=str(copied.parent), share=share, seed=7)
+    assert done.returncode == 0, done.stderr
+    audits = read_audits_of(journal)
+    assert 4 in {each.commit for each in audits}
+    assert len(audits) >= 2
+    assert {(each.seed, each.share) for each in audits} == {(7, share)}
+    spent_s = times.measure_audits(audits)
+    assert share * times.trained_s - longest_s < spent_s <= share * times.trained_s + 1e-6
+    assert f"run toy: share     {share:g} of {times.trained_s:.3g} s of training is" in done.stderr
+    done = engine.command("audit", str(copied), "--share", str(spent_s / times.trained_s))
+    assert done.returncode == 0, done.stderr
+    assert "audits no commit now" in done.stdout
+    done = engine.command("audit", str(copied), "--random", "1")
+    assert done.returncode == 0, done.stderr
+    (by_chance,) = [each for each in read_audits_of(journal) if each.seed != 7]
+    assert by_chance.share is None
+    assert [each.number for each in choose_commits(journal, 1, by_chance.seed)] == [by_chance.commit]
 
 
 def test_a_pruned_commit_can_not_be_replayed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,11 @@ import pytest
 from holdfast.checkpoint.shown import to_shown
 from holdfast.cli import app, run_app
 from holdfast.cli.looking import _format_age
+from holdfast.config import Retention
 from holdfast.journal import Journal, format_time
 from holdfast.journal.endings import Ending
 from holdfast.journal.signature import load_signing_key
+from holdfast.keeping.retention import prune_by_policy
 from holdfast.store import open_store
 from tests.support.makers import (
     CONFIG,
@@ -497,6 +499,30 @@ def test_plan_shows_costs_losses_and_the_best_chunks(tmp_path: Path, capsys: pyt
     assert "an attempt trains 20 s after it has begun" in shown
     assert re.search(r"losses    1 unannounced in \S+ h of 1 attempt\n", shown)
     assert re.search(r"interval  8\d\.\d s, 1\d\d steps: sqrt\(2 x cost x time between losses\)", shown)
+    assert "audits" not in shown
+
+
+def test_plan_says_what_a_share_of_audits_costs_and_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = make_line(open_store(str(tmp_path)), "run")
+    run = f"{tmp_path}/run"
+    for _ in range(4):
+        took = {"train_s": 7200.0, "stall_s": 720.0, "save_s": 4.0, "restart_s": 60.0}
+        line.commit(save_next(line).model_copy(update=took), "chunk")
+    planned = ask_json("plan", run, "--audit-share", "0.02", capsys=capsys)["audits"]
+    training_s = 0.02 * 86400 / 1.1
+    assert planned["audits_a_day"] == pytest.approx(training_s / 7200)
+    assert planned["gpu_s"] == pytest.approx(training_s * (1 + 60 / 7200))
+    assert (planned["once"], planned["within_s"]) == (pytest.approx(0.02), 5 * 86400 + 7200)
+    assert run_app(app, ["plan", run, "--audit-share", "0.02"]) == 0
+    shown = capsys.readouterr().out
+    assert "audits    0.218 a day for 0.02 of the training time\n          each trains 7,200 s again" in shown
+    assert "costs     1,584 s of GPUs a day, of 1 rank:\n          1,571 s of training, and 13.1 s to start\n" in shown
+    assert "finds     a chunk that was computed wrongly once: with a probability of at least 2.00%\n" in shown
+    assert "          in the first night with 22%, surely within 122 h\n" in shown
+    prune_by_policy(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
+    assert ask_json("plan", run, "--audit-share", "1", capsys=capsys)["audits"]["audits_a_day"] == 1
+    assert run_app(app, ["plan", run, "--audit-share", "2"]) == 1
+    assert "--audit-share 2: expected a share of the training time, such as 0.01" in capsys.readouterr().err
 
 
 def test_plan_replays_traces_and_puts_the_best_pool_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,119 @@
+"""The choice of commits to audit, so that all audits of a run take a chosen share of its training time."""
+
+import contextlib
+from dataclasses import dataclass
+from itertools import chain
+
+from holdfast.journal import (
+    Commit,
+    Journal,
+    find_certifying,
+    list_audits,
+    list_trainers,
+    read_audits,
+)
+from holdfast.journal.audits import UNREADABLE
+from holdfast.journal.reading import read_all
+from holdfast.journal.verdict import list_machines
+from holdfast.ledger.audit_share import Times, fill, order_commits
+from holdfast.machine.host import name_host
+from holdfast.proof.audit import choose_span, list_replayable
+
+
+@dataclass(frozen=True)
+class ShareChoice:
+    """The commits to audit for a share of a run's training time.
+
+    Attributes:
+        commits: the commits, in the order in which to audit them; empty if not even one fits.
+        seed: the seed of the random ones.
+        trained_s: the seconds that the run has trained so far.
+        spent_s: the seconds that earlier audits of the run have trained again.
+        longest_s: the most seconds that one more audit may train again: it has to fit, whichever is chosen.
+    """
+
+    commits: list[Commit]
+    share: float
+    seed: int
+    trained_s: float
+    spent_s: float
+    longest_s: float
+
+    def __str__(self) -> str:
+        numbers = ", ".join(str(each.number) for each in self.commits)
+        audited = f"audits commit {numbers}, seed {self.seed}" if numbers else "audits no commit now"
+        return (
+            f"share     {self.share:g} of {self.trained_s:.3g} s of training is {self.share * self.trained_s:.3g} s; "
+            f"earlier audits took {self.spent_s:.3g} s, and one more takes up to {self.longest_s:.3g} s: {audited}"
+        )
+
+
+def choose_by_share(journal: Journal, share: float, seed: int) -> ShareChoice:
+    """Return the commits to audit, so that all audits of the run train at most a share of its own training time.
+
+    The newest commit that isn't certified comes first, the others at random. A commit is left out if it is certified,
+    or if this host has audited it. Commits that another host has trained come before those of this host: this host
+    would repeat a fault of its own. Chunks are audited whole, while the longest one would fit. So a rest of the share
+    may be left; as all times are those on record, it counts the next time.
+
+    Args:
+        share: of all seconds in the run's steps so far, from which all audits on record are taken off.
+        seed: decides the random ones.
+    """
+    times = Times.of(filter(None, read_all(journal.find_commit, journal.numbers("commits"))))
+    audits = _Audits(journal, times)
+    replayable = list_replayable(journal) if times.trained_s else []
+    elsewhere = order_commits(replayable, seed, audits.is_open_elsewhere)
+    here = order_commits(replayable, seed, audits.is_open_here)
+    longest_s = times.measure_longest(replayable)
+    left_s = share * times.trained_s - audits.spent_s
+    chosen = fill(chain(elsewhere, here), audits.measure, left_s, longest_s)
+    return ShareChoice(chosen, share, seed, times.trained_s, audits.spent_s, longest_s)
+
+
+class _Audits:
+    """The audits of a run on record, and those that this host may add."""
+
+    def __init__(self, journal: Journal, times: Times) -> None:
+        self._journal, self._times = journal, times
+        self._numbers = list_audits(journal)
+        found = read_all(lambda number: list(read_audits(journal, number, self._numbers[number])), self._numbers)
+        audited = zip(self._numbers, found, strict=True)
+        self._hosts = {number: {each.host for each in audits} for number, audits in audited}
+        self.spent_s = times.measure_audits(chain.from_iterable(found))
+        self._costs: dict[int, float] = {}
+        self._trainers: dict[tuple[int, str], frozenset[str]] = {}
+
+    def is_open_elsewhere(self, commit: Commit) -> bool:
+        """Return whether this host is to audit a commit, and another one has trained it."""
+        return name_host() not in self._list_machines(commit) and self._is_open(commit)
+
+    def is_open_here(self, commit: Commit) -> bool:
+        """Return whether this host is to audit a commit that it may have trained itself."""
+        return name_host() in self._list_machines(commit) and self._is_open(commit)
+
+    def measure(self, commit: Commit) -> float:
+        """Return the seconds that an audit of a commit trains again.
+
+        Raises:
+            NameMissing, RecordDamaged: a record can't be read.
+        """
+        if commit.number not in self._costs:
+            start = choose_span(self._journal, commit).start
+            self._costs[commit.number] = self._times.measure(commit.number, start.number if start else 0)
+        return self._costs[commit.number]
+
+    def _is_open(self, commit: Commit) -> bool:
+        if name_host() in self._hosts.get(commit.number, ()):
+            return False
+        with contextlib.suppress(*UNREADABLE):  # no audit can begin there
+            self.measure(commit)
+            return not any(find_certifying(self._journal, commit, self._numbers.get(commit.number, ())))
+        return False
+
+    def _list_machines(self, commit: Commit) -> frozenset[str]:
+        key = commit.attempt, commit.path if commit.why == "adopted" else ""
+        if key not in self._trainers:
+            with contextlib.suppress(*UNREADABLE):
+                self._trainers[key] = list_machines(list_trainers(self._journal, commit))
+        return self._trainers.setdefault(key, frozenset())
