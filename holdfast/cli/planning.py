@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from holdfast.cli.app import Json, app, print_json
 from holdfast.config import load_config
@@ -13,8 +13,10 @@ from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
 from holdfast.ledger.audit_share import AuditPlan
 from holdfast.ledger.interval import PRIOR_LOSSES, PRIOR_S
+from holdfast.ledger.near_saves import NearForecast
 from holdfast.ledger.plan import (
     SHARES_A_RANK,
+    Assumed,
     Chunks,
     Dealing,
     Plan,
@@ -24,7 +26,8 @@ from holdfast.ledger.plan import (
     plan_share,
     read_config,
 )
-from holdfast.ledger.traces import read_trace
+from holdfast.ledger.pool import PoolForecast
+from holdfast.ledger.traces import list_shipped, read_trace
 from holdfast.store import open_store
 from holdfast.terminal import counted
 from holdfast.terminal.columns import tabulate
@@ -34,6 +37,17 @@ REASONS = {
     "a save's length": "one and a half times the length of a save, so that no save waits for the one before",
     "floor": "the minimum, so that the work between two chunks costs less than 1 %",
 }
+
+NearSteps = Annotated[
+    int | None, Parameter(name="--near-steps", validator=validators.Number(gte=1), show_default=False)
+]
+NearSaveSeconds = Annotated[
+    float | None, Parameter(name="--near-save-s", validator=validators.Number(gte=0), show_default=False)
+]
+SameNode = Annotated[
+    float | None, Parameter(name="--same-node", validator=validators.Number(gte=0, lte=1), show_default=False)
+]
+Pool = Annotated[int, Parameter(name="--pool", validator=validators.Number(gte=0, lte=1000), show_default=False)]
 
 HEADER = ("chunks", "steps", "long", "lost to saves", "redone steps", "saves under way", "restarts", "in all")
 
@@ -45,6 +59,10 @@ def plan(
     *,
     trace: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
     audit_share: float | None = None,
+    near_steps: NearSteps = None,
+    near_save_s: NearSaveSeconds = None,
+    same_node: SameNode = None,
+    pool: Pool = 0,
     json: Json = False,
 ) -> None:
     """Show the best length for the chunks of a run, and what it costs. With chunk = "auto", training uses that length.
@@ -54,6 +72,13 @@ def plan(
         trace: Replay a recorded history of preemptions: a file, or the name of one that comes with Holdfast. Several
             are compared, as pools to choose from.
         audit_share: Also show what audits of this share of the training time cost, such as 0.01, and what they find.
+        near_steps: On each trace, show what saves into the node's folder after every n-th step are worth. The
+            configuration's near.every_steps if it sets that.
+        near_save_s: The seconds until such a save is whole. As long as a save to the store, if you don't say.
+        same_node: The share of losses, from 0 to 1, after which the next attempt begins on a node that still has the
+            folder. Both 0 and 1 are shown, if you don't say.
+        pool: On each trace, let each preemption take one of so many equal runs, and show what is lost if that is any
+            of them, or the one that loses least.
         json: Print JSON.
     """
     if audit_share is not None and not 0 < audit_share <= 1:
@@ -63,8 +88,10 @@ def plan(
     journal = Journal(open_store(config.store), config.run) if config else open_journal(run)
     journal.read_run()
     plan = make_plan(journal, config or read_config(journal))
-    on_traces = plan_on_traces(plan, traces)
     audits = plan_share(journal, plan, audit_share) if audit_share is not None else None
+    assumed = Assumed(near_steps or plan.near_every_steps, near_save_s, same_node, pool)
+    _check_assumed(assumed, has_traces=bool(traces), is_asked=bool(near_steps or pool))
+    on_traces = plan_on_traces(plan, traces, assumed)
     if json:
         planned = asdict(plan) | {"mean_between_losses_s": plan.losses.mean_s, "traces": list(map(asdict, on_traces))}
         print_json(planned | ({"audits": asdict(audits) | {"gpu_s": audits.gpu_s}} if audits else {}))
@@ -73,9 +100,22 @@ def plan(
     if audits:
         print("\n".join(["", *_describe_audits(audits)]))
     for each in on_traces:
-        print("\n".join(["", *_describe_trace(each)]))
+        print("\n".join(["", *_describe_trace(each), *_describe_near(each.near), *_describe_pool(each.pool)]))
     if len(on_traces) > 1:
         print("\n".join(["", *_compare(on_traces)]))
+
+
+def _check_assumed(assumed: Assumed, *, has_traces: bool, is_asked: bool) -> None:
+    if is_asked and not has_traces:
+        raise WrongUse(
+            "--near-steps and --pool replay a trace, and none is given",
+            hint=f"add --trace with a file, or with the name of one that comes with Holdfast: {list_shipped()[0]}",
+        )
+    if not assumed.near_every_steps and not (assumed.near_save_s is None and assumed.same_node is None):
+        raise WrongUse(
+            "--near-save-s and --same-node are about saves into the node's folder, and this run makes none",
+            hint="add --near-steps, or set near.folder and near.every_steps",
+        )
 
 
 def _describe(plan: Plan) -> Iterator[str]:
@@ -144,6 +184,44 @@ def _describe_trace(plan: TracePlan) -> Iterator[str]:
         worth = f"adds {each.gain:.2%} if {each.kept:.0%} of losses are announced" if each.is_enough else "is too short"
         yield f"notice    of {_seconds(each.notice_s)} {worth}; a last save needs {_seconds(plan.last_save_s)}"
     yield f"retention keep_every_steps = {plan.keep_every_steps} keeps a checkpoint for each mean time between losses"
+
+
+def _describe_near(forecasts: Sequence[NearForecast]) -> Iterator[str]:
+    if not forecasts:
+        return
+    yield ""
+    header = ("chunks", "saves on the node", "lost steps a loss", "goodput")
+    rows = (
+        (counted(each.steps, "step"), _spell_survival(each.survives), f"{each.lost_steps:.1f}", f"{each.goodput:.2%}")
+        for each in forecasts
+    )
+    yield from tabulate([header, *rows])
+
+
+def _spell_survival(survives: float | None) -> str:
+    if survives is None:
+        return "none"
+    return f"there after {survives:.0%} of losses" if survives else "always gone with the node"
+
+
+def _describe_pool(pool: PoolForecast | None) -> Iterator[str]:
+    if pool is None:
+        return
+    yield ""
+    runs = f"{counted(pool.runs, 'run')} of {counted(pool.ranks, 'rank')}, chunks of {counted(pool.steps, 'step')}"
+    yield f"pool      {runs}; {counted(pool.preemptions, 'preemption')} that each take one; rank hours:"
+    header = ("the scheduler takes", "lost training", "restarts", "in all", "of all, the run hit most had")
+    rows = (
+        (
+            name,
+            f"{each.lost_h:.3g} h",
+            f"{each.restart_h:.3g} h",
+            f"{each.lost_h + each.restart_h:.3g} h",
+            f"{each.most:.0%}",
+        )
+        for name, each in (("any run", pool.random), ("the one that loses least", pool.cheapest))
+    )
+    yield from tabulate([header, *rows])
 
 
 def _compare(plans: Sequence[TracePlan]) -> Iterator[str]:

@@ -23,6 +23,8 @@ from holdfast.ledger.interval import (
     expect,
     measure_costs,
 )
+from holdfast.ledger.near_saves import NearForecast, compare_near
+from holdfast.ledger.pool import PoolForecast, forecast_pool
 from holdfast.ledger.traces import Trace
 
 # The advised range of virtual ranks per rank in a pool whose size changes. With fewer, too many ranks wait for the rank
@@ -84,7 +86,8 @@ class Plan:
         current: chunks as the configuration sets them; None if the configuration was lost.
         is_auto: whether the configuration asks for automatic chunks.
         dealing: the dealing of the run's virtual ranks to its ranks; None if it has no virtual ranks.
-        ranks: the number of ranks; 1 if the configuration was lost, or takes all GPUs of a machine.
+        ranks: the run's ranks on all of its nodes; 1 if the configuration leaves the number to the machine.
+        near_every_steps: ``near.every_steps`` of the configuration.
     """
 
     run: str
@@ -96,6 +99,24 @@ class Plan:
     is_auto: bool
     dealing: Dealing | None
     ranks: int = 1
+    near_every_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a replay of traces assumes beyond the run's measured times.
+
+    Attributes:
+        near_every_steps: saves into the node's folder after every n-th step; 0: none.
+        near_save_s: seconds until such a save is whole; None: as long as a save to the store, which is an upper bound.
+        same_node: the share of losses after which the next attempt finds the node's folder; None: show none and all.
+        pool: the number of runs of which each preemption takes one; 0: don't compare.
+    """
+
+    near_every_steps: int = 0
+    near_save_s: float | None = None
+    same_node: float | None = None
+    pool: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,6 +147,8 @@ class TracePlan:
         chosen: chunks of the length that the run's own plan has.
         last_save_s: seconds that a last save needs before a deadline.
         keep_every_steps: the setting of retention that keeps one checkpoint in each mean time between preemptions.
+        near: the worth of saves into the node's folder; empty if none are assumed.
+        pool: the worth of taking the run that loses least; None if no pool is assumed.
     """
 
     trace: str
@@ -139,15 +162,17 @@ class TracePlan:
     notices: tuple[Noticed, ...]
     last_save_s: float
     keep_every_steps: int
+    near: tuple[NearForecast, ...] = ()
+    pool: PoolForecast | None = None
 
 
-def plan_on_traces(plan: Plan, traces: Sequence[Trace]) -> list[TracePlan]:
+def plan_on_traces(plan: Plan, traces: Sequence[Trace], assumed: Assumed = Assumed()) -> list[TracePlan]:
     """Replay preemption traces with a run's measured costs; the trace with the most training an hour comes first."""
-    plans = [_plan_on_trace(plan, trace) for trace in traces]
+    plans = [_plan_on_trace(plan, trace, assumed) for trace in traces]
     return sorted(plans, key=lambda each: -each.best.per_hour)
 
 
-def _plan_on_trace(plan: Plan, trace: Trace) -> TracePlan:
+def _plan_on_trace(plan: Plan, trace: Trace, assumed: Assumed) -> TracePlan:
     measured = plan.measured
     steps = find_best_steps(trace, measured)
     best = forecast(trace, measured, steps)
@@ -158,6 +183,7 @@ def _plan_on_trace(plan: Plan, trace: Trace) -> TracePlan:
         gain = forecast(trace, measured, steps, warning).goodput - best.goodput
         return Noticed(notice_s, needed_s <= notice_s, warning.kept, gain)
 
+    own_steps = plan.current.steps if plan.current else plan.best.steps
     return TracePlan(
         trace=trace.name,
         source=trace.source,
@@ -166,10 +192,22 @@ def _plan_on_trace(plan: Plan, trace: Trace) -> TracePlan:
         mean_s=trace.mean_s,
         available=trace.available_s / max(trace.span_s, trace.up[-1][1]),
         best=best,
-        chosen=forecast(trace, measured, plan.current.steps if plan.current else plan.best.steps),
+        chosen=forecast(trace, measured, own_steps),
         notices=tuple(map(value, NOTICES_S)),
         last_save_s=needed_s,
         keep_every_steps=max(steps, round(trace.mean_s / measured.step_s)),
+        near=_plan_near(trace, measured, (steps, own_steps), assumed),
+        pool=forecast_pool(trace, measured, own_steps, assumed.pool, plan.ranks) if assumed.pool else None,
+    )
+
+
+def _plan_near(trace: Trace, measured: Measured, lengths: Sequence[int], assumed: Assumed) -> tuple[NearForecast, ...]:
+    if not assumed.near_every_steps:
+        return ()
+    save_s = measured.save_s if assumed.near_save_s is None else assumed.near_save_s
+    shares = {0.0, 1.0} if assumed.same_node is None else {assumed.same_node}
+    return tuple(
+        compare_near(trace, measured, [*dict.fromkeys(lengths)], assumed.near_every_steps, save_s, sorted(shares))
     )
 
 
@@ -208,6 +246,7 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
         is_auto=config is not None and config.chunk.is_auto,
         dealing=_read_dealing(config.compute) if config else None,
         ranks=_count_ranks(config.compute) if config else 1,
+        near_every_steps=config.near.every_steps if config else 0,
     )
 
 

@@ -551,6 +551,60 @@ def test_plan_replays_traces_and_puts_the_best_pool_first(tmp_path: Path, capsys
     assert "there is no trace 'none'" in capsys.readouterr().err
 
 
+def test_plan_shows_what_saves_on_the_node_and_the_choice_of_a_run_are_worth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = make_line(open_store(str(tmp_path)), "run")
+    took = {"train_s": 10.0, "stall_s": 2.0, "save_s": 4.0, "restart_s": 10.0}
+    line.commit(save_next(line).model_copy(update=took), "chunk")
+    config, mine = tmp_path / "a.toml", tmp_path / "mine.json"
+    text = (
+        f'recipe = "m:f"\nrun = "run"\nstore = "{tmp_path}"\nepochs = 999\n[chunk]\nsteps = 4\n[compute]\nranks = 3\n'
+    )
+    config.write_text(text)
+    mine.write_text('{"name": "mine", "span_s": 423, "up": [[0, 185], [185, 307], [307, 423]]}')
+    trace = (str(config), "--trace", str(mine))
+    (planned,) = ask_json("plan", *trace, "--near-steps", "2", "--near-save-s", "0.5", "--pool", "2", capsys=capsys)[
+        "traces"
+    ]
+    best, own = planned["best"]["steps"], planned["chosen"]["steps"]
+    assert [(each["steps"], each["survives"]) for each in planned["near"]] == [
+        (steps, share) for steps in (best, own) for share in (None, 0, 1)
+    ]
+    assert planned["near"][0]["goodput"] == pytest.approx(planned["best"]["goodput"])
+    assert planned["near"][3]["goodput"] == pytest.approx(planned["chosen"]["goodput"])
+    assert (planned["pool"]["runs"], planned["pool"]["ranks"], planned["pool"]["preemptions"]) == (2, 3, 3)
+    assert run_app(app, ["plan", *trace, "--near-steps", "2", "--same-node", "0.25", "--pool", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^{best} steps +there after 25% of losses +\d+\.\d +\d+\.\d\d%$", shown, re.M), shown
+    assert "2 runs of 3 ranks, chunks of 4 steps; 3 preemptions that each take one; rank hours:" in shown
+    config.write_text(text + f'[near]\nfolder = "{tmp_path}/near"\nevery_steps = 2\n')
+    assert len(ask_json("plan", *trace, "--same-node", "1", capsys=capsys)["traces"][0]["near"]) == 4
+    assert ask_json("plan", str(config), capsys=capsys)["traces"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--near-steps", "5"], "--near-steps and --pool replay a trace, and none is given\nhint: add --trace"),
+        (["--pool", "5"], "--near-steps and --pool replay a trace, and none is given\nhint: add --trace"),
+        (
+            ["--same-node", "1"],
+            "are about saves into the node's folder, and this run makes none\nhint: add --near-steps",
+        ),
+        (["--same-node", "1.5", "--near-steps", "5"], 'Invalid value "1.5" for --same-node. Must be <= 1.'),
+        (["--near-steps", "0"], 'Invalid value "0" for --near-steps. Must be >= 1.'),
+    ],
+)
+def test_plan_refuses_assumptions_that_say_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    line = make_line(open_store(str(tmp_path)), "run")
+    line.commit(save_next(line).model_copy(update={"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0}), "chunk")
+    assert run_app(app, ["plan", f"{tmp_path}/run", *options]) == 1
+    assert said in capsys.readouterr().err
+
+
 def test_goodput_shows_where_the_time_went_and_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
