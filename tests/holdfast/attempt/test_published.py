@@ -13,7 +13,6 @@ from holdfast.attempt import AttemptView, Observer, live, published
 from holdfast.attempt.published import (
     KillCostAnnotations,
     KillCostFile,
-    PodApi,
     count_gpus,
     spell_annotations,
 )
@@ -23,6 +22,8 @@ from holdfast.ledger.forecast import reserve_s
 from holdfast.ledger.history import read_costs
 from holdfast.ledger.interval import RECENT_COMMITS, measure_costs
 from holdfast.ledger.kill_cost import KillCost
+from holdfast.machine import pod
+from holdfast.machine.pod import PodApi
 from holdfast.rank.messages import Progress
 from holdfast.store import open_store
 from holdfast.testing.arrays import array_ranks
@@ -322,7 +323,7 @@ class AwaitFirst(Observer):
 def test_an_api_that_does_not_answer_delays_nothing(
     pods: Pods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "ANSWER_WITHIN_S", 600.0)
+    monkeypatch.setattr(pod, "ANSWER_WITHIN_S", 600.0)
     pods.is_slow = True
     observer = Noting(find_api(pods, tmp_path))
     with array_ranks():
