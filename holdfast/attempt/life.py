@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError, OutOfMemory, RankDied
 from holdfast.journal import Journal
 from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
 from holdfast.ledger.standing import Outcome, TrainResult, read_standing, stopped_early
+from holdfast.machine.pod import find_disruption
 from holdfast.machine.preemption import Notice, Source, find_sources, watch
 from holdfast.rank.launchers import refuse_launcher
 from holdfast.store import open_store
@@ -89,8 +90,19 @@ class Acts:
 
 
 def find_ending(cause: Cause) -> Ending:
-    """Return the ending of an attempt by its cause."""
-    return Ending("preempted", cause.reason) if isinstance(cause, Notice) else ending_of(cause)
+    """Return the ending of an attempt by its cause.
+
+    A signal, the loss of ranks and a store that fails may be the work of Kubernetes, which disrupts the pod. If the pod
+    says so, the attempt was preempted. The pod is asked now: whatever could be saved is saved and committed.
+    """
+    ending = Ending("preempted", cause.reason) if isinstance(cause, Notice) else ending_of(cause)
+    is_signal = ending == TOLD_BY_A_SIGNAL
+    if not (is_signal or ending.row.is_loss or ending.reason == "store_failed"):
+        return ending
+    disruption = find_disruption()
+    if not disruption:
+        return ending
+    return Ending("preempted", f"Kubernetes disrupts the pod: {disruption}" + ("" if is_signal else f"; {ending}"))
 
 
 def live(

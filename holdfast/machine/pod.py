@@ -1,8 +1,11 @@
 """This process's pod, asked for at the API of Kubernetes from inside, with the token that Kubernetes puts there."""
 
 import json
+import logging
 import os
+import queue
 import ssl
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
@@ -10,7 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+log = logging.getLogger(__name__)
+
 ANSWER_WITHIN_S = 5.0
+# The longest wait for an attempt's ending, after its save. The grace period has 15 s for all that follows the save.
+DISRUPTION_WITHIN_S = 2.0
+MAX_BYTES = 2**22  # etcd holds no larger object than 1.5 MB
 # The variable with the pod's name, which the pod's manifest sets; the folder where Kubernetes puts the pod's token; and
 # the variables with the API's address.
 POD_VARIABLE = "POD_NAME"
@@ -31,8 +39,15 @@ class PodApi:
     rights: Path
 
     @classmethod
-    def find(cls, environ: Mapping[str, str] = os.environ, rights: Path = RIGHTS, scheme: str = "https") -> Self | str:
-        """Return the API that a pod's environment names, or a text that says what is missing."""
+    def find(
+        cls, environ: Mapping[str, str] = os.environ, rights: Path | None = None, scheme: str = "https"
+    ) -> Self | str:
+        """Return the API that a pod's environment names, or a text that says what is missing.
+
+        Args:
+            rights: the folder with the pod's token; `RIGHTS` if None.
+        """
+        rights = rights or RIGHTS
         missing = [name for name in (HOST_VARIABLE, PORT_VARIABLE, POD_VARIABLE) if not environ.get(name)]
         if missing:
             return f"the environment variable {missing[0]} is not set"
@@ -52,16 +67,66 @@ class PodApi:
         Raises:
             OSError: the API can't be reached, or refuses.
         """
+        request = urllib.request.Request(
+            self.url,
+            json.dumps({"metadata": {"annotations": values}}).encode(),
+            {"Content-Type": "application/merge-patch+json"},
+            method="PATCH",
+        )
+        self._ask(request)
+
+    def read_disruption(self) -> str:
+        """Return why Kubernetes disrupts the pod, as its condition DisruptionTarget says; empty if it has none.
+
+        Raises:
+            OSError: the API can't be reached, or refuses.
+            ValueError: the answer is no pod.
+        """
+        pod = json.loads(self._ask(urllib.request.Request(self.url)))
+        conditions = pod.get("status", {}).get("conditions", []) if isinstance(pod, dict) else []
+        for each in conditions:
+            if each.get("type") == "DisruptionTarget" and each.get("status") == "True":
+                return ": ".join(filter(None, (each.get("reason", "unknown reason"), each.get("message"))))
+        return ""
+
+    def _ask(self, request: urllib.request.Request) -> bytes:
+        """Send a request with the pod's token, and return the answer's body."""
         token = (self.rights / "token").read_text("utf-8").strip()  # the kubelet replaces it every hour
+        request.add_header("Authorization", f"Bearer {token}")
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if self.url.startswith("https:"):
             context = ssl.create_default_context(cafile=str(self.rights / "ca.crt"))
             handlers.append(urllib.request.HTTPSHandler(context=context))
-        request = urllib.request.Request(
-            self.url,
-            json.dumps({"metadata": {"annotations": values}}).encode(),
-            {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"},
-            method="PATCH",
-        )
         with urllib.request.build_opener(*handlers).open(request, timeout=ANSWER_WITHIN_S) as answer:
-            answer.read()
+            return bytes(answer.read(MAX_BYTES))
+
+
+def find_disruption(within_s: float = DISRUPTION_WITHIN_S) -> str:
+    """Return why Kubernetes disrupts this process's pod; empty if it doesn't, or if nobody says so in time.
+
+    One request, in a thread of its own. A pod that doesn't name itself in `POD_VARIABLE`, or has no token, isn't asked
+    for. If the API refuses or doesn't answer, log one warning.
+
+    Args:
+        within_s: the longest wait, in seconds.
+    """
+    api = PodApi.find()
+    if isinstance(api, str):
+        return ""
+    answer: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(api.read_disruption())
+        except Exception as error:  # a malformed answer raises errors of many kinds
+            answer.put(error)
+
+    threading.Thread(target=ask, name="pod", daemon=True).start()
+    try:
+        found = answer.get(timeout=within_s)
+    except queue.Empty:
+        found = TimeoutError(f"no answer within {within_s:g} s")
+    if isinstance(found, str):
+        return found
+    log.warning("can't ask Kubernetes whether it disrupts this pod: %s", found)
+    return ""
