@@ -66,7 +66,7 @@ class Measuring(Observer):
         for name, labels in BEGUN:
             self._readings.put(name, 0, *labels)
         self._books = Books(Journal(open_store(config.store), config.run), self._readings)
-        self._is_open = self._is_complete = self._is_left = self._has_warned = False
+        self._is_open = self._is_complete = self._is_left = self._has_warned = self._has_sent_dead = False
         self._spans: queue.SimpleQueue[SpanRecord] = queue.SimpleQueue()
         self._view: AttemptView | None = None
         self._reported: tuple[int, float] | None = None  # the last reported step, and when
@@ -180,7 +180,10 @@ class Measuring(Observer):
     def _export(self) -> None:
         view = self._view
         assert view is not None
-        exporter, lag = make_exporter(self._target, self._readings, view.number, self._began), Lag(self._readings)
+        record = self._try(lambda: view.journal.find_attempt(view.number))
+        key = record.writer if record else ""
+        exporter = make_exporter(self._target, self._readings, view.number, self._began, key)
+        lag = Lag(self._readings)
         has_ended = False
         while not has_ended:
             self._tend(exporter, lag)
@@ -191,10 +194,15 @@ class Measuring(Observer):
 
     def _tend(self, exporter: Exporter, lag: Lag) -> None:
         exporter.tend()
-        if self._view is not None:
-            lag.look(self._view.read_beats())
+        view = self._view
+        assert view is not None
+        lag.look(view.read_beats())
         if self._is_open:
             self._try(self._books.update)
+            if not self._has_sent_dead:
+                for dead in self._books.find_dead(view.number):
+                    exporter.add_dead(dead)
+                self._has_sent_dead = self._books.is_read
         while not self._spans.empty():
             exporter.add(self._spans.get())
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from holdfast.config.metrics import MetricsTarget
 from holdfast.errors import ConfigError
 from holdfast.looking.metrics.readings import Readings
-from holdfast.looking.metrics.spans import SpanRecord
+from holdfast.looking.metrics.spans import DeadAttempt, SpanRecord
 from holdfast.looking.metrics.table import METRICS, Metric
 from holdfast.terminal.distribution import spell_install
 
@@ -28,6 +28,9 @@ class Exporter(Protocol):
 
     def add(self, span: SpanRecord) -> None:
         """Take a span of the attempt."""
+
+    def add_dead(self, dead: DeadAttempt) -> None:
+        """Take the span of an earlier attempt, which died before it could send that itself."""
 
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
         """Deliver the rest, and end. The attempt has ended at this time, with these attributes."""
@@ -48,11 +51,12 @@ def check_library(target: MetricsTarget) -> None:
         raise ConfigError(f"{SETTING}: {library} is not installed", hint=spell_install(target.kind))
 
 
-def make_exporter(target: MetricsTarget, readings: Readings, attempt: int, began: float) -> Exporter:
+def make_exporter(target: MetricsTarget, readings: Readings, attempt: int, began: float, key: str = "") -> Exporter:
     """Import the library of a target, and return its exporter.
 
     Args:
         began: when the attempt began, in seconds since 1970.
+        key: the token in the attempt's record; empty if it is unknown.
     """
     if target.kind == "prometheus":
         from holdfast.looking.metrics.prometheus import PrometheusExporter
@@ -60,7 +64,7 @@ def make_exporter(target: MetricsTarget, readings: Readings, attempt: int, began
         return PrometheusExporter(target, readings)
     from holdfast.looking.metrics.otlp import OtlpExporter
 
-    return OtlpExporter(target.url, readings, attempt, began)
+    return OtlpExporter(target.url, readings, attempt, began, key)
 
 
-__all__ = ["METRICS", "Exporter", "Metric", "Readings", "SpanRecord", "check_library", "make_exporter"]
+__all__ = ["METRICS", "DeadAttempt", "Exporter", "Metric", "Readings", "SpanRecord", "check_library", "make_exporter"]

@@ -3,16 +3,20 @@
 import queue
 import time
 
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, seconds_of
 from holdfast.journal.endings import REASONS, Ending
 from holdfast.ledger.goodput import account
-from holdfast.ledger.timeline import Records, make_lives, read_records
+from holdfast.ledger.timeline import Life, Records, find_trainer, make_lives, read_records
 from holdfast.looking.metrics.readings import Readings
+from holdfast.looking.metrics.spans import DeadAttempt
 
 # Least seconds between two ledgers, and the largest share of the time that computing them may take.
 LEDGER_EVERY_S, LEDGER_SHARE = 10.0, 0.01
 # Endings after which nothing has to start again.
 DONE = {"completed", "imported"}
+# The most attempts whose spans one attempt sends. All but the newest of them have been sent before, unless the attempts
+# between died too early; a receiver gets equal ids again.
+MOST_DEAD = 8
 
 
 class Books:
@@ -26,6 +30,11 @@ class Books:
         self._records: Records | None = None
         self._new: queue.SimpleQueue[Commit] = queue.SimpleQueue()
         self._next_at = 0.0
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether the records were read."""
+        return self._records is not None
 
     def add(self, commit: Commit) -> None:
         """Take a new commit."""
@@ -55,6 +64,37 @@ class Books:
                 self._readings.put("holdfast.spent", spent_s, bucket)
         took_s = time.monotonic() - began
         self._next_at = time.monotonic() + max(LEDGER_EVERY_S, took_s / LEDGER_SHARE)
+
+    def find_dead(self, number: int) -> list[DeadAttempt]:
+        """Return the attempts right before an attempt that died without a word, newest first; at most `MOST_DEAD`.
+
+        Empty before the first `update`. The end of such an attempt is its last sign of life on record: a commit, or the
+        last step of one that a later attempt has adopted.
+        """
+        if self._records is None:
+            return []
+        lives = [life for life in make_lives(self._records) if life.number <= number]
+        dead: list[DeadAttempt] = []
+        for life, after in zip(lives[-2::-1], lives[:0:-1], strict=True):
+            if len(dead) == MOST_DEAD or (life.ending is not None and life.ending.row.is_own):
+                break
+            dead.append(self._describe_dead(self._records, life, after))
+        return dead
+
+    def _describe_dead(self, records: Records, life: Life, after: Life) -> DeadAttempt:
+        own = [each for each in records.commits.values() if find_trainer(each, records.attempts) == life.number]
+        signs = [each.ended for each in life.trained]
+        signs += [seconds_of(each.created_at) for each in own if each.attempt == life.number]
+        ended = min(max([life.claimed, *signs]), max(after.claimed, life.began))
+        record = records.attempts.get(life.number)
+        ending = life.ending or Ending("vanished")
+        attributes: dict[str, str | int] = {
+            "holdfast.reason": ending.reason,
+            "holdfast.message": ending.message or ending.row.meaning,
+            "holdfast.step": max((each.step for each in own), default=0),
+        }
+        key = record.writer if record else ""
+        return DeadAttempt(life.number, key, min(life.began, life.claimed), ended, str(ending), attributes)
 
     def _count_endings(self, records: Records) -> None:
         for reason in REASONS.values():  # begin at 0, so that Prometheus sees the first restart as a rise

@@ -4,15 +4,18 @@ The threads of OpenTelemetry's SDK send them. Their queue and their time are bou
 loses what it doesn't take.
 """
 
+import contextlib
 import functools
+import hashlib
 import logging
 import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -21,11 +24,12 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import set_span_in_context
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from holdfast import __version__
 from holdfast.looking.metrics.readings import Readings
-from holdfast.looking.metrics.spans import SpanRecord
+from holdfast.looking.metrics.spans import DeadAttempt, SpanRecord
 from holdfast.looking.metrics.table import METRICS, Metric
 
 log = logging.getLogger(__name__)
@@ -49,13 +53,15 @@ CAUSE = re.compile(
 class OtlpExporter:
     """Sends the readings every `EVERY_S` seconds, and an attempt's spans as children of the attempt's own span."""
 
-    def __init__(self, url: str, readings: Readings, attempt: int, began: float) -> None:
+    def __init__(self, url: str, readings: Readings, attempt: int, began: float, key: str = "") -> None:
         """
         Args:
             url: the base of the receiver's URLs, to which ``/v1/metrics`` and ``/v1/traces`` are added.
             began: when the attempt began, in seconds since 1970.
+            key: the token in the attempt's record. If this attempt is killed, the next one sends its span with the ids
+                that follow from the key. Empty: random ids.
         """
-        self._readings = readings
+        self._readings, self._ids = readings, _Ids()
         run = readings.common["run"]
         resource = Resource.create(
             {"service.name": SCOPE, "service.version": __version__, "service.instance.id": run,
@@ -66,13 +72,17 @@ class OtlpExporter:
         spans = told.watch(OTLPSpanExporter(endpoint=f"{url}/v1/traces", timeout=WITHIN_S))
         reader = PeriodicExportingMetricReader(metrics, 1000 * EVERY_S, 1000 * WITHIN_S)
         self._meters = MeterProvider([reader], resource, shutdown_on_exit=False)
-        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
         self._tracers.add_span_processor(BatchSpanProcessor(spans, MOST_SPANS, 1000 * EVERY_S))
         self._tracer = self._tracers.get_tracer(SCOPE, __version__)
         self._make_instruments()
-        attributes: dict[str, str | int] = {"holdfast.run": run, "holdfast.attempt": attempt}
-        self._root = self._tracer.start_span("attempt", start_time=_to_ns(began), attributes=attributes)
+        self._root = self._begin_attempt(attempt, began, key)
         log.info("metrics and spans: %s", url)
+
+    def _begin_attempt(self, number: int, began: float, key: str) -> Any:
+        attributes: dict[str, str | int] = {"holdfast.run": self._readings.common["run"], "holdfast.attempt": number}
+        with self._ids.following_from(key):
+            return self._tracer.start_span("attempt", Context(), start_time=_to_ns(began), attributes=attributes)
 
     def _make_instruments(self) -> None:
         meter = self._meters.get_meter(SCOPE, __version__)
@@ -97,6 +107,13 @@ class OtlpExporter:
             self._add(child, own)
         own.end(_to_ns(span.ended))
 
+    def add_dead(self, dead: DeadAttempt) -> None:
+        """Queue the span of an attempt that died: in its own trace, where its chunks have named it as their parent."""
+        span = self._begin_attempt(dead.number, dead.began, dead.key)
+        span.set_attributes(dead.attributes)
+        span.set_status(Status(StatusCode.ERROR, dead.message))
+        span.end(_to_ns(dead.ended))
+
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
         """Send the last metrics and spans; wait some seconds at most until they are sent."""
         within_s = COMPLETE_WITHIN_S if is_complete else STOPPED_WITHIN_S
@@ -116,6 +133,29 @@ class OtlpExporter:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             self._told.tell(f"no answer within {within_s:g} s")
+
+
+class _Ids(RandomIdGenerator):  # type: ignore[misc]
+    """Random ids, except those of an attempt's own span and trace, which follow from a key."""
+
+    def __init__(self) -> None:
+        self._fixed: tuple[int, int] | None = None
+
+    @contextlib.contextmanager
+    def following_from(self, key: str) -> Iterator[None]:
+        """Give the span that begins in the block the ids that follow from a key; random ids if it is empty."""
+        digest = hashlib.sha256(key.encode()).digest()
+        self._fixed = (int.from_bytes(digest[:16]), int.from_bytes(digest[16:24])) if key else None
+        yield
+        self._fixed = None
+
+    def generate_trace_id(self) -> int:
+        """Return the id of a new trace."""
+        return self._fixed[0] if self._fixed else super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        """Return the id of a new span."""
+        return self._fixed[1] if self._fixed else super().generate_span_id()
 
 
 class _Told(logging.Handler):

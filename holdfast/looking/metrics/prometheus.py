@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from holdfast.config.metrics import MetricsTarget
 from holdfast.looking.metrics.readings import Readings
-from holdfast.looking.metrics.spans import SpanRecord
+from holdfast.looking.metrics.spans import DeadAttempt, SpanRecord
 from holdfast.looking.metrics.table import METRICS
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,9 @@ class PrometheusExporter:
         return f"metrics {can} {which} of {self._target.host}: {reason}; the run continues, and tries again{hint}"
 
     def add(self, span: SpanRecord) -> None:
+        """Ignore a span: Prometheus has no spans."""
+
+    def add_dead(self, dead: DeadAttempt) -> None:
         """Ignore a span: Prometheus has no spans."""
 
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:

@@ -19,3 +19,21 @@ class SpanRecord:
     ended: float
     attributes: Mapping[str, str | int | float] = field(default_factory=dict)
     children: tuple["SpanRecord", ...] = ()
+
+
+@dataclass(frozen=True)
+class DeadAttempt:
+    """An attempt that died before it could send its own span, as the run's records tell it.
+
+    Attributes:
+        key: the token in the attempt's record, from which the ids of its trace and span follow; empty if it has none.
+        began, ended: in seconds since 1970; the end is its last sign of life on record.
+        message: how it ended, for a person.
+    """
+
+    number: int
+    key: str
+    began: float
+    ended: float
+    message: str
+    attributes: Mapping[str, str | int | float] = field(default_factory=dict)

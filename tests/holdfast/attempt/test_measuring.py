@@ -15,9 +15,9 @@ from holdfast.attempt.measuring import Measuring
 from holdfast.config import RunConfig, load_config
 from holdfast.config.metrics import MetricsTarget
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, seconds_of
 from holdfast.ledger.goodput import BUCKETS
-from holdfast.looking.metrics import METRICS
+from holdfast.looking.metrics import METRICS, DeadAttempt, Readings, SpanRecord
 from holdfast.rank.messages import Progress, Ready
 from holdfast.store import open_store
 from holdfast.testing.arrays import array_ranks
@@ -255,6 +255,65 @@ def test_spans_are_within_each_other_as_the_work_is(engine: Engine, forked_ranks
         assert span.end_time_unix_nano <= attempts[commit.attempt].end_time_unix_nano
     [restore] = [span for span in received.spans if span.name == "restore"]
     assert restore.parent_span_id == attempts[2].span_id
+
+
+@OTLP
+@pytest.mark.slow
+def test_the_next_attempt_sends_the_span_of_one_that_was_killed(engine: Engine, received: Received) -> None:
+    """The killed attempts are processes of their own, and die by SIGKILL after a commit."""
+    metrics = f"log.metrics='otlp:{received.url}'"
+    for number in (1, 2, 3):
+        faulty = fault("commit-recorded", 2, "self", engine.folder / f"struck{number}") if number < 3 else {}
+        engine.run(metrics, **faulty)
+    journal = engine.journal()
+    spans = [span for span in received.spans if span.name == "attempt"]
+    facts = {span.span_id: read_attributes(span.attributes) for span in spans}
+    assert {facts[span.span_id]["holdfast.attempt"] for span in spans} == {1, 2, 3}
+    assert len(facts) == 3, "the first one's span has the same ids whoever sends it"
+    for span in spans:
+        fact = facts[span.span_id]
+        number = fact["holdfast.attempt"]
+        record, ending = journal.read_attempt(number), journal.read_ending(number)
+        assert ending is not None
+        assert fact["holdfast.reason"] == ending.reason == ("completed" if number == 3 else "vanished")
+        assert (span.status.code == 2) == (number < 3)  # ERROR
+        if number == 3:
+            continue
+        assert span.status.message.startswith("vanished")
+        began, ended = span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9
+        assert abs(began - seconds_of(record.created_at)) < 5
+        commits = [journal.read_commit(each) for each in journal.numbers("commits")]
+        own = [each for each in commits if each.attempt == number]
+        assert ended >= max(seconds_of(each.created_at) for each in own)
+        assert ended <= seconds_of(journal.read_attempt(number + 1).created_at)
+        assert fact["holdfast.step"] >= max(each.step for each in own)
+
+
+@OTLP
+def test_the_span_of_a_killed_attempt_is_the_parent_of_the_chunks_that_it_had_sent(received: Received) -> None:
+    from holdfast.looking.metrics.otlp import OtlpExporter
+
+    killed = OtlpExporter(received.url, Readings({"run": "a"}), 1, 1000.0, "a-token")
+    killed.add(SpanRecord("chunk", 1001.0, 1002.0))
+    killed._tracers.force_flush()
+    later = OtlpExporter(received.url, Readings({"run": "a"}), 2, 2000.0, "another-token")
+    later.add_dead(DeadAttempt(1, "a-token", 1000.0, 1003.5, "vanished", {"holdfast.reason": "vanished"}))
+    later.add(SpanRecord("chunk", 2001.0, 2002.0))
+    later.close(2003.0, {}, is_complete=True)
+    attempts = {
+        read_attributes(span.attributes)["holdfast.attempt"]: span for span in received.spans if span.name == "attempt"
+    }
+    chunks = [span for span in received.spans if span.name == "chunk"]
+    assert [(each.trace_id, each.parent_span_id) for each in chunks] == [
+        (attempts[number].trace_id, attempts[number].span_id) for number in (1, 2)
+    ]
+    dead = attempts[1]
+    assert (dead.start_time_unix_nano, dead.end_time_unix_nano) == (1000 * 10**9, 10**9 * 2007 // 2)
+    assert (dead.status.code, dead.status.message) == (2, "vanished")
+    assert not any(attempt.parent_span_id for attempt in attempts.values())
+    assert attempts[2].status.code == 0
+    killed._tracers.shutdown()
+    killed._meters.shutdown()
 
 
 @OTLP
