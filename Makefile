@@ -88,6 +88,12 @@ down: .venv/ready
 	@{ $(PYTHON) -m venv --clear .venv/mlflow && .venv/mlflow/bin/python -m pip install --quiet mlflow 2> /dev/null; } \
 		&& touch $@ || { rm -rf .venv/mlflow; echo "MLflow can't be installed with pip: the test of its sink is skipped"; }
 
+# The verifier of signed models, for the tests of receipts.
+.venv/signing/ready: .venv/ready
+	@{ $(PYTHON) -m venv --clear --without-pip .venv/signing && $(BIN)/python -m pip --python .venv/signing/bin/python \
+		install --quiet --constraint constraints.txt --group signing 2> /dev/null; } && touch $@ || \
+		{ rm -rf .venv/signing; echo "model-signing can't be installed with pip: its tests are skipped"; }
+
 # torchtitan, in an environment of its own, because its pins and those of constraints.txt exclude each other.
 .venv/titan/ready: .venv/ready tests/support/titan.txt
 	@echo "setting up .venv/titan (a minute, once)"
@@ -103,7 +109,7 @@ test-full: .venv/ready .venv/azurite .venv/axe .venv/pyright
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not pool and not extras" $(ARGS)
 	$(MAKE) test-extras test-pools
 
-test-extras: .venv/extras .venv/mlflow/ready .venv/titan/ready
+test-extras: .venv/extras .venv/mlflow/ready .venv/signing/ready .venv/titan/ready
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m extras $(ARGS)
 
 # Some of test-extras.

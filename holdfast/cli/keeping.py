@@ -112,28 +112,43 @@ def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT
     print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
 
 
-@app.command(name="receipt", usage="Usage: holdfast receipt RUN [COMMIT] OUT.json --signing-key KEY")
-def receipt_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.json")], signing_key: str) -> None:
+@app.command(name="receipt", usage="Usage: holdfast receipt RUN [COMMIT] OUT.json --signing-key KEY [--model PATH]")
+def receipt_command(
+    run: str,
+    /,
+    *what: Annotated[str, Parameter(name="[COMMIT] OUT.json")],
+    signing_key: str,
+    model: Path | None = None,
+    part: str = "",
+) -> None:
     """Write a signed receipt: the chain of commits that led to a checkpoint, with settings, code, data and machines.
 
-    `holdfast audit RUN --receipt OUT.json --key KEY.pub` checks it anywhere, and trains some of its chunks again.
+    `holdfast audit RUN --receipt OUT.json --key KEY.pub` checks it anywhere, and trains some of its chunks again. It is
+    a model signature, too, of the checkpoint's folder or of an exported model: model_signing verifies it.
 
     Args:
         run: <store>/<run>.
         what: The commit (its number, its folder, or best; by default the newest) and the file to make.
         signing_key: The private key, a PEM file of holdfast keygen, or env:NAME.
+        model: Sign this file or folder, which has to hold the commit's weights as export writes them: as safetensors or
+            for transformers. It may hold more files, such as a tokenizer.
+        part: The part of the model that was exported.
     """
     *commit, out = _split_out(what, "OUT.json", "for example: holdfast receipt runs/language receipt.json ...")
+    if part and model is None:
+        raise WrongUse("--part needs --model")
     journal = open_journal(run)
     journal.read_run()
     found = find_commit(journal, *commit)
-    envelope = make_receipt(journal, found, load_signing_key(signing_key))
+    receipt, others = make_receipt(journal, found, load_signing_key(signing_key), model, part)
     try:
         with creating(Path(out).absolute()) as writer:
-            writer.write(envelope)
+            writer.write(receipt)
     except NameTaken:
         raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
     print(f"{out}: receipt of commit {found.number} of run {journal.run}, step {found.step}, {found.checkpoint_sha256}")
+    if others:
+        print(f"signed, but not made by the run: {', '.join(others)}")
 
 
 @app.command(name="unpack")

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, NoReturn, NotRequired
+from typing import Annotated, Any, NoReturn, NotRequired
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -88,22 +88,26 @@ class SigningKey:
             "predicateType": PREDICATE_TYPE,
             "predicate": {"run": run},
         })  # fmt: skip
-        envelope = self.seal(statement)
+        envelope = dump_json(self.seal(statement)) + b"\n"
         if len(envelope) > MAX_ENVELOPE_BYTES:
             raise WrongUse(
                 f"a checkpoint of {len(files)} files is too large to sign", hint="save the checkpoint as fewer files"
             )
         return envelope
 
-    def seal(self, statement: bytes) -> bytes:
-        """Sign an in-toto statement, as JSON; return the DSSE envelope for `open_envelope`."""
+    def seal(self, statement: bytes) -> dict[str, Any]:
+        """Sign an in-toto statement, as JSON; return the fields of the DSSE envelope for `open_envelope`."""
         signature = self._private.sign(pae(PAYLOAD_TYPE, statement), ECDSA_SHA256)
-        envelope = dump_json({
+        return {
             "payload": base64.b64encode(statement).decode(),
             "payloadType": PAYLOAD_TYPE,
             "signatures": [{"keyid": self.key_id, "sig": base64.b64encode(signature).decode()}],
-        })  # fmt: skip
-        return envelope + b"\n"
+        }
+
+    @property
+    def public_pem(self) -> bytes:
+        """The public half, as a PEM file has it."""
+        return _to_pem(self._private.public_key())
 
 
 class _Signature(TypedDict):
@@ -148,7 +152,7 @@ def generate_key(path: Path) -> str:
     """
     private = ec.generate_private_key(ec.SECP256R1())
     secret = private.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
-    shared = private.public_key().public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
+    shared = _to_pem(private.public_key())
     _create(path, secret, mode=0o600)
     try:
         _create(path.with_name(path.name + ".pub"), shared, mode=0o644)
@@ -277,6 +281,10 @@ def _from_base64(text: str) -> bytes:
 
 def _refuse(message: str, hint: str = CHANGED_HINT, **data: object) -> NoReturn:
     raise NotTrusted(message, hint=hint, **data)
+
+
+def _to_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _key_id(key: ec.EllipticCurvePublicKey) -> str:

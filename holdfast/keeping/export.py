@@ -5,6 +5,7 @@ in an id at each export; its values are equal.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import warnings
@@ -50,6 +51,21 @@ def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = 
     except NameTaken:
         raise _taken(out) from None
     return sorted(weights)
+
+
+def hash_export(journal: Journal, commit: Commit, part: str = "") -> tuple[str, set[str]]:
+    """Return the SHA-256 of the safetensors file that `export` writes, and those of transformers' other files.
+
+    Raises:
+        CheckpointDamaged: a file is missing or differs from its commit.
+        ConfigError: there is no such part.
+    """
+    weights = hashlib.sha256()
+    for piece in serialize_tensors(find_weights(read_payload(journal.store, commit), part)):
+        weights.update(piece)
+    metadata = read_metadata(journal.store, commit.path)
+    configs = metadata.model_configs.get(part, {}) if metadata else {}
+    return weights.hexdigest(), {hashlib.sha256(_spell_config(each)).hexdigest() for each in configs.values()}
 
 
 @contextlib.contextmanager
@@ -135,7 +151,11 @@ def _write_folder(out: Path, weights: Mapping[str, Tensor], files: Mapping[str, 
     with creating(out / "model.safetensors") as writer:
         _write_pieces(weights, writer)
     for name, content in sorted(files.items(), reverse=True):
-        folder.create(name, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+        folder.create(name, _spell_config(content))
+
+
+def _spell_config(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _write_torch(weights: Mapping[str, Tensor], writer: Writer) -> None:

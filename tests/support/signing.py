@@ -5,6 +5,7 @@ import hashlib
 import json
 from typing import Any
 
+import rfc8785
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec
 from securesystemslib.dsse import Envelope
@@ -40,7 +41,7 @@ def pair(number: int) -> tuple[SigningKey, TrustedKey, ec.EllipticCurvePrivateKe
 
 
 SIGNING, TRUSTED, PRIVATE = pair(2**255 + 7)
-OTHER_SIGNING, OTHER_TRUSTED, _ = pair(2**255 + 8)
+OTHER_SIGNING, OTHER_TRUSTED, OTHER_PRIVATE = pair(2**255 + 8)
 GOOD = SIGNING.sign(RUN, NAME, RECORD, FILES)
 
 
@@ -61,3 +62,26 @@ def sealed(statement: object, payload_type: str = PAYLOAD_TYPE) -> bytes:
 def urlsafe(text: str) -> bytes:
     """Decode base64 in either of its alphabets."""
     return base64.urlsafe_b64decode(text.replace("+", "-").replace("/", "_"))
+
+
+def sealed_bundle(statement: object, private: ec.EllipticCurvePrivateKey = PRIVATE, **changed: Any) -> bytes:
+    """Sign a statement with the independent implementation; return it as a canonical bundle.
+
+    Args:
+        statement: the statement, or its bytes.
+        changed: other fields of the envelope.
+    """
+    payload = statement if isinstance(statement, bytes) else rfc8785.dumps(statement)  # type: ignore[arg-type]
+    envelope = Envelope(payload, PAYLOAD_TYPE, {})
+    envelope.sign(CryptoSigner(private))
+    return bundle(envelope.to_dict() | changed)
+
+
+def bundle(envelope: dict[str, Any], **changed: Any) -> bytes:
+    """Return a canonical bundle with an envelope; `changed` replaces fields of the bundle."""
+    fields = {
+        "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+        "verificationMaterial": {"publicKey": {"hint": ""}, "tlogEntries": []},
+        "dsseEnvelope": envelope,
+    }
+    return rfc8785.dumps(fields | changed) + b"\n"

@@ -69,6 +69,11 @@ def spike(cause: str, flips: str = "") -> Recipe:
     )
 
 
+def spike_on_other_data(cause: str, flips: str = "") -> Recipe:
+    """Return the recipe `spike` on data in which one sample was exchanged."""
+    return spike("data", flips)
+
+
 def spike_in_loop(run: Run) -> None:
     """Train on the poisoned data in a loop of one's own."""
     model = Regression()

@@ -1,0 +1,121 @@
+"""The audit of a receipt: the check against the store, and chunks that a public seed chooses, trained again."""
+
+import math
+import random
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from holdfast.errors import WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.proof.audit import Audit, audit_commit
+from holdfast.proof.receipt.chain import is_given
+from holdfast.proof.receipt.checking import check_receipt, check_weights
+from holdfast.proof.receipt.signed import Receipt
+from holdfast.recipe.permission import BY_DEFAULT, Trust
+from holdfast.terminal import counted
+
+CHUNKS = 3  # chunks that are trained again by default
+SHOWN_FORGED = (1, 2, 5)
+
+
+class ReceiptAudit(BaseModel):
+    """The result of an audit of a receipt.
+
+    Attributes:
+        audits: the audits of the chosen commits.
+        replayable: the number of commits that can be trained again here, because their start is still there.
+        unchecked: the commits that can't be trained again.
+        seed: the public seed that chose the commits.
+        weights: what was found of the signed files of an export; empty if the checkpoint itself is signed.
+    """
+
+    run: str
+    commit: int
+    key_id: str
+    commits: int
+    audits: list[Audit]
+    replayable: int
+    unchecked: list[int]
+    seed: int
+    weights: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether each of the chosen chunks ended on the same bytes."""
+        return all(each.is_identical for each in self.audits)
+
+    def chance(self, forged: int) -> float:
+        """Return the probability that a chain with so many forged chunks passes, if the seed isn't known beforehand."""
+        if forged > self.replayable - len(self.audits):
+            return 0.0
+        return math.comb(self.replayable - forged, len(self.audits)) / math.comb(self.replayable, len(self.audits))
+
+    def _list_notes(self) -> list[str]:
+        """Return what differs here from the run, where the bytes are the same all the same."""
+        return list(dict.fromkeys(note for each in self.audits if each.is_identical for note in each.notes))
+
+    def __str__(self) -> str:
+        lines = [
+            f"receipt of commit {self.commit} of run {self.run}, signed by {self.key_id[:16]}: its "
+            f"{counted(self.commits, 'commit')} are those of the store",
+            *([self.weights] if self.weights else []),
+            *map(str, self.audits),
+            f"{len(self.audits)} of {counted(self.replayable, 'chunk')} trained again, chosen by seed {self.seed}: "
+            + ("all end on the same bytes" if self.is_good else "NOT all end on the same bytes"),
+            *(f"different here: {note}" for note in self._list_notes()),
+        ]
+        if self.is_good:
+            shown = [number for number in SHOWN_FORGED if number <= self.replayable]
+            chances = ", ".join(f"{number}: {100 * self.chance(number):.3g} %" for number in shown)
+            lines.append(f"the probability that as many forged chunks among these would have passed: {chances}")
+        if self.unchecked:
+            numbers = ", ".join(map(str, self.unchecked))
+            lines.append(f"not checked, because the checkpoint before was pruned: {numbers}")
+        return "\n".join(lines)
+
+
+def audit_receipt(
+    journal: Journal, receipt: Receipt, chunks: int, seed: int, trust: Trust = BY_DEFAULT
+) -> ReceiptAudit:
+    """Check a receipt against a run's records, and train chunks of its chain again that a seed chooses.
+
+    Args:
+        chunks: the number of chunks to train again; all if there are no more.
+        seed: the seed. Choose it after the receipt was made: who knows it beforehand can forge other chunks.
+        trust: how to choose the recipe, and whether to accept the one in the run's records.
+
+    Raises:
+        NotTrusted: the receipt contradicts the run's records.
+        WrongUse: no chunk can be trained again, or the recipe is not trusted.
+        CheckpointDamaged: a checkpoint is damaged.
+        RunStopped: a replay ended early.
+    """
+    commits = check_receipt(journal, receipt)
+    weights = check_weights(journal, receipt, commits[-1])
+    run = journal.read_run()
+    own = [each for each in commits if not is_given(run, each)]
+    replayable = [each for each in own if not (each.parent and journal.is_pruned(each.parent))]
+    if not replayable:
+        raise WrongUse(
+            f"no commit of run {journal.run!r} can be trained again: all checkpoints before them were pruned",
+            hint="retention.keep_every keeps checkpoints for such audits",
+        )
+    chosen = choose_chunks(replayable, chunks, seed)
+    return ReceiptAudit(
+        run=journal.run,
+        commit=commits[-1].number,
+        key_id=receipt.key_id,
+        commits=len(commits),
+        audits=[audit_commit(journal, each, trust=trust) for each in chosen],
+        replayable=len(replayable),
+        unchecked=[each.number for each in own if each not in replayable],
+        seed=seed,
+        weights=weights,
+    )
+
+
+def choose_chunks(commits: Sequence[Commit], chunks: int, seed: int) -> list[Commit]:
+    """Return the commits that a seed chooses, oldest first; all of them if there are no more than ``chunks``."""
+    chosen = random.Random(seed).sample(commits, min(chunks, len(commits)))
+    return sorted(chosen, key=lambda each: each.number)

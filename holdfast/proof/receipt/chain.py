@@ -1,0 +1,169 @@
+"""The chain of commits that led to a checkpoint, as a receipt tells it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdfast.errors import RecordDamaged, WrongUse
+from holdfast.journal import AttemptRecord, Commit, Journal, list_audits, list_trainers, record_name
+from holdfast.journal.audits import find_certifying
+from holdfast.journal.records import RunRecord
+from holdfast.provenance.fingerprint import to_plain
+
+# A commit, and the SHA-256 of its record's bytes.
+Hashed = tuple[Commit, str]
+
+
+class Part(BaseModel):
+    """A part of a receipt. It may hold nothing that no check compares with the store."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class ChainLink(Part):
+    """One commit of the chain.
+
+    Attributes:
+        parent: the commit that it was trained from; 0 for none.
+        checkpoint_sha256: the checkpoint's content id.
+        record_sha256: the SHA-256 of the commit's record.
+        settings: the fingerprint of its settings.
+        attempts: the attempts that may have trained it.
+        certified_by: the hosts, other than those of the attempts, that have trained it again to the same bytes.
+        rehearsed: the steps of the last rehearsals of its line that were equal.
+        inexact: how a rehearsal of its line differed, where the run went on all the same.
+        origin: where an imported checkpoint comes from.
+    """
+
+    commit: int = Field(ge=1)
+    parent: int = Field(ge=0)
+    step: int
+    checkpoint_sha256: str
+    record_sha256: str
+    settings: str
+    attempts: list[int]
+    certified_by: list[str]
+    rehearsed: list[int]
+    inexact: str
+    origin: dict[str, Any] | None
+
+
+class AttemptFacts(Part):
+    """The machine and the code of an attempt, and what it had changed; see `AttemptRecord`."""
+
+    host: str
+    environment: dict[str, Any]
+    lineage: dict[str, Any]
+
+
+class Chain(Part):
+    """What a receipt tells of a run.
+
+    Attributes:
+        chain: the commits from the run's first to the receipt's, oldest first.
+        settings: what the trained numbers depend on (the identity), by fingerprint; it has the digest of the data.
+        attempts: the attempts that trained the chain, by number.
+        exported: the part of the model whose weights the signed files have; empty for the whole model, None if the
+            signed files are those of the checkpoint.
+    """
+
+    run: str
+    holdfast: str
+    created_at: str
+    chain: list[ChainLink] = Field(min_length=1)
+    settings: dict[str, dict[str, Any]]
+    attempts: dict[int, AttemptFacts]
+    exported: str | None
+
+    @property
+    def commit(self) -> ChainLink:
+        """Return the link of the commit that the receipt is about."""
+        return self.chain[-1]
+
+
+def list_line(journal: Journal, run: RunRecord, number: int) -> list[Hashed]:
+    """Return a commit after all its ancestors, oldest first.
+
+    Raises:
+        RecordDamaged: a commit's record is lost, or can't be read.
+    """
+    line: list[Hashed] = []
+    while True:
+        commit, sha256 = journal.read_hashed(number)
+        if commit is None or commit.parent >= number:
+            raise RecordDamaged(f"run {journal.run!r} has no {record_name('commits', number)} that can be read")
+        line.append((commit, sha256))
+        if is_given(run, commit) or not commit.parent:
+            return line[::-1]
+        number = commit.parent
+
+
+def is_given(run: RunRecord, commit: Commit) -> bool:
+    """Return whether a run began with this commit's checkpoint, which it hasn't trained."""
+    return bool(commit.origin) or (run.packed and commit.number == run.first_commit)
+
+
+def describe_line(
+    journal: Journal, run: RunRecord, line: Sequence[Hashed]
+) -> tuple[list[ChainLink], dict[int, AttemptFacts]]:
+    """Return the link of each commit of a line, and the attempts that trained it.
+
+    Raises:
+        NameMissing, RecordDamaged: the record of an attempt is lost or damaged.
+    """
+    audits = list_audits(journal)
+    links: list[ChainLink] = []
+    attempts: dict[int, AttemptFacts] = {}
+    for commit, sha256 in line:
+        trainers = [] if is_given(run, commit) else list_trainers(journal, commit)
+        links.append(_describe(journal, commit, sha256, trainers, audits.get(commit.number, ())))
+        attempts |= {each.number: _describe_attempt(each) for each in trainers}
+    return links, attempts
+
+
+def read_settings(journal: Journal, line: Sequence[Hashed]) -> dict[str, dict[str, Any]]:
+    """Return the identities that a line was trained with, by fingerprint.
+
+    Raises:
+        WrongUse: the settings of a commit were lost.
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    for commit, _ in line:
+        if commit.config_fingerprint in settings:
+            continue
+        record = journal.read_config(commit.config_fingerprint)
+        if record is None:
+            raise WrongUse(f"the settings of commit {commit.number} of run {journal.run!r} were lost")
+        settings[commit.config_fingerprint] = to_plain(record.identity)
+    return settings
+
+
+def _describe(
+    journal: Journal, commit: Commit, sha256: str, trainers: Sequence[AttemptRecord], audits: Sequence[int]
+) -> ChainLink:
+    """Return the link of a commit.
+
+    Args:
+        sha256: the SHA-256 of its record.
+        trainers: the attempts that may have trained it.
+        audits: the numbers of its audits.
+    """
+    certifying = find_certifying(journal, commit, audits)
+    return ChainLink(
+        commit=commit.number,
+        parent=commit.parent,
+        step=commit.step,
+        checkpoint_sha256=commit.checkpoint_sha256,
+        record_sha256=sha256,
+        settings=commit.config_fingerprint,
+        attempts=[each.number for each in trainers],
+        certified_by=sorted({each.host for each in certifying}),
+        rehearsed=commit.rehearsed,
+        inexact=commit.inexact,
+        origin=commit.origin.model_dump() if commit.origin else None,
+    )
+
+
+def _describe_attempt(attempt: AttemptRecord) -> AttemptFacts:
+    return AttemptFacts(host=attempt.host, environment=attempt.environment, lineage=attempt.lineage)

@@ -1,0 +1,112 @@
+"""The check of a receipt against the records of a run on a store."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+from pydantic import BaseModel
+
+from holdfast.errors import ConfigError, NameMissing, RecordDamaged
+from holdfast.journal import Commit, Journal, record_name
+from holdfast.proof.receipt.chain import Chain, Hashed, describe_line, list_line
+from holdfast.proof.receipt.signed import Receipt, find_others, list_own_files, refuse
+from holdfast.provenance.canonical import dump_json
+
+
+def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
+    """Check that a run on a store has the chain of a receipt; return the chain's commits, oldest first.
+
+    The chain's checkpoints are not read: retention may have pruned most. `holdfast verify` reads those that there are.
+
+    Raises:
+        NotTrusted: the chain contradicts itself, or the run's records.
+    """
+    chain = receipt.chain
+    if chain.run != journal.run:
+        refuse(f"it is about run {chain.run!a}, not {journal.run!a}")
+    run = journal.read_run()
+    try:
+        line = list_line(journal, run, chain.commit.commit)
+        _compare_commits(journal, chain, line)
+        links, attempts = describe_line(journal, run, line)
+    except (NameMissing, RecordDamaged) as error:
+        refuse(f"the run has not the records that it names: {error.message}")
+    for told, found in zip(chain.chain, links, strict=True):
+        known = [host for host in found.certified_by if host in told.certified_by]
+        _compare(f"commit {told.commit}", told, found.model_copy(update={"certified_by": known}))
+    if list(chain.attempts) != sorted(attempts):
+        refuse(f"its attempts are {_spell(chain.attempts)}; {_spell(attempts)} trained its commits")
+    for number, facts in chain.attempts.items():
+        _compare(f"attempt {number}", facts, attempts[number])
+    _check_settings(chain)
+    commit = line[-1][0]
+    if chain.exported is None and receipt.files != list_own_files(commit):
+        refuse(f"its files are not those of commit {commit.number}")
+    return [each for each, _ in line]
+
+
+def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
+    """Return what is found of the signed files of an export, for a person; empty if the checkpoint itself is signed.
+
+    Raises:
+        NotTrusted: none of the files has the weights of the receipt's commit.
+        CheckpointDamaged: the checkpoint is damaged.
+    """
+    part = receipt.chain.exported
+    if part is None:
+        return ""
+    if journal.is_pruned(commit.number):
+        return f"the signed files were not compared with commit {commit.number}, which was pruned"
+    try:
+        others = find_others(journal, commit, receipt.files, part)
+    except ConfigError as error:
+        refuse(error.message)
+    if others is None:
+        refuse(f"none of its files has the weights of commit {commit.number}")
+    not_made = f"; not made by the run: {', '.join(others)}" if others else ""
+    return f"the signed files have the weights of commit {commit.number}{not_made}"
+
+
+def _compare_commits(journal: Journal, chain: Chain, line: Sequence[Hashed]) -> None:
+    """Check that a chain has the commits of a line of the run, and no others."""
+    for told, found in zip_longest(chain.chain, line):
+        number = found[0].number if found else 0
+        if told is None or told.commit != number:
+            refuse(f"its chain has {_name(told.commit if told else 0)} where the run's has {_name(number)}")
+        name = record_name("commits", number)
+        if told.record_sha256 != found[1]:
+            refuse(f"run {journal.run!r} has another {name}")
+        if journal.is_quarantined(number):
+            refuse(f"commit {number} is quarantined on the store: {record_name('quarantine', number)} says why")
+
+
+def _compare(what: str, told: BaseModel, found: BaseModel) -> None:
+    """Check that a part of a receipt is what the run's records have."""
+    for name in type(told).model_fields:
+        if _to_bytes(told, name) != _to_bytes(found, name):
+            refuse(f"its {name} of {what} is not what the run's records have")
+
+
+def _to_bytes(part: BaseModel, name: str) -> bytes:
+    # Python takes 1, 1.0 and True for equal.
+    return dump_json({name: part.model_dump(mode="json")[name]})
+
+
+def _check_settings(chain: Chain) -> None:
+    """Check that a chain has the settings of each of its commits, and no others."""
+    for link in chain.chain:
+        if link.settings not in chain.settings:
+            refuse(f"the settings of commit {link.commit} are missing")
+    for name, identity in chain.settings.items():
+        if hashlib.sha256(dump_json(identity)).hexdigest() != name:
+            refuse(f"the settings {name[:12]} have another fingerprint")
+        if name not in {link.settings for link in chain.chain}:
+            refuse(f"no commit has the settings {name[:12]}")
+
+
+def _name(number: int) -> str:
+    return f"commit {number}" if number else "none"
+
+
+def _spell(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers))) or "none"

@@ -1,0 +1,96 @@
+"""The files of a model that a receipt signs, in the form of OpenSSF's model signing, so that its tools verify them.
+
+Their statement has one subject, whose digest is over the digests of all files, and a list of the files. Sources:
+https://github.com/sigstore/model-transparency/blob/main/docs/model_signing_format.md and, for the fields of the
+predicate, `Payload` in its `_signing/signing.py`; https://docs.sigstore.dev/about/bundle/.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from holdfast.errors import ConfigError
+from holdfast.journal.signature import STATEMENT_TYPE
+
+MODEL_TYPE = "https://model_signing/signature/v1.0"
+BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+# The name of the file, if the model is one file.
+ALONE = "."
+# Model signing ignores these at the top of a folder, unless it is told not to.
+OF_GIT = {".git", ".gitattributes", ".github", ".gitignore"}
+
+
+def state_model(name: str, files: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    """Return a statement about a model.
+
+    Args:
+        name: the name of the model's file or folder, which no verifier compares.
+        files: the SHA-256 of each file, by its path in the folder.
+        more: further fields of the predicate, which model signing ignores.
+    """
+    ordered = sorted(files.items(), key=lambda each: PurePosixPath(each[0]).parts)
+    root = hashlib.sha256(b"".join(bytes.fromhex(sha256) for _, sha256 in ordered)).hexdigest()
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": root}}],
+        "predicateType": MODEL_TYPE,
+        "predicate": {
+            "serialization": {"method": "files", "hash_type": "sha256", "allow_symlinks": False},
+            "resources": [{"name": path, "algorithm": "sha256", "digest": sha256} for path, sha256 in ordered],
+            **more,
+        },
+    }
+
+
+def hash_model(model: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a folder, by its path in it; of a single file, by `ALONE`.
+
+    Raises:
+        ConfigError: there is no such file, one of them can't be read or signed, or the folder has none.
+    """
+    try:
+        if stat.S_ISDIR(_check_kind(model)):
+            files = {path.relative_to(model).as_posix(): _hash_file(path) for path in _walk(model)}
+        else:
+            files = {ALONE: _hash_file(model)}
+    except OSError as error:
+        raise ConfigError(f"{error.filename or model} can't be read: {error.strerror}") from None
+    if not files:
+        raise ConfigError(f"{model} has no file", hint="holdfast export writes the weights into it")
+    return files
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of those in it."""
+    pending = [each for each in folder.iterdir() if each.name not in OF_GIT]
+    while pending:
+        path = pending.pop()
+        if stat.S_ISDIR(_check_kind(path)):
+            pending += path.iterdir()
+        else:
+            yield path
+
+
+def _check_kind(path: Path) -> int:
+    """Return the mode of a file or folder.
+
+    Raises:
+        ConfigError: it is neither, such as a link; or its name is not text.
+    """
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path} can't be signed: its name is not UTF-8", hint="rename it") from None
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "a link" if stat.S_ISLNK(mode) else "no file"
+        raise ConfigError(f"{path} can't be signed: it is {kind}", hint="put a file in its place, or name that one")
+    return mode
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,226 @@
+"""A receipt as a file: made, signed and opened.
+
+The file is a Sigstore bundle with a DSSE envelope around an in-toto statement: a model signature of OpenSSF's form over
+the checkpoint's files, or over those of an export. The chain of commits is a field of its predicate.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from holdfast import __version__
+from holdfast.errors import ConfigError, NotTrusted
+from holdfast.journal import Commit, Journal, now
+from holdfast.journal.signature import PAYLOAD_TYPE, SigningKey, TrustedKey, open_envelope
+from holdfast.keeping.export import hash_export
+from holdfast.proof.receipt.chain import Chain, Part, describe_line, list_line, read_settings
+from holdfast.proof.receipt.model import BUNDLE_TYPE, MODEL_TYPE, hash_model, state_model
+from holdfast.provenance.canonical import dump_json
+
+# The name of the chain among the predicate's fields: in-toto wants a URI for a field that its type doesn't define.
+CHAIN_TYPE = "urn:holdfast:receipt:v1"
+MAX_RECEIPT_BYTES = 2**28
+# A bundle has fewer values, and its payload is text. More would take 60 bytes of memory for each byte or two.
+MOST_VALUES = 64
+
+
+class _Hint(Part):
+    hint: str
+
+
+class _Material(Part):
+    key: _Hint = Field(alias="publicKey")
+    log: list[str] = Field(alias="tlogEntries", max_length=0)
+
+
+class _Signature(Part):
+    keyid: str
+    sig: str
+
+
+class _Envelope(Part):
+    payload: str
+    payload_type: str = Field(alias="payloadType")
+    signatures: list[_Signature] = Field(min_length=1, max_length=1)
+
+
+class _Bundle(Part):
+    media_type: str = Field(alias="mediaType")
+    material: _Material = Field(alias="verificationMaterial")
+    envelope: _Envelope = Field(alias="dsseEnvelope")
+
+
+class _Digest(Part):
+    sha256: str
+
+
+class _Subject(Part):
+    name: str
+    digest: _Digest
+
+
+class _Resource(Part):
+    name: str
+    algorithm: str
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class _Predicate(Part):
+    serialization: dict[str, Any]
+    resources: list[_Resource] = Field(min_length=1)
+    chain: Chain = Field(alias=CHAIN_TYPE)
+
+
+class _Statement(Part):
+    type: str = Field(alias="_type")
+    subject: list[_Subject] = Field(min_length=1, max_length=1)
+    predicate_type: str = Field(alias="predicateType")
+    predicate: _Predicate
+
+
+BUNDLE, STATEMENT = TypeAdapter(_Bundle), TypeAdapter(_Statement)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A receipt whose signature is good.
+
+    Attributes:
+        key_id: the id of the key that has signed it.
+        files: the SHA-256 of each signed file, by its path in the model's folder.
+    """
+
+    key_id: str
+    files: dict[str, str]
+    chain: Chain
+
+
+def make_receipt(
+    journal: Journal, commit: Commit, key: SigningKey, model: Path | None = None, part: str = ""
+) -> tuple[bytes, list[str]]:
+    """Return a signed receipt of a commit, and the names of those signed files that the run hasn't made.
+
+    Args:
+        model: the exported file or folder to sign; None for the checkpoint itself.
+        part: the part of the model whose weights were exported; see `holdfast.keeping.export.export`.
+
+    Raises:
+        ConfigError: no file of the model has the commit's weights.
+        WrongUse: the settings of a commit were lost.
+        NameMissing, RecordDamaged: a record of the chain is lost or damaged.
+    """
+    run = journal.read_run()
+    line = list_line(journal, run, commit.number)
+    links, attempts = describe_line(journal, run, line)
+    chain = Chain(
+        run=journal.run,
+        holdfast=__version__,
+        created_at=now(),
+        chain=links,
+        settings=read_settings(journal, line),
+        attempts=attempts,
+        exported=None if model is None else part,
+    )
+    if model is None:
+        return _seal(key, _state(commit.path, list_own_files(commit), chain)), []
+    files = hash_model(model)
+    others = find_others(journal, commit, files, part)
+    if others is None:
+        raise ConfigError(
+            f"no file of {model} has the weights of {f'{part} in ' if part else ''}commit {commit.number}",
+            hint="sign what holdfast export wrote as safetensors or transformers, with the same --part",
+        )
+    return _seal(key, _state(model.resolve().name, files, chain)), others
+
+
+def open_receipt(data: bytes, trusted: Sequence[TrustedKey]) -> Receipt:
+    """Return a receipt that one of the keys has signed.
+
+    A receipt has exactly one spelling. So no two programs can read different things in it: a key given twice, an
+    unknown field or a number in another form is refused.
+
+    Raises:
+        NotTrusted: none of the keys has signed it, or it is no receipt.
+    """
+    if len(data) > MAX_RECEIPT_BYTES:
+        refuse(f"it has over {MAX_RECEIPT_BYTES} bytes")
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        refuse("it is no bundle: it has too many values")
+    bundle = _parse(BUNDLE, data, "it is no bundle")
+    key_id, payload_type, payload = open_envelope(
+        dump_json(_dump(bundle.envelope)), trusted, "the signature of the receipt"
+    )
+    if (bundle.media_type, payload_type) != (BUNDLE_TYPE, PAYLOAD_TYPE):
+        refuse(f"it is no bundle: its types are {bundle.media_type!r} and {payload_type!r}")
+    if dump_json(_dump(bundle)) + b"\n" != data or base64.b64encode(payload).decode() != bundle.envelope.payload:
+        refuse("the bundle is not spelled as canonical JSON")
+    statement = _parse(STATEMENT, payload, "the signed statement is no receipt")
+    if statement.predicate_type != MODEL_TYPE:
+        refuse(f"the signed statement is no receipt: its type is {statement.predicate_type!r}")
+    predicate = statement.predicate
+    files = {each.name: each.digest for each in predicate.resources}
+    if not _is_spelled(statement.subject[0].name, files, predicate.chain, payload):
+        refuse("the signed statement is not spelled as a receipt is, in canonical JSON")
+    return Receipt(key_id, files, predicate.chain)
+
+
+def list_own_files(commit: Commit) -> dict[str, str]:
+    """Return the SHA-256 of each file of a commit's checkpoint, by its name in the checkpoint's folder."""
+    return {file.name: file.sha256 for file in commit.files}
+
+
+def find_others(journal: Journal, commit: Commit, files: dict[str, str], part: str) -> list[str] | None:
+    """Return the names of the files that `export` doesn't write for a commit; None if none has the weights.
+
+    Raises:
+        CheckpointDamaged: a file of the checkpoint is missing or differs from its commit.
+        ConfigError: there is no such part.
+    """
+    weights, configs = hash_export(journal, commit, part)
+    if weights not in files.values():
+        return None
+    return [name for name, sha256 in files.items() if sha256 not in {weights, *configs}]
+
+
+def refuse(problem: str) -> NoReturn:
+    """Raise NotTrusted: a receipt is not to be believed."""
+    raise NotTrusted(f"the receipt: {problem}", hint="don't trust this checkpoint; ask whoever signed the receipt")
+
+
+def _state(name: str, files: dict[str, str], chain: Chain) -> bytes:
+    return dump_json(state_model(name, files, **{CHAIN_TYPE: chain.model_dump(mode="json")}))
+
+
+def _is_spelled(name: str, files: dict[str, str], chain: Chain, payload: bytes) -> bool:
+    """Return whether a payload is the one spelling of a statement."""
+    try:
+        return _state(name, files, chain) == payload
+    except ValueError:  # a number that canonical JSON can't hold
+        return False
+
+
+def _seal(key: SigningKey, statement: bytes) -> bytes:
+    hint = hashlib.sha256(key.public_pem).hexdigest()
+    return dump_json({
+        "mediaType": BUNDLE_TYPE,
+        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
+        "dsseEnvelope": key.seal(statement),
+    }) + b"\n"  # fmt: skip
+
+
+def _parse(form: TypeAdapter[Any], data: bytes, problem: str) -> Any:
+    try:
+        return form.validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        refuse(f"{problem}: {where + ': ' if where else ''}{first['msg']}")
+
+
+def _dump(part: BaseModel) -> dict[str, Any]:
+    return part.model_dump(mode="json", by_alias=True)
