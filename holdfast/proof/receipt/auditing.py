@@ -10,7 +10,7 @@ from holdfast.errors import WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.proof.audit import Audit, audit_commit
 from holdfast.proof.receipt.chain import is_given
-from holdfast.proof.receipt.checking import check_receipt, check_weights
+from holdfast.proof.receipt.checking import check_receipt, check_weights, describe_beginning
 from holdfast.proof.receipt.signed import Receipt
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.terminal import counted
@@ -27,6 +27,7 @@ class ReceiptAudit(BaseModel):
         replayable: the number of commits that can be trained again here, because their start is still there.
         unchecked: the commits that can't be trained again.
         seed: the public seed that chose the commits.
+        beginning: what the run began with and hasn't trained; empty if there is none.
         weights: what was found of the signed files of an export; empty if the checkpoint itself is signed.
     """
 
@@ -38,6 +39,7 @@ class ReceiptAudit(BaseModel):
     replayable: int
     unchecked: list[int]
     seed: int
+    beginning: str = ""
     weights: str = ""
 
     @property
@@ -59,7 +61,7 @@ class ReceiptAudit(BaseModel):
         lines = [
             f"receipt of commit {self.commit} of run {self.run}, signed by {self.key_id[:16]}: its "
             f"{counted(self.commits, 'commit')} are those of the store",
-            *([self.weights] if self.weights else []),
+            *filter(None, (self.beginning, self.weights)),
             *map(str, self.audits),
             f"{len(self.audits)} of {counted(self.replayable, 'chunk')} trained again, chosen by seed {self.seed}: "
             + ("all end on the same bytes" if self.is_good else "NOT all end on the same bytes"),
@@ -111,6 +113,7 @@ def audit_receipt(
         replayable=len(replayable),
         unchecked=[each.number for each in own if each not in replayable],
         seed=seed,
+        beginning=describe_beginning(run, receipt.chain, commits[0]),
         weights=weights,
     )
 

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from holdfast.errors import ConfigError, NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal, record_name
-from holdfast.proof.receipt.chain import Chain, Hashed, describe_line, list_line
+from holdfast.journal.records import RunRecord
+from holdfast.proof.receipt.chain import Chain, Hashed, describe_line, is_given, list_line
 from holdfast.proof.receipt.signed import Receipt, find_others, list_own_files, refuse
 from holdfast.provenance.canonical import dump_json
 
@@ -65,6 +66,24 @@ def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
         refuse(f"none of its files has the weights of commit {commit.number}")
     not_made = f"; not made by the run: {', '.join(others)}" if others else ""
     return f"the signed files have the weights of commit {commit.number}{not_made}"
+
+
+def describe_beginning(run: RunRecord, chain: Chain, first: Commit) -> str:
+    """Return what a run began with and hasn't trained, for a person; empty if the recipe built its first weights.
+
+    Args:
+        first: the first commit of the chain.
+    """
+    if first.origin:
+        return f"not trained by the run: commit {first.number}, imported from {first.origin}"
+    if is_given(run, first):
+        return f"not trained by the run: commit {first.number}, which was unpacked"
+    ancestor = chain.settings[first.config_fingerprint].get("init_from")
+    if not ancestor:
+        return ""
+    return (
+        f"not trained by the run: the weights that it began with, {ancestor['checkpoint_sha256']} of {ancestor['run']}"
+    )
 
 
 def _compare_commits(journal: Journal, chain: Chain, line: Sequence[Hashed]) -> None:
