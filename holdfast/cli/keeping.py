@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -14,7 +14,7 @@ from holdfast.journal.signature import generate_key, load_signing_key
 from holdfast.keeping.export import Form, creating, export
 from holdfast.keeping.pack import pack, unpack
 from holdfast.keeping.retention import prune_run, summarize_prune
-from holdfast.proof.receipt import make_receipt
+from holdfast.proof.receipt import describe_commit, seal_provenance, seal_receipt
 from holdfast.store import open_store
 
 
@@ -112,7 +112,9 @@ def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT
     print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
 
 
-@app.command(name="receipt", usage="Usage: holdfast receipt RUN [COMMIT] OUT.json --signing-key KEY [--model PATH]")
+@app.command(
+    name="receipt", usage="Usage: holdfast receipt RUN [COMMIT] OUT.json --signing-key KEY [--model PATH] [--form slsa]"
+)
 def receipt_command(
     run: str,
     /,
@@ -120,6 +122,7 @@ def receipt_command(
     signing_key: str,
     model: Path | None = None,
     part: str = "",
+    form: Literal["receipt", "slsa"] = "receipt",
 ) -> None:
     """Write a signed receipt: the chain of commits that led to a checkpoint, with settings, code, data and machines.
 
@@ -133,6 +136,8 @@ def receipt_command(
         model: Sign this file or folder, which has to hold the commit's weights as export writes them: as safetensors or
             for transformers. It may hold more files, such as a tokenizer.
         part: The part of the model that was exported.
+        form: receipt, or slsa for a provenance of SLSA 1.0, which tools read that admit artifacts by it, and audit
+            doesn't.
     """
     *commit, out = _split_out(what, "OUT.json", "for example: holdfast receipt runs/language receipt.json ...")
     if part and model is None:
@@ -140,15 +145,18 @@ def receipt_command(
     journal = open_journal(run)
     journal.read_run()
     found = find_commit(journal, *commit)
-    receipt, others = make_receipt(journal, found, load_signing_key(signing_key), model, part)
+    key = load_signing_key(signing_key)
+    told = describe_commit(journal, found, model, part)
+    signed = seal_receipt(told, key) if form == "receipt" else seal_provenance(journal, found, told, key)
     try:
         with creating(Path(out).absolute()) as writer:
-            writer.write(receipt)
+            writer.write(signed)
     except NameTaken:
         raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
-    print(f"{out}: receipt of commit {found.number} of run {journal.run}, step {found.step}, {found.checkpoint_sha256}")
-    if others:
-        print(f"signed, but not made by the run: {', '.join(others)}")
+    kind = "receipt" if form == "receipt" else "provenance"
+    print(f"{out}: {kind} of commit {found.number} of run {journal.run}, step {found.step}, {found.checkpoint_sha256}")
+    if told.others:
+        print(f"signed, but not made by the run: {', '.join(told.others)}")
 
 
 @app.command(name="unpack")

@@ -8,7 +8,8 @@ again that a public seed chooses. `holdfast/FORMAT.md` lists the fields.
 
 from holdfast.proof.receipt.auditing import CHUNKS, ReceiptAudit, audit_receipt
 from holdfast.proof.receipt.checking import check_receipt
-from holdfast.proof.receipt.signed import MAX_RECEIPT_BYTES, Receipt, make_receipt, open_receipt
+from holdfast.proof.receipt.signed import MAX_RECEIPT_BYTES, Receipt, describe_commit, open_receipt, seal_receipt
+from holdfast.proof.receipt.slsa import seal_provenance
 
 __all__ = [
     "CHUNKS",
@@ -17,6 +18,8 @@ __all__ = [
     "ReceiptAudit",
     "audit_receipt",
     "check_receipt",
-    "make_receipt",
+    "describe_commit",
     "open_receipt",
+    "seal_provenance",
+    "seal_receipt",
 ]

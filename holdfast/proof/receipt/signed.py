@@ -100,10 +100,24 @@ class Receipt:
     chain: Chain
 
 
-def make_receipt(
-    journal: Journal, commit: Commit, key: SigningKey, model: Path | None = None, part: str = ""
-) -> tuple[bytes, list[str]]:
-    """Return a signed receipt of a commit, and the names of those signed files that the run hasn't made.
+@dataclass(frozen=True)
+class Told:
+    """What a receipt is going to say.
+
+    Attributes:
+        name: the name of the model's file or folder.
+        files: the SHA-256 of each of its files, by its path in the folder.
+        others: the names of those files that the run hasn't made.
+    """
+
+    name: str
+    files: dict[str, str]
+    others: list[str]
+    chain: Chain
+
+
+def describe_commit(journal: Journal, commit: Commit, model: Path | None = None, part: str = "") -> Told:
+    """Return what a receipt says of a commit.
 
     Args:
         model: the exported file or folder to sign; None for the checkpoint itself.
@@ -127,7 +141,7 @@ def make_receipt(
         exported=None if model is None else part,
     )
     if model is None:
-        return _seal(key, _state(commit.path, list_own_files(commit), chain)), []
+        return Told(commit.path, list_own_files(commit), [], chain)
     files = hash_model(model)
     others = find_others(journal, commit, files, part)
     if others is None:
@@ -135,7 +149,17 @@ def make_receipt(
             f"no file of {model} has the weights of {f'{part} in ' if part else ''}commit {commit.number}",
             hint="sign what holdfast export wrote as safetensors or transformers, with the same --part",
         )
-    return _seal(key, _state(model.resolve().name, files, chain)), others
+    return Told(model.resolve().name, files, others, chain)
+
+
+def seal_receipt(told: Told, key: SigningKey) -> bytes:
+    """Return a signed receipt."""
+    hint = hashlib.sha256(key.public_pem).hexdigest()
+    return dump_json({
+        "mediaType": BUNDLE_TYPE,
+        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
+        "dsseEnvelope": key.seal(_state(told.name, told.files, told.chain)),
+    }) + b"\n"  # fmt: skip
 
 
 def open_receipt(data: bytes, trusted: Sequence[TrustedKey]) -> Receipt:
@@ -202,15 +226,6 @@ def _is_spelled(name: str, files: dict[str, str], chain: Chain, payload: bytes) 
         return _state(name, files, chain) == payload
     except ValueError:  # a number that canonical JSON can't hold
         return False
-
-
-def _seal(key: SigningKey, statement: bytes) -> bytes:
-    hint = hashlib.sha256(key.public_pem).hexdigest()
-    return dump_json({
-        "mediaType": BUNDLE_TYPE,
-        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
-        "dsseEnvelope": key.seal(statement),
-    }) + b"\n"  # fmt: skip
 
 
 def _parse(form: TypeAdapter[Any], data: bytes, problem: str) -> Any:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from holdfast.errors import NotTrusted
 from holdfast.journal import AuditRecord, Journal, now, record_audit, record_name
 from holdfast.journal.records import AttemptRecord, FileRecord, Origin
-from holdfast.proof.receipt import ReceiptAudit, check_receipt, make_receipt, open_receipt
+from holdfast.proof.receipt import ReceiptAudit, check_receipt, describe_commit, open_receipt, seal_receipt
 from holdfast.proof.receipt.auditing import choose_chunks
 from holdfast.proof.receipt.checking import check_weights, describe_beginning
 from holdfast.store import open_store
@@ -37,7 +37,9 @@ def make_run(folder: Path, run: str, host: str = "first") -> Journal:
     journal.begin("m:f")
     journal.record_config(SETTINGS, IDENTITY, CONFIG)
     drift = {"drift": {"sources.my_model": {"saved": "1" * 64, "current": "2" * 64}}}
-    journal.claim_attempt(1, "fresh", host, 1, {"sources": {"my_model": "1" * 64}, "packages": {"torch": "2.9"}})
+    journal.claim_attempt(
+        1, "fresh", host, 1, {"sources": {"my_model": "1" * 64}, "packages": {"torch": "2.9"}, "deterministic": True}
+    )
     parent = ""
     for number in (1, 2, 3, 4):
         if number == 3:
@@ -65,8 +67,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Journal:
 
 @pytest.fixture(scope="module")
 def receipt(original: Journal) -> bytes:
-    made, _ = make_receipt(original, original.read_commit(4), SIGNING)
-    return made
+    return make(original, 4)
 
 
 @pytest.fixture
@@ -84,6 +85,10 @@ def statement(receipt: bytes) -> Statement:
 def read_statement(receipt: bytes) -> Statement:
     found: Statement = json.loads(base64.b64decode(json.loads(receipt)["dsseEnvelope"]["payload"]))
     return found
+
+
+def make(journal: Journal, commit: int) -> bytes:
+    return seal_receipt(describe_commit(journal, journal.read_commit(commit)), SIGNING)
 
 
 def check(journal: Journal, receipt: bytes) -> None:
@@ -183,6 +188,10 @@ LIES: dict[str, tuple[Callable[[Statement], object], str]] = {
     ),
     "a version as number": (
         lambda s: attempt(s, 1)["environment"]["packages"].update(torch=2.9),
+        "its environment of attempt 1 is not what",
+    ),
+    "a number for a truth value": (
+        lambda s: attempt(s, 1)["environment"].update(deterministic=1),
         "its environment of attempt 1 is not what",
     ),
     "a dropped drift record": (lambda s: attempt(s, 2)["lineage"].clear(), "its lineage of attempt 2 is not what"),
@@ -509,14 +518,12 @@ def test_a_run_that_was_changed_after_its_receipt_is_refused(
 
 def test_the_receipt_of_another_run_is_refused(journal: Journal) -> None:
     other = make_run(Path(journal.store.url).parent, "s")
-    theirs, _ = make_receipt(other, other.read_commit(4), SIGNING)
     with pytest.raises(NotTrusted, match="it is about run 's', not 'r'"):
-        check(journal, theirs)
+        check(journal, make(other, 4))
 
 
 def test_the_receipt_of_an_earlier_commit_is_about_that_commit(journal: Journal) -> None:
-    earlier, _ = make_receipt(journal, journal.read_commit(2), SIGNING)
-    opened = open_receipt(earlier, [TRUSTED])
+    opened = open_receipt(make(journal, 2), [TRUSTED])
     assert [each.number for each in check_receipt(journal, opened)] == [1, 2]
     assert opened.chain.commit.commit == 2
 
@@ -565,7 +572,7 @@ def test_the_records_that_a_signer_rewrites_with_the_store_are_not_caught(
 ) -> None:
     forge(journal)
     forged = reopen(journal)
-    made, _ = make_receipt(forged, forged.read_commit(4), SIGNING)
+    made = make(forged, 4)
     check(forged, made)
     assert read_statement(made) != read_statement(receipt)
 

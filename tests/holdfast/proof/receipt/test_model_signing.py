@@ -1,6 +1,8 @@
 """Receipts as model signatures: OpenSSF's reference implementation verifies them, and Holdfast the weights in them."""
 
+import base64
 import hashlib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -14,8 +16,8 @@ from holdfast.checkpoint import save
 from holdfast.cli import app, run_app
 from holdfast.errors import ConfigError, NotTrusted
 from holdfast.journal import Journal
-from holdfast.journal.signature import generate_key, load_signing_key, load_trusted_key
-from holdfast.proof.receipt import check_receipt, make_receipt, open_receipt
+from holdfast.journal.signature import generate_key, load_trusted_key
+from holdfast.proof.receipt import check_receipt, describe_commit, open_receipt
 from holdfast.proof.receipt.checking import check_weights
 from holdfast.proof.receipt.model import hash_model, state_model
 from holdfast.state import to_payload
@@ -147,12 +149,12 @@ def test_the_audit_tells_the_weights_from_what_lies_beside(
     assert "config.json" in check_weights(journal, other, check_receipt(journal, other)[-1])
 
 
-def test_weights_that_were_tuned_in_secret_are_not_signed(journal: Journal, key: str, model: Path) -> None:
+def test_weights_that_were_tuned_in_secret_are_not_signed(journal: Journal, model: Path) -> None:
     tuned = load_file(model / "model.safetensors")
     tuned["first"][0] += 1
     save_file(tuned, model / "model.safetensors")
     with pytest.raises(ConfigError, match="has the weights of pair in commit 2"):
-        make_receipt(journal, journal.read_commit(2), load_signing_key(key), model, "pair")
+        describe_commit(journal, journal.read_commit(2), model, "pair")
 
 
 def test_weights_that_a_signer_tuned_in_secret_are_refused(
@@ -175,10 +177,10 @@ def test_the_weights_of_a_pruned_commit_are_not_compared(
     assert "were not compared" in check_weights(journal, receipt, check_receipt(journal, receipt)[-1])
 
 
-def test_what_cannot_be_signed_is_named(journal: Journal, key: str, model: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_signed_is_named(journal: Journal, model: Path, tmp_path: Path) -> None:
     def problem(model: Path, part: str = "pair") -> str:
         with pytest.raises(ConfigError) as caught:
-            make_receipt(journal, journal.read_commit(2), load_signing_key(key), model, part)
+            describe_commit(journal, journal.read_commit(2), model, part)
         return str(caught.value)
 
     assert "can't be read: No such file" in problem(tmp_path / "missing")
@@ -201,6 +203,15 @@ def test_what_cannot_be_signed_is_named(journal: Journal, key: str, model: Path,
 def test_a_part_needs_a_model(journal: Journal, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hold("receipt", name(journal), str(tmp_path / "r.json"), "--signing-key", key, "--part", "pair", code=1)
     assert "--part needs --model" in capsys.readouterr().err
+
+
+def test_a_provenance_names_the_exported_file(journal: Journal, key: str, tmp_path: Path) -> None:
+    model, out = tmp_path / "all.safetensors", tmp_path / "p.json"
+    hold("export", name(journal), str(model))
+    hold("receipt", name(journal), str(out), "--signing-key", key, "--model", str(model), "--form", "slsa")
+    (subject,) = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))["subject"]
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    assert subject == {"name": "all.safetensors", "digest": {"sha256": digest}}
 
 
 def test_one_file_is_signed_under_a_point(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from holdfast.proof.receipt import (
     ReceiptAudit,
     audit_receipt,
     check_receipt,
-    make_receipt,
+    describe_commit,
     open_receipt,
+    seal_receipt,
 )
 from holdfast.recipe.permission import Trust
 from holdfast.store import open_store
@@ -48,8 +49,7 @@ def newest(journal: Journal) -> Commit:
 
 
 def make(journal: Journal) -> bytes:
-    envelope, _ = make_receipt(journal, newest(journal), SIGNING)
-    return envelope
+    return seal_receipt(describe_commit(journal, newest(journal)), SIGNING)
 
 
 class TestReceipt:
