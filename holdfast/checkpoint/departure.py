@@ -35,7 +35,7 @@ class Difference:
 
     Attributes:
         fields: the fields that differ in that step, causes first; in place of ``state`` its different components. If
-            only some ranks differ, the name of a field includes the rank: ``loss of rank 1``.
+            only some ranks differ, the name of a field includes the rank of the first trail: ``loss of rank 1``.
         tensors: the names of the tensors that differ after that step, in the order of `COMPONENTS`; empty if the lines
             of that step have no checksums of tensors.
     """
@@ -46,7 +46,11 @@ class Difference:
 
 
 def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
-    """Return the first difference between two trails, in the steps and fields that both have; None if there is none."""
+    """Return the first difference between two trails, in the steps and fields that both have; None if there is none.
+
+    Args:
+        one: the trail whose ranks are named. With virtual ranks the other trail may be one of another number of ranks.
+    """
     others = {line["step"]: line for line in other}
     for line in one:
         found = others.get(line["step"])
@@ -119,17 +123,17 @@ def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
     )
     if ones.keys() == others.keys():
         return [(ones[key], others[key]) for key in sorted(ones, key=str)]
-    shares = {share: each for (share, _), each in ones.items() if share is not None}
-    return [(shares[share], each) for (share, _), each in others.items() if share in shares]
+    shares = {share: each for (share, _), each in others.items() if share is not None}
+    return [(each, shares[share]) for (share, _), each in ones.items() if share in shares]
 
 
 def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[str]:
-    """Yield the fields that differ in ranks or shares.
+    """Yield the fields that differ in ranks or shares, with the ranks of the first line.
 
     If only some of them differ, yield the field with the ranks. If all differ, yield it only if it is a fact that a
     line has for ranks and shares alone.
     """
-    known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), other) for one, other in parts]
+    known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), one) for one, other in parts]
     known = [each for each in known if each[0] and each[1]]
     for field in sorted({field for one, other, _ in known for field in one.keys() & other.keys()}, key=causes_first):
         found = [part for one, other, part in known if one.get(field) != other.get(field)]

@@ -77,7 +77,8 @@ class AuditVerdict:
         is_own: whether the commit's own bytes are among the wrong ones.
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
         repeats: whether the host gave other bytes each time that it trained; None if it trained once.
-        rank, step, component: the first difference, as far as an audit found it.
+        rank, step, component: the first difference, as far as an audit found it. The rank is one of the run's own,
+            which may be others than the ranks of a replay.
         at: when the machine's last wrong training was put on record; empty unless the kind is ``machine``.
         agreeing: the trainings that ended with the right bytes, and the run's earlier audits that did; of an undecided
             commit those that ended with its own.
@@ -286,7 +287,9 @@ class _Case:
         verdict = self._say("machine", f"{host} ended on other bytes than {agree}", deviating, right)
         times = [each in right for each in self.trainings if each.hosts == guilty or each in deviating]
         repeats = None if len(times) < 2 else not any(times)
-        gpus = _blame_gpus(guilty, right, deviating, verdict.rank)
+        # The rank is one of the run's. A replay on another number of ranks has trained its part elsewhere.
+        is_alike = deviating[0] is self.own or len(deviating[0].gpus) == len(self.own.gpus)
+        gpus = _blame_gpus(guilty, right, deviating, verdict.rank if is_alike else None)
         at = max(each.audit.created_at if each.audit else self.commit.created_at for each in deviating)
         return replace(verdict, host=host, is_own=self.own in deviating, repeats=repeats, gpus=gpus, at=at)
 

@@ -87,10 +87,10 @@ def prove(
             compared["resumed"] = resumed.content_id
             if straight.content_id != resumed.content_id:
                 payloads = straight.read_payload(), resumed.read_payload()
-                compared |= find_difference((straight.read_trail(), resumed.read_trail()), payloads)
+                compared |= find_difference((resumed.read_trail(), straight.read_trail()), payloads)
         except GateTripped as error:
             compared |= {"gate": error.message, "different": error.data.get("different", [])}
-            compared |= find_difference((straight.read_trail(), resumed.read_trail()))
+            compared |= find_difference((resumed.read_trail(), straight.read_trail()))
         return Proof(
             recipe=config.recipe, seed=seed, steps=steps, kills=kill_steps, chunks=chunks, ranks=list(ranks),
             resumed_from=resumed.resumed_from, straight=straight.content_id, **straight.describe(max(ranks)),

@@ -8,7 +8,7 @@ differences; only a content id proves equality.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,9 +51,23 @@ def checksum_together(tensors: Sequence[torch.Tensor]) -> int:
     return found
 
 
+def begin_checksum(tensor: torch.Tensor) -> Callable[[], int]:
+    """Begin to compute the checksum of a whole tensor. Return a function that waits for the device and returns it.
+
+    The tensor may change as soon as this returns, if the change is queued on the same stream.
+    """
+    value, size = _sum(tensor.detach()), tensor.nbytes
+    return lambda: (int(value) + size) % 2**64
+
+
 def checksum_value(value: bytes) -> int:
     """Return a checksum in [0, 2**64) of bytes that are not a tensor's."""
     return int.from_bytes(hashlib.sha256(value).digest()[:8], "little")
+
+
+def join_checksums(checksums: Sequence[int | None]) -> str:
+    """Combine the checksums of a model's gradients, in the order of its parameters, into one of 16 hex characters."""
+    return f"{checksum_value(repr(list(checksums)).encode()):016x}"
 
 
 def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:

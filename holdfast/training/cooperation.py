@@ -6,6 +6,7 @@ number of shares doesn't depend on the number of ranks, so that all ranks have t
 """
 
 import abc
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from holdfast.machine import determinism
 from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
 from holdfast.state.layout import share_tensor
 from holdfast.training.data_ranks import DataRanks, check_model, separate
+from holdfast.training.own_gradients import OwnGradients
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.stages import Stages
 from holdfast.training.step_record import Unread
@@ -148,7 +150,11 @@ class Cooperation(abc.ABC):
     @property
     @abc.abstractmethod
     def has_parts(self) -> bool:
-        """Return whether a proof can compare single ranks, or single shares of a batch."""
+        """Return whether a trail can have facts of single ranks, or of single shares of a batch."""
+
+    def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Take the facts for `describe_parts` that only the step itself shows. The step is trained in the block."""
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def check_optimizer(self, optimizer: Any) -> None:
@@ -192,14 +198,16 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the facts of this rank in a step, for a proof; with virtual ranks, the facts of each of its shares.
+        """Return the facts of this rank in a step; with virtual ranks, the facts of each of its shares.
 
-        `holdfast.checkpoint.departure` compares them, so that a proof can name the rank in which two runs differ first.
+        `holdfast.checkpoint.departure` compares them, so that a proof or an audit can name the rank in which two
+        trainings differ first.
 
         Args:
             step: the step that was trained last.
             drawn_from: a digest of this rank's generators at the beginning of the step.
-            components: the checksums of this rank's state; see `checksums.describe_components`.
+            components: the checksums of this rank's state; see `checksums.describe_components`. Empty if the step
+                isn't recorded in detail.
         """
 
 
@@ -216,10 +224,14 @@ class SeparateRanks(Cooperation):
         """
         super().__init__(accelerator, data.count if data else accelerator.num_processes, data)
         self._is_told = data is not None
+        self._gradients = OwnGradients()
 
     @property
     def has_parts(self) -> bool:
         return self.number > 1
+
+    def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        return self._gradients.watching(model)
 
     def check_optimizer(self, optimizer: Any) -> None:
         pass  # FSDP2 averages the gradients of each element over the ranks, whatever the optimizer
@@ -281,8 +293,9 @@ class SeparateRanks(Cooperation):
         state = {name: value for name, value in components.items() if name != "tensors"}
         samples = combine(step.samples) if step.samples else ""
         loss = {"loss": float(step.numbers["loss"]).hex()} if "loss" in step.numbers else {}
-        facts = {"samples": samples, "generators": drawn_from, "state": state}
-        return [{"rank": self.own_number, **facts, **loss}]
+        seen = {"samples": samples, "gradient": self._gradients.describe(), "state": state}
+        facts = {name: value for name, value in seen.items() if value}
+        return [{"rank": self.own_number, "generators": drawn_from, **facts, **loss}]
 
 
 def _group_by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:

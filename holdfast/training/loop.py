@@ -1,5 +1,6 @@
 """The training loop: steps, the end of an epoch, and evaluation."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,9 +44,12 @@ def steps(
     while training.progress.step < stop and not is_stopping():
         heartbeats.begin(Phase.STEP, training.progress.step + 1)
         training.set_anneals()
-        training.record.drawn_from = training.generators.digest() if training.record.is_detailed else ""
+        record, ranks = training.record, training.ranks
+        record.has_parts = ranks.has_parts and (record.is_detailed or not record.has_new_steps)
+        record.drawn_from = training.generators.digest() if record.has_parts else ""
+        watching = ranks.watching(training.recipe.model) if record.has_parts else contextlib.nullcontext()
         training.stage = Stage.STEPPING
-        with training.generators.training():
+        with training.generators.training(), watching:
             yield
         record_step(training)
         training.stage = Stage.RECORDED

@@ -32,7 +32,7 @@ def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> 
             common. Later steps aren't checked.
     """
     extras = _sum_extras(training) if virtual.is_first_step else None
-    with virtual.step(training.model, training.progress.step + 1, in_detail=training.record.is_detailed):
+    with virtual.step(training.model, training.progress.step + 1, in_detail=training.record.has_parts):
         for turn in virtual.turns:
             with virtual.share(turn):
                 for number in range(training.recipe.grad_accum):

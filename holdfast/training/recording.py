@@ -28,9 +28,9 @@ def record_step(training: Training) -> None:
     facts: dict[str, Any] = {"rng": training.generators.digest()}
     if record.is_detailed or unread.step % record.checksum_every == 0:
         facts["state"] = describe_components(training, in_detail=record.is_detailed)
-    if record.is_detailed and training.ranks.has_parts:
-        own = training.ranks.describe_parts(unread, record.drawn_from, facts["state"])
-        facts["parts"] = [part for each in training.ranks.gather(own) for part in each]
+    if record.has_parts:
+        components = facts["state"] if record.is_detailed else {}
+        facts["parts"] = training.ranks.describe_parts(unread, record.drawn_from, components)
     record.unread.append((unread, facts))
 
 
@@ -39,6 +39,8 @@ def read_lines(training: Training) -> list[dict[str, Any]]:
     record = training.record
     numbers, samples = _read_numbers(training), _read_samples(training)
     for each, facts in record.unread:
+        if "parts" in facts:  # gathered here, where the ranks wait for each other in any case
+            facts["parts"] = [part for ranks in training.ranks.gather(facts["parts"]) for part in ranks]
         own = {name: next(numbers) for name in each.numbers}
         if "loss" in own:
             training.progress.add_loss(own["loss"])

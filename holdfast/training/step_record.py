@@ -49,12 +49,14 @@ class StepRecord:
         trained: the step that was trained last, for `record_step`.
         unread: finished steps that have no line yet, each with the further fields of its line.
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
-            share, for a proof.
+            share, for a proof. Otherwise the first line after a checkpoint has the facts of each rank or share: they
+            follow from the checkpoint alone, so that another machine can train one rank's part of the step again.
         is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
         is_grouped: whether the ranks have checked, in this process, that ranks of one data rank get the same samples.
         recorded: the number of steps that this process has recorded.
         unsaved_s: the seconds that rehearsed steps took; the next save counts them as training.
-        drawn_from: a digest of the generators at the beginning of the step, if `is_detailed`.
+        has_parts: whether the step in progress is recorded with the facts of each rank or share.
+        drawn_from: a digest of the generators at the beginning of the step, if `has_parts`.
         note_lines: a function that is called with the trail each time that numbers were read.
     """
 
@@ -70,6 +72,7 @@ class StepRecord:
     is_grouped: bool = False
     recorded: int = 0
     unsaved_s: float = 0.0
+    has_parts: bool = False
     drawn_from: str = ""
     note_lines: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None
 
@@ -80,8 +83,11 @@ class StepRecord:
 
     def drop_detail(self) -> None:
         """Remove from the lines the fields that only detailed lines have; see `is_detailed`."""
-        for line in self.lines:
-            line.pop("parts", None)
+        for place, line in enumerate(self.lines):
+            if place:
+                line.pop("parts", None)
+            for part in line.get("parts", []):
+                part.pop("state", None)
             line.get("state", {}).pop("tensors", None)
             if line["step"] % self.checksum_every:
                 line.pop("state", None)

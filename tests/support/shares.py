@@ -32,13 +32,15 @@ def write_config(
     parallel: str = "ddp",
     recipe: str = "averaged",
     chunk_steps: int = 2,
+    shares: int = SHARES,
     **settings: str,
 ) -> str:
     """Write a run's configuration into the folder; return its path."""
+    place = recipe if ":" in recipe else f"shares:{recipe}"
     lines = [
-        f'recipe = "tests.support.shares:{recipe}"', 'run = "r"', f"store = {json.dumps(str(folder))}",
+        f'recipe = "tests.support.{place}"', 'run = "r"', f"store = {json.dumps(str(folder))}",
         f"epochs = {epochs}", f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}",
-        f"compute.virtual_ranks = {SHARES}", f'compute.parallel = "{parallel}"', f'compute.device = "{DEVICE}"',
+        f"compute.virtual_ranks = {shares}", f'compute.parallel = "{parallel}"', f'compute.device = "{DEVICE}"',
         'compute.mixed_precision = "bf16"', "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
         *(f"settings.{name} = {json.dumps(value)}" for name, value in settings.items()),
     ]  # fmt: skip

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from holdfast.errors import RecipeError
-from holdfast.state.checksum import checksum, checksum_together
+from holdfast.state.checksum import checksum, checksum_together, join_checksums
 from holdfast.training.sharded.model import list_blocks
-from holdfast.training.virtual_ranks.buckets import Turn, join_checksums, refuse_sparse
+from holdfast.training.virtual_ranks.buckets import Turn, refuse_sparse
 from holdfast.training.virtual_ranks.tree import Node, TreeSum
 
 # The hint if a model calls its blocks in a way that these sums don't support.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from holdfast.errors import RecipeError
-from holdfast.state.checksum import checksum, checksum_together, checksum_value
+from holdfast.state.checksum import checksum, checksum_together, join_checksums
 from holdfast.training.virtual_ranks.tree import Node, TreeSum, list_parts
 
 # Gradients are summed in pieces of about this size, as DDP does it.
@@ -177,11 +177,6 @@ def describe_gradient(gradients: Sequence[Tensor | None]) -> str:
     """Return a checksum of a model's gradients, 16 hex characters. None stands for a parameter without a gradient."""
     found = iter(checksum([each for each in gradients if each is not None]))
     return join_checksums([None if each is None else next(found) for each in gradients])
-
-
-def join_checksums(checksums: Sequence[int | None]) -> str:
-    """Combine the checksums of a model's gradients, in the order of its parameters, into one of 16 hex characters."""
-    return f"{checksum_value(repr(list(checksums)).encode()):016x}"
 
 
 def refuse_sparse(gradient: Tensor | None) -> None:

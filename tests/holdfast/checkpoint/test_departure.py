@@ -96,7 +96,8 @@ def test_a_difference_in_all_ranks_is_named_once() -> None:
 def test_a_difference_in_some_shares_is_named_with_the_rank_that_trained_them() -> None:
     two = [*SHARES[:2], share(2, 1, buffers="x"), share(3, 1, buffers="x"), *SHARES[4:]]
     assert named(SHARES, two) == ("buffers of rank 1 (shares 2, 3)",)
-    assert named(ON_ONE, two) == ("buffers of rank 1 (shares 2, 3)",), "the other run had another number of ranks"
+    assert named(two, ON_ONE) == ("buffers of rank 1 (shares 2, 3)",), "the ranks of the first trail are named"
+    assert named(ON_ONE, two) == ("buffers of rank 0 (shares 2, 3)",)
 
 
 def test_sums_are_compared_for_one_number_of_ranks_only() -> None:

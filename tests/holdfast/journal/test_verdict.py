@@ -205,9 +205,7 @@ def test_nodes_that_trained_together_are_told_apart_by_the_rank(
 ) -> None:
     """The hosts a and b have trained the commit together, with a rank each."""
     commit = commit_of().model_copy(update={"hosts": ["a", "b"]})
-    own = AttemptRecord(
-        number=1, why="fresh", created_at=now(), host="a", pid=1, environment={}, lineage={"nodes": "2"}
-    )
+    own = attempt("a").model_copy(update={"lineage": {"nodes": "2"}})
     fields = {"first_step": 66, "first_differs_in": list(differs_in)} if differs_in else {}
     found = judge_commit(commit, [own], [audit(*each, **fields) for each in replays])
     assert (found.kind, found.host) == (kind, who), str(found)
@@ -219,6 +217,15 @@ def test_a_verdict_names_few_of_many_hosts() -> None:
     assert "on a host other than judge or node-000 or node-001 or node-002 or 61 others;" in str(found)
     assert found.ask
     assert len(found.ask.answered) == 65
+
+
+def test_a_replay_on_fewer_ranks_has_no_gpu_of_the_named_rank() -> None:
+    """Two ranks of four have trained again, and deviate: the run's rank 1 says nothing about their GPUs."""
+    own = attempt("a", tuple(f"GPU-{number}" for number in range(4)))
+    fields: dict[str, Any] = {"first_step": 66, "first_differs_in": ["gradient of rank 1 (shares 2, 3)"]}
+    here = audit("b", "B", environment={"gpu_uuids": ["GPU-8", "GPU-9"]}, **fields)
+    found = judge_commit(commit_of(), [own], [here, audit("c", "A")])
+    assert (found.host, found.gpus) == ("b", ("GPU-8", "GPU-9"))
 
 
 @pytest.mark.parametrize(("agreeing", "deviating"), [(2, 1), (3, 1), (3, 2), (102, 1)])
