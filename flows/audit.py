@@ -13,10 +13,11 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import AuditVerdict, Commit, Journal, list_audits, list_runs, read_verdict
-from holdfast.proof.audit import Audit, OnFault, choose_commits, keep_verdict
+from holdfast.proof.audit import Audit, OnFault, choose_commits, go_back_now, keep_verdict
+from holdfast.proof.rollback import choose_to_certify
 from holdfast.proof.share import choose_by_share
 from holdfast.store import open_store
-from tasks.auditing import PUT_BACK_S, ask_another, audit_one, is_for_another
+from tasks.auditing import PUT_BACK_S, ask_another, ask_elsewhere, audit_one, is_for_another
 from tasks.served import served_flow
 
 log = logging.getLogger("holdfast.audit")
@@ -136,29 +137,39 @@ def _choose_of(journal: Journal, most: int | float, seed: int) -> list[Commit]:
 
 def _is_ours(store: str, run: str, commit: int, tries: int, on_fault: OnFault) -> bool:
     """Return whether this host makes a replay that an earlier audit asks for; put it back if another one is to."""
-    verdict = _read_verdict(Journal(open_store(store), run), commit)
-    if verdict is None:
-        return True
-    if verdict.ask is None or verdict.ask.commit != commit:
+    journal = Journal(open_store(store), run)
+    verdict = _read_verdict(journal, commit)
+    if verdict and (verdict.ask is None or verdict.ask.commit != commit):
         log.info("run %s: %s", run, verdict.describe())
         return False
-    if not is_for_another(verdict.ask, tries):
+    ask = verdict.ask if verdict and verdict.ask else ask_elsewhere(journal, commit)
+    if not is_for_another(ask, tries):
         return True
-    if not tries or not ask_another(store, run, verdict.ask, tries - 1, {"on_fault": on_fault}, PUT_BACK_S):
-        log.warning("run %s: no other host has answered: %s", run, verdict.describe())
+    if not tries or not ask_another(store, run, ask, tries - 1, {"on_fault": on_fault}, PUT_BACK_S):
+        said = verdict.describe() if verdict else f"commit {commit}: only {', '.join(ask.answered)} has trained it"
+        log.warning("run %s: no other host has answered: %s", run, said)
     return False
 
 
 def _follow(store: str, journal: Journal, commit: int, tries: int, on_fault: OnFault) -> None:
-    """Log the verdict on a commit whose trainings differ, or whose parent is in doubt; ask another host if need be."""
+    """Log the verdict on a commit whose trainings differ, or whose parent is in doubt; ask another host if need be.
+
+    If a run is to go back and no commit is known to be right, another host is asked for one that may be.
+    """
     verdict = _read_verdict(journal, commit)
+    if verdict and verdict.kind == "certified" and on_fault == "rollback":
+        for line in go_back_now(journal):
+            log.warning("%s", line)
     if verdict is None or not (verdict.deviating or (verdict.ask and verdict.ask.commit != commit)):
         return
     log.warning("run %s, commit %d:\n%s", journal.run, commit, verdict)
     for line in keep_verdict(journal, verdict, on_fault):
         log.warning("%s", line)
-    if verdict.ask and len(list_audits(journal)[commit]) < MOST_AUDITS:
-        ask_another(store, journal.run, verdict.ask, tries, {"on_fault": on_fault})
+    ask = verdict.ask if len(list_audits(journal)[commit]) < MOST_AUDITS else None
+    if on_fault == "rollback" and verdict.kind == "machine" and (right := choose_to_certify(journal, verdict)):
+        ask = ask_elsewhere(journal, right.number)
+    if ask:
+        ask_another(store, journal.run, ask, tries, {"on_fault": on_fault})
 
 
 def _read_verdict(journal: Journal, commit: int) -> AuditVerdict | None:

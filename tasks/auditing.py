@@ -1,5 +1,6 @@
 """The task that audits one commit, and the request for a further replay on another host."""
 
+import contextlib
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
-from holdfast.journal import Ask, Journal
+from holdfast.journal import Ask, Journal, list_trainers
+from holdfast.journal.audits import UNREADABLE
 from holdfast.machine.host import name_host
 from holdfast.proof.audit import Audit, audit_commit, keep_audit
 from holdfast.store import open_store
@@ -57,6 +59,14 @@ def audit_one(
     audit = audit_commit(journal, journal.read_commit(commit), start)
     keep_audit(journal, audit, seed, share)
     return audit
+
+
+def ask_elsewhere(journal: Journal, commit: int) -> Ask:
+    """Return the request for a commit's first audit by a host that hasn't trained it."""
+    answered: set[str] = set()
+    with contextlib.suppress(*UNREADABLE):
+        answered = {each.host for each in list_trainers(journal, journal.read_commit(commit))}
+    return Ask(commit, answered=tuple(sorted(answered)))
 
 
 def is_for_another(ask: Ask, tries: int) -> bool:

@@ -17,9 +17,11 @@ from holdfast.journal import (
     AuditVerdict,
     Commit,
     Journal,
+    list_quarantined,
     may_follow_resume,
     now,
     quarantine_machine,
+    read_verdict,
     record_audit,
 )
 from holdfast.machine.host import name_host
@@ -190,6 +192,20 @@ def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "r
     except StoreError as error:
         log.warning("what follows from the verdict on %s is not on record: %s", verdict.host, error)
     return [line for line in lines if line]
+
+
+def go_back_now(journal: Journal) -> list[str]:
+    """Roll back what the machines in quarantine have trained of a run, once one of its commits has been certified.
+
+    When they were found, no right checkpoint may have been known. Return lines for a person.
+    """
+    lines = []
+    for record in list_quarantined(open_store(journal.store_url)):
+        commit = journal.find_commit(record.commit) if record.run == journal.run else None
+        if commit is not None and not journal.is_quarantined(commit.number):
+            verdict = read_verdict(journal, commit)
+            lines += keep_verdict(journal, verdict, "rollback") if verdict else []
+    return lines
 
 
 def _quarantine_machine(journal: Journal, verdict: AuditVerdict) -> str:

@@ -5,7 +5,15 @@ import logging
 
 from holdfast import checkpoint
 from holdfast.errors import Superseded
-from holdfast.journal import AuditVerdict, Commit, Journal, find_certified, list_trainers
+from holdfast.journal import (
+    AuditVerdict,
+    Commit,
+    Journal,
+    find_certified,
+    list_audits,
+    list_trainers,
+    read_verdict,
+)
 from holdfast.journal.audits import UNREADABLE
 from holdfast.journal.machines import read_release
 from holdfast.journal.verdict import list_machines
@@ -30,8 +38,7 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     first = _find_first(journal, verdict, released)
     if first is None:
         return f"run {journal.run} has no commit of {verdict.host} after its newest certified one"
-    before = (commit for commit in journal.candidates() if commit.number < first.number)
-    if not any(not checkpoint.verify(journal.store, commit) for commit in before):
+    if not _has_checkpoint_before(journal, first):
         return (
             f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number}, the first one that "
             f"{verdict.host} has trained, verifies; an audit of it on another host certifies it, if it is right"
@@ -45,6 +52,44 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     newest = journal.newest()
     assert newest is not None
     return f"run {journal.run} is rolled back to commit {newest.number} (step {newest.step}): quarantined {listed}"
+
+
+def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
+    """Return the commit whose audit on another host may let a run go back that `roll_back` leaves as it is.
+
+    The commits before the oldest one that is known to be wrong are in doubt. The first choice is the newest of them;
+    with each wrong one, the next lies twice as far back, so that a few audits find a right one.
+
+    Args:
+        verdict: a verdict that names a machine.
+
+    Returns:
+        None if the run can go back, if nothing of it is wrong, if all commits in doubt are wrong, or if audits of the
+        chosen one don't agree yet.
+    """
+    first = _find_first(journal, verdict, read_release(open_store(journal.store_url), verdict))
+    if first is None or not verdict.is_own or _has_checkpoint_before(journal, first):
+        return None
+    audited = list_audits(journal)
+    line = [each for each in journal.candidates() if each.number >= first.number]
+    wrong = [n for n, each in enumerate(line) if each.number in audited and _is_wrong(journal, each, verdict.host)]
+    if not wrong:
+        return None
+    newest, oldest = wrong[0], wrong[-1]
+    in_doubt = line[oldest + 1 :][: oldest - newest + 1]
+    return in_doubt[-1] if in_doubt and in_doubt[-1].number not in audited else None
+
+
+def _is_wrong(journal: Journal, commit: Commit, host: str) -> bool:
+    """Return whether the verdict on a commit says that this machine has trained it wrongly."""
+    found = read_verdict(journal, commit)
+    return found is not None and (found.kind, found.host, found.is_own) == ("machine", host, True)
+
+
+def _has_checkpoint_before(journal: Journal, first: Commit) -> bool:
+    """Return whether a checkpoint before a commit verifies."""
+    before = (commit for commit in journal.candidates() if commit.number < first.number)
+    return any(not checkpoint.verify(journal.store, commit) for commit in before)
 
 
 def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commit | None:

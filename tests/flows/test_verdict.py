@@ -219,6 +219,39 @@ def test_a_live_attempt_on_a_healthy_machine_goes_back_and_goes_on(
     assert final_id(engine) == final_id(healthy)
 
 
+@pytest.mark.server
+def test_audits_look_for_a_right_commit_to_go_back_to(
+    struck: Engine,
+    healthy: Engine,
+    tmp_path: Path,
+    run_flow: RunFlow,
+    prefect_api: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One audit of a wrong commit leads to the healthy run's bytes, though nobody has audited a right commit."""
+    engine = copy(struck, tmp_path)
+
+    def run(host: str, **parameters: object) -> str:
+        for name, value in (faulty("a", FLIPS_AT) | {VARIABLE: host}).items():
+            monkeypatch.setenv(name, value)
+        return run_flow("audit", **{"store": engine.store} | parameters).stderr
+
+    with deployed(prefect_api) as waiting:
+        run("b", run="toy", commit=2, on_fault="rollback")
+        said = run("c", **waiting()[-1].parameters)
+        assert "run toy isn't rolled back: no checkpoint before commit 1" in said
+        asked = waiting()[-1].parameters
+        assert (asked["commit"], asked["on_fault"]) == (1, "rollback")
+        run("a", **asked)
+        put_back = waiting()[-1].parameters
+        assert (put_back["commit"], put_back["tries"]) == (1, 29), "the faulty machine leaves it to another one"
+        assert "no other host has answered: commit 1: only a has trained it" in run("a", **asked | {"tries": 0})
+        assert "run toy is rolled back to commit 1 (step 10): quarantined 2, 3" in run("b", **asked)
+        assert len(waiting()) == 3
+    assert engine.run(*OPTIONS, **{VARIABLE: "b"}).returncode == 0
+    assert final_id(engine) == final_id(healthy)
+
+
 @contextmanager
 def held_from(commit: int, folder: Path, nursery: Lives, host: str, **variables: str) -> Iterator[tuple[Engine, Any]]:
     """Train on a host, and let the ranks wait after a commit while the block lasts.

@@ -14,11 +14,13 @@ from holdfast.journal import (
     Journal,
     now,
     quarantine_machine,
+    read_verdict,
     record_audit,
     record_name,
     release_machine,
 )
-from holdfast.proof.rollback import roll_back
+from holdfast.proof.audit import go_back_now, keep_verdict
+from holdfast.proof.rollback import choose_to_certify, roll_back
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, train
@@ -111,6 +113,55 @@ def test_nothing_is_rolled_back_to_checkpoints_that_are_lost(line: Line) -> None
         shutil.rmtree(Path(line.journal.store.url) / line.journal.read_commit(number).path)
     assert "isn't rolled back: no checkpoint before commit 3" in roll_back(line.journal, verdict("a", 3, is_own=True))
     assert list_candidates(line) == [5, 4, 3, 2, 1]
+
+
+def find_wrong(line: Line, number: int) -> AuditVerdict:
+    """Put two audits of a commit on record that agree on other bytes; return the verdict."""
+    for host in ("b", "c"):
+        record = AuditRecord(
+            commit=number, number=1, from_commit=number - 1, checkpoint_sha256="f" * 64, notes=[], host=host,
+            environment={}, created_at=now(),
+        )  # fmt: skip
+        record_audit(line.journal, record)
+    found = read_verdict(line.journal, line.journal.read_commit(number))
+    assert found is not None
+    assert (found.kind, found.host, found.is_own) == ("machine", "host", True)
+    return found
+
+
+def test_audits_that_look_for_a_right_commit_go_back_twice_as_far_each_time(tmp_path: Path) -> None:
+    line = make_line(LocalStore(str(tmp_path)))
+    for _ in range(12):
+        train(line)
+    chosen, number = [], 11  # nobody has audited commit 12
+    while True:
+        found = find_wrong(line, number)
+        assert "isn't rolled back" in roll_back(line.journal, found)
+        if (commit := choose_to_certify(line.journal, found)) is None:
+            break
+        chosen.append(number := commit.number)
+    assert chosen == [10, 8, 4, 1]
+
+
+def test_no_audit_is_needed_where_the_run_can_go_back(line: Line) -> None:
+    wrong = find_wrong(line, 2)
+    right = choose_to_certify(line.journal, wrong)
+    assert right is not None
+    assert right.number == 1
+    certify(line, 1)
+    assert choose_to_certify(line.journal, wrong) is None
+    assert "is rolled back to commit 1" in roll_back(line.journal, wrong)
+    assert choose_to_certify(line.journal, verdict("a", 3, is_own=False)) is None
+
+
+def test_a_run_goes_back_once_a_commit_before_the_wrong_ones_is_certified(line: Line) -> None:
+    wrong = find_wrong(line, 2)
+    assert len(keep_verdict(line.journal, wrong, "rollback")) == 2
+    assert "isn't rolled back" in "".join(go_back_now(line.journal))
+    certify(line, 1)
+    assert "is rolled back to commit 1" in "".join(go_back_now(line.journal))
+    assert list_candidates(line) == [1]
+    assert go_back_now(line.journal) == []
 
 
 def test_a_circle_of_parents_ends_a_rollback(line: Line) -> None:
