@@ -69,8 +69,8 @@ class Program:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.settings.items())
-        self._config = self.folder / "program.toml"
-        self._config.write_text(
+        self.config = self.folder / "program.toml"
+        self.config.write_text(
             f'recipe = "tests.{self.recipe}"\nrun = "program"\nepochs = {self.epochs}\nstore = "{self.folder}"\n'
             f'{settings}[chunk]\n{self.chunk}\n[log]\nfolder = "{self.folder}/logs"\n'
         )
@@ -82,7 +82,7 @@ class Program:
     def train(self, *settings: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run ``holdfast train`` to its end."""
         variables = {"PROGRAM_FILES": str(self.folder), "OUTPUT": str(self.folder / "output")} | environment
-        return self.nursery.call("tests.support.forked:train", str(self._config), settings, **variables)
+        return self.nursery.call("tests.support.forked:train", str(self.config), settings, **variables)
 
     def kill_at(self, commit: int, *settings: str, point: str = "commit-recorded") -> bool:
         """Train until a commit, and kill the command and its ranks with SIGKILL there; return whether that happened.
