@@ -249,7 +249,7 @@ class RecipeBroken(RecipeFailed):
 
 
 class Unhealthy(RunStopped, RuntimeError):
-    """A health signal left its limits while the recipe trained."""
+    """A health signal left its limits while the recipe trained, or ranks no longer have equal weights."""
 
     is_retryable = True
     reason = "unhealthy"

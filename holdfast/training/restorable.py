@@ -5,6 +5,7 @@ encodings. They copy tensors only of modules that load their ``state_dict`` with
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from holdfast import state
 from holdfast.checkpoint import Payload
-from holdfast.errors import RecipeError, StateError
+from holdfast.errors import RecipeError, StateError, Unhealthy
 from holdfast.provenance.location import find_place
 from holdfast.state.sharded import is_sharded, place_of, shard_of
 from holdfast.training.build import Training
@@ -47,10 +48,15 @@ def check_step(training: Training) -> None:
 
 
 def check_same_ranks(training: Training) -> None:
-    """Raise RecipeError if the ranks have other weights: a checkpoint has only the main rank's.
+    """Raise an error if the ranks have other weights: a checkpoint has only the main rank's.
 
     A loop may average gradients with code of its own, so only a step shows whether the weights stay equal. For the
     stages of a pipeline, `check_replicas` compares the tensors that several ranks hold.
+
+    Raises:
+        RecipeError: the weights differ after the first step.
+        Unhealthy: they differ later. A machine may have computed wrongly, once or each time, so new ranks train the
+            steps since the last commit again.
     """
     if training.ranks.stages is not None:
         return
@@ -58,17 +64,30 @@ def check_same_ranks(training: Training) -> None:
     if not training.ranks.has_others or not is_common:
         return
     sums = training.ranks.gather(describe_components(training, in_detail=False))
-    advice = training.program.advice
+    step, advice = training.progress.step, training.program.advice
     for name, means, hint in (
         ("model", ": each rank trains a model of its own", advice.model),
         ("optimizer", "", advice.optimizer),
     ):
         found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
-        if any(each != found[0] for each in found):
-            raise RecipeError(
-                f"after step {training.progress.step} the ranks have different values of the {name}{means}",
-                hint=hint,
-            )
+        if all(each == found[0] for each in found):
+            continue
+        if step == 1:
+            raise RecipeError(f"after step {step} the ranks have different values of the {name}{means}", hint=hint)
+        raise Unhealthy(
+            f"after step {step} {_describe_odd(name, found)}, and they were equal before; nothing was saved",
+            hint=f"if it comes again on this machine alone, the machine computes wrongly; if everywhere: {hint}",
+            step=step,
+        )
+
+
+def _describe_odd(name: str, found: Sequence[dict[str, Any]]) -> str:
+    """Return which ranks have other values of the model, or of the optimizer, than most ranks have."""
+    most = max(found, key=found.count)
+    odd = [str(rank) for rank, each in enumerate(found) if each != most]
+    if 2 * len(odd) >= len(found):
+        return f"the ranks have different values of the {name}"
+    return f"the {name} of rank {', '.join(odd)} has other values than those of the other ranks"
 
 
 def check_beginning(training: Training) -> None:

@@ -31,6 +31,22 @@ def test_a_flip_that_changes_bytes_is_found_and_its_machine_named(campaign: Camp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_sticky", [False, True])
+def test_ranks_that_part_are_replaced_and_not_saved(campaign: Campaign, is_sticky: bool) -> None:
+    """The reduction gives one of four ranks another gradient, once or in each step from step 5 on."""
+    flip = Flip("reduction", "node-1", step=5, rank=2, bit=20, element=7, is_sticky=is_sticky)
+    found = campaign.find(Case(flip, ranks=4, virtual=4))
+    assert found.flipped
+    assert not found.changed
+    if is_sticky:
+        assert "after step 6 the model of rank 2 has other values than those of the other ranks" in found.stopped
+        assert len(found.commits) == 1
+    else:
+        assert not found.stopped
+        assert found.kind == "certified"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("program", AUDITED, ids=str)
 def test_each_chunk_of_an_ordinary_program_is_certified(nursery: Lives, program: Ordinary) -> None:
     kinds = program.judge(nursery, 99 if IS_SOAK else 3)
