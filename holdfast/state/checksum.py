@@ -8,7 +8,7 @@ differences; only a content id proves equality.
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ import torch
 from holdfast.state.sharded import is_sharded, list_regions, local_of
 
 ROW_WORDS = 1024
+# A rank that holds a part of each row widens so many bytes of rows at a time.
+PADDED_BYTES = 2**24
 WORD_BYTES = 8
 # The factor of the weights. It is odd, so that no bit of a row's sum is lost. Source: SplitMix64 (Steele, Lea, Flood,
 # 2014).
@@ -87,7 +89,10 @@ def _sum(tensor: Any) -> torch.Tensor:
     """Return the weighted sum of a tensor's words, scalar int64; of a sharded tensor, of this rank's words only."""
     if not is_sharded(tensor):
         return _weigh(_to_words(tensor), 0, tensor.nbytes)
-    return _weigh(_to_words(_own_rows(tensor), start := _find_start(tensor)), start, tensor.nbytes)
+    return sum(
+        (_weigh(_to_words(rows, start), start, tensor.nbytes) for start, rows in _list_rows(tensor)),
+        torch.zeros((), dtype=torch.int64, device=local_of(tensor).device),
+    )
 
 
 def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
@@ -114,17 +119,40 @@ def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
 
 
 def _own_rows(tensor: Any) -> torch.Tensor:
-    """Return this rank's region of a sharded tensor; an empty tensor if a lower rank holds the same region."""
+    """Return this rank's region of a sharded tensor; an empty tensor if a lower rank holds the same region.
+
+    If the tensor's mesh has only some of the ranks, the others hold the same regions on meshes of their own: those on
+    the main rank's mesh count.
+    """
     regions, rank = list_regions(tensor), torch.distributed.get_rank()
-    is_first = not any(other < rank and region == regions[rank] for other, region in regions.items())
+    is_first = 0 in regions and not any(other < rank and region == regions[rank] for other, region in regions.items())
     return local_of(tensor) if is_first else local_of(tensor).new_empty(0)
 
 
-def _find_start(tensor: Any) -> int:
-    """Return the offset, in the whole tensor, of the first byte of this rank's region of a sharded tensor."""
-    offset = list_regions(tensor)[torch.distributed.get_rank()].offset
-    place: int = sum(index * math.prod(tensor.shape[number + 1 :]) for number, index in enumerate(offset))
-    return place * int(tensor.itemsize)
+def _list_rows(tensor: Any) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield whole rows of a sharded tensor, each after the offset of its first byte in the whole tensor.
+
+    If this rank holds a part of each row, as with tensor parallelism, zeros stand for the other parts, a few rows at a
+    time. If a lower rank holds the same region, nothing is yielded.
+    """
+    own, region = _own_rows(tensor), list_regions(tensor)[torch.distributed.get_rank()]
+    if not own.numel():
+        return
+    row = math.prod(tensor.shape[1:])
+    start = (region.offset[0] if region.offset else 0) * row * tensor.itemsize
+    if region.shape[1:] == tensor.shape[1:]:
+        yield start, own
+        return
+    missing = [
+        size for first, count, whole in zip(region.offset, region.shape, tensor.shape, strict=True)
+        for size in (first, whole - first - count)
+    ]  # fmt: skip
+    # `pad` begins with the last dimension. The first one isn't padded.
+    padding = [size for place in range(len(missing) - 2, 0, -2) for size in missing[place : place + 2]]
+    data = own.contiguous().view(torch.uint8).view(*own.shape, tensor.itemsize)
+    for rows in torch.split(data, max(1, PADDED_BYTES // (row * tensor.itemsize))):
+        yield start, (padded := torch.nn.functional.pad(rows, [0, 0, *padding]))
+        start += padded.numel()
 
 
 def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
@@ -138,8 +166,10 @@ def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
         return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
     if not are_cut:
         return _to_bytes(tensor)
-    own, start = _to_bytes(_own_rows(tensor)), _find_start(tensor)
-    return torch.nn.functional.pad(own, (start, tensor.nbytes - start - len(own)))
+    for start, rows in _list_rows(tensor):  # one piece, since the tensor is small
+        own = _to_bytes(rows)
+        return torch.nn.functional.pad(own, (start, tensor.nbytes - start - len(own)))
+    return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=local_of(tensor).device)
 
 
 def _to_words(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:

@@ -95,6 +95,30 @@ def compare_with_whole_tensors(folder: str) -> int:
     return 0
 
 
+def compare_in_other_layouts(folder: str) -> int:
+    """Take checksums and norms of tensors that are replicated, or whose rows are cut: each number counts once."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    device, ranks = prepare_device(make_config(folder)).device, distributed.get_world_size()
+    generator = torch.Generator().manual_seed(1)
+    meshes = [init_device_mesh(DEVICE, (ranks, 1)), init_device_mesh(DEVICE, (1, ranks))]
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        whole = [(torch.randn(shape, generator=generator) ** 9).to(device, dtype) for shape in SHAPES]
+        exact = torch.nn.utils.get_total_norm([each.double() for each in whole])
+        for mesh in meshes:
+            for last in (Shard(1), Replicate()):
+                cut: Any = [
+                    distribute_tensor(each, mesh, [Shard(0), last if each.dim() > 1 else Replicate()]) for each in whole
+                ]
+                assert checksum(cut) == checksum(whole)
+                assert checksum_together(cut) == checksum_together(whole)
+                torch.testing.assert_close(take_norm(cut).double(), exact, rtol=1e-5, atol=0)
+                if last == Replicate():
+                    assert torch.equal(take_norm(cut), take_norm(whole))
+    return 0
+
+
 def keep_rows_alone(folder: str) -> int:
     """Train a step: between its rounds a rank keeps sums of its own rows, as few as a binary counter has ones."""
     training = Training(make_config(folder))

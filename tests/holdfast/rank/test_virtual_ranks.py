@@ -114,6 +114,12 @@ def test_norms_and_checksums_of_cut_tensors_are_those_of_whole_ones(nursery: Liv
 
 @pytest.mark.gpus
 @pytest.mark.parametrize("ranks", [2, 3])
+def test_tensors_in_other_layouts_have_the_checksums_of_whole_ones(nursery: Lives, tmp_path: Path, ranks: int) -> None:
+    check(nursery, ranks, "compare_in_other_layouts", str(tmp_path))
+
+
+@pytest.mark.gpus
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_with_shards_keeps_sums_of_its_rows_alone(nursery: Lives, tmp_path: Path, ranks: int) -> None:
     check(nursery, ranks, "keep_rows_alone", str(tmp_path))
 
