@@ -30,6 +30,7 @@ from holdfast.config.limits import (
     check_plain,
 )
 from holdfast.config.metrics import read_metrics_target
+from holdfast.errors import ConfigError
 from holdfast.store.contract import TEMP_MARK
 from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
 
@@ -238,6 +239,21 @@ class Mesh(Section):
         """Return the number of ranks."""
         return self.replicate * self.shard * self.tensor
 
+    def resize(self, ranks: int) -> "Mesh":
+        """Return a mesh of a number of ranks with the same tensor dimension, and the same replicas if they divide it.
+
+        Raises:
+            ConfigError: the tensor dimension doesn't divide the number of ranks.
+        """
+        data, rest = divmod(ranks, self.tensor)
+        if rest or not data:
+            raise ConfigError(
+                f"compute.ranks = {ranks}: compute.mesh.tensor = {self.tensor} doesn't divide it",
+                hint=f"a multiple of {self.tensor}: each group of so many ranks trains the same samples",
+            )
+        replicate = self.replicate if data % self.replicate == 0 else 1
+        return Mesh(replicate=replicate, shard=data // replicate, tensor=self.tensor)
+
 
 class Compute(Section):
     """The device, the number and the precision of the ranks."""
@@ -278,7 +294,7 @@ class Compute(Section):
     """
     mesh: Annotated[Mesh | None, IDENTITY] = None
     """Shape of the ranks with parallel = "fsdp", such as {replicate = 2, shard = 4, tensor = 2}. Without it each rank
-    holds a shard of the whole model.
+    holds a shard of the whole model. With virtual ranks only its tensor dimension changes bits.
     """
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], IDENTITY] = "no"
     """Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."""
@@ -318,9 +334,8 @@ class Compute(Section):
     def _has_what_a_mesh_needs(self) -> Self:
         if self.mesh is None:
             return self
-        if self.parallel != "fsdp" or self.virtual_ranks:
-            found = f"virtual_ranks = {self.virtual_ranks}" if self.virtual_ranks else f'parallel = "{self.parallel}"'
-            raise ValueError(f'mesh needs parallel = "fsdp" and no virtual ranks, found {found}')
+        if self.parallel != "fsdp":
+            raise ValueError(f'mesh needs parallel = "fsdp", found parallel = "{self.parallel}"')
         ranks = "all" if self.ranks == "all" else self.ranks * self.node_range[0]
         if ranks not in ("all", self.mesh.size):
             raise ValueError(f"mesh has {self.mesh.size} ranks, but the run has {ranks}")
@@ -373,10 +388,28 @@ class Compute(Section):
         identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
         if isinstance(identity.get("ranks"), int):
             identity["ranks"] *= self.node_range[0]
-        if self.parallel == "ddp" or self.virtual_ranks:  # virtual ranks give the same bits with shards and without
+        if self.virtual_ranks:  # they give the same bits for any number of data-parallel ranks, sharded or whole
+            return identity | ({"mesh": {"tensor": self.tensor_ranks}} if self.tensor_ranks > 1 else {})
+        if self.parallel == "ddp":
             return identity
         mesh = {"mesh": self.mesh.model_dump()} if self.mesh else {}
         return identity | {"parallel": self.parallel} | mesh
+
+    def changed(self, **update: Any) -> Self:
+        """Return a copy with other ranks or nodes. With virtual ranks a mesh's data-parallel dimensions follow them.
+
+        Raises:
+            ConfigError: the mesh's tensor dimension doesn't divide the number of ranks.
+        """
+        found = self.model_copy(update=update)
+        if found.mesh is None or not found.virtual_ranks or found.ranks == "all":
+            return found
+        return found.model_copy(update={"mesh": found.mesh.resize(found.ranks * found.node_range[0])})
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Return the number of ranks that train the same samples: the mesh's tensor dimension."""
+        return self.mesh.tensor if self.mesh else 1
 
     @property
     def rank_count(self) -> int:
@@ -582,17 +615,17 @@ class RunConfig(Section):
 
     def with_ranks(self, ranks: int) -> Self:
         """Return this configuration with a number of ranks."""
-        return self.model_copy(update={"compute": self.compute.model_copy(update={"ranks": ranks})})
+        return self.model_copy(update={"compute": self.compute.changed(ranks=ranks)})
 
     def placed(self, nodes: int, rendezvous: str) -> Self:
         """Return this configuration for ranks that torchrun starts on this number of nodes."""
-        update = {"nodes": nodes, "rendezvous": rendezvous, "launcher": "torchrun"}
-        return self.model_copy(update={"compute": self.compute.model_copy(update=update)})
+        compute = self.compute.changed(nodes=nodes, rendezvous=rendezvous, launcher="torchrun")
+        return self.model_copy(update={"compute": compute})
 
     def attached(self, nodes: int, ranks: int) -> Self:
         """Return this configuration for ranks that another launcher has started, ``ranks`` on each of the nodes."""
-        update = {"nodes": nodes, "ranks": ranks, "rendezvous": None, "launcher": "attached"}
-        return self.model_copy(update={"compute": self.compute.model_copy(update=update)})
+        compute = self.compute.changed(nodes=nodes, ranks=ranks, rendezvous=None, launcher="attached")
+        return self.model_copy(update={"compute": compute})
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def plan_share(journal: Journal, plan: Plan, share: float) -> AuditPlan | None:
 def _read_dealing(compute: Compute) -> Dealing | None:
     if not compute.virtual_ranks or compute.ranks == "all":
         return None
-    ranks = _count_ranks(compute)
+    ranks = _count_ranks(compute) // compute.tensor_ranks
     return Dealing.of(ranks, compute.virtual_ranks) if ranks > 1 else None
 
 

@@ -99,6 +99,21 @@ def local_of(tensor: Any) -> torch.Tensor:
     return local
 
 
+def cut_like(local: torch.Tensor, like: Any) -> torch.Tensor:
+    """Return a sharded tensor that lies row by row, of which this rank holds the same region as of another one.
+
+    Args:
+        local: this rank's region.
+    """
+    from torch.distributed.tensor import DTensor
+
+    stride = torch.empty(like.shape, device="meta").stride()
+    found: torch.Tensor = DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=stride
+    )
+    return found
+
+
 def gather_whole(value: T) -> T:
     """Return a sharded tensor as a whole tensor, and any other value as it is.
 

@@ -87,9 +87,9 @@ class Training:
         determinism.check(config.determinism, "after the recipe was built")
         self.flags = determinism.read_flags()
         check_sharding(config, self.recipe, self.accelerator)
-        self.ranks: Cooperation = make_virtual(config, self.recipe, self.accelerator) or SeparateRanks(
-            self.accelerator, program.data_ranks
-        )
+        self.ranks: Cooperation = make_virtual(
+            config, self.recipe, self.accelerator, program.data_ranks
+        ) or SeparateRanks(self.accelerator, program.data_ranks)
         self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
         self.order = self._order()
         self.batches = self._batches()

@@ -32,7 +32,8 @@ def capture(training: Training) -> dict[str, Any]:
         "progress": training.progress.state_dict(),
         "built": training.built,
     }
-    return captured | ({DATA_RANKS: [*ranks.data.numbers]} if ranks.has_groups else {})
+    has_own = ranks.has_groups and not ranks.has_common_state
+    return captured | ({DATA_RANKS: [*ranks.data.numbers]} if has_own else {})
 
 
 def capture_own(training: Training) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import nn
+from torch import Tensor, distributed, nn
 
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded
@@ -25,10 +25,13 @@ class DataRanks:
     Attributes:
         numbers: the data ranks, by rank. Ranks of one data rank train the same samples, with the same random numbers.
         rank: this rank's number.
+        meshes: the ranks that train different samples and hold the same part of the model, by data rank; a tuple for
+            each part of the model.
     """
 
     numbers: tuple[int, ...]
     rank: int
+    meshes: tuple[tuple[int, ...], ...]
 
     @property
     def number(self) -> int:
@@ -40,10 +43,28 @@ class DataRanks:
         """Return the number of data ranks."""
         return len(set(self.numbers))
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Return the ranks that hold the same part of the model as this rank, by data rank."""
+        return next(each for each in self.meshes if self.rank in each)
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this rank is the first of its data rank."""
+        return self.numbers.index(self.number) == self.rank
+
+    def make_group(self) -> Any:
+        """Return a process group of this rank's `peers`; None for all ranks. All ranks call it together."""
+        if len(self.meshes) == 1:
+            return None
+        groups = {peers: distributed.new_group(list(peers)) for peers in self.meshes}
+        return groups[self.peers]
+
 
 def separate(accelerator: Accelerator) -> DataRanks:
     """Return data ranks with which each rank trains samples of its own."""
-    return DataRanks(tuple(range(accelerator.num_processes)), int(accelerator.process_index))
+    every = tuple(range(accelerator.num_processes))
+    return DataRanks(every, int(accelerator.process_index), (every,))
 
 
 def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
@@ -56,13 +77,14 @@ def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
         RecipeError: `mesh` is no DeviceMesh, or lacks this rank, or its groups differ in size.
     """
     rank = int(accelerator.process_index)
-    own = (_number_in(mesh, rank), mesh.size())
-    found = gather_object([own]) if accelerator.num_processes > 1 else [own]
-    check_groups(found)
-    return DataRanks(tuple(number for number, _ in found), rank)
+    ranks = _list_ranks(mesh, rank)
+    found = gather_object([ranks]) if accelerator.num_processes > 1 else [ranks]
+    pairs = [(each.index(number), len(each)) for number, each in enumerate(found)]
+    check_groups(pairs)
+    return DataRanks(tuple(number for number, _ in pairs), rank, tuple(dict.fromkeys(found)))
 
 
-def _number_in(mesh: Any, rank: int) -> int:
+def _list_ranks(mesh: Any, rank: int) -> tuple[int, ...]:
     members = getattr(mesh, "mesh", None)
     if members is None:
         raise RecipeError(
@@ -72,7 +94,7 @@ def _number_in(mesh: Any, rank: int) -> int:
     ranks: list[int] = members.flatten().tolist()
     if rank not in ranks:
         raise RecipeError(f"run.data_parallel(...): rank {rank} is not in the mesh of the ranks {ranks}", hint=HINT)
-    return ranks.index(rank)
+    return tuple(ranks)
 
 
 def check_groups(found: Sequence[tuple[int, int]]) -> None:
@@ -125,7 +147,6 @@ def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int], list[int]]]
     if not any(map(is_sharded, model.parameters())):
         return
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import Replicate
 
     gathered = {
         id(each) for module in model.modules() if isinstance(module, FSDPModule) for each in module.parameters()
@@ -134,11 +155,26 @@ def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int], list[int]]]
         if not is_sharded(each):
             continue
         tensor: Any = each
-        mesh, placements = tensor.device_mesh, tensor.placements
+        mesh = tensor.device_mesh
         if id(each) not in gathered:
             yield name, mesh.mesh.flatten().tolist(), []
-        elif mesh.ndim > 2 or (mesh.ndim == 2 and not isinstance(placements[0], Replicate)):
-            *outer, inner = mesh.get_coordinate()
-            yield name, mesh.mesh[tuple(outer)].tolist(), mesh.mesh[..., inner].flatten().tolist()
+        elif has_plan(each):
+            yield name, mesh.mesh[tuple(mesh.get_coordinate()[:-1])].tolist(), find_grid(each).flatten().tolist()
         else:
             yield name, [], mesh.mesh.flatten().tolist()
+
+
+def has_plan(parameter: Any) -> bool:
+    """Return whether another plan has sharded a parameter of FSDP2's before: the mesh's last dimension is that plan's.
+
+    FSDP2 alone has a mesh of one dimension, or of two for HSDP, whose first dimension has replicas.
+    """
+    mesh: Any = parameter.device_mesh
+    return bool(mesh.ndim > 2 or (mesh.ndim == 2 and not parameter.placements[0].is_replicate()))
+
+
+def find_grid(parameter: Any) -> Tensor:
+    """Return the ranks among which FSDP2 reduces a parameter's gradient; shape (replicas, shards)."""
+    mesh: Any = parameter.device_mesh
+    ranks: Tensor = mesh.mesh[..., mesh.get_coordinate()[-1]] if has_plan(parameter) else mesh.mesh
+    return ranks.reshape(-1, ranks.shape[-1])

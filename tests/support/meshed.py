@@ -1,5 +1,6 @@
 """Loops and a recipe whose ranks train one model together on a mesh: two data ranks of two tensor-parallel ranks."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,35 @@ def compiled(model: Any, mesh: Any) -> None:
     parallelize(model, mesh)
 
 
+def wide(model: Any, mesh: Any) -> None:
+    """Shard a `Net` by columns, of which each data rank holds some."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        return Shard(1) if parameter.dim() > 1 else None
+
+    fully_shard(model, mesh=mesh["replicate", "shard"], shard_placement_fn=place)
+
+
+def rounded(model: Any, mesh: Any) -> None:
+    """Shard a `Net` that FSDP2 then computes in bf16."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model, mesh=mesh["replicate", "shard"], mp_policy=policy)
+
+
+def planned(model: Any, mesh: Any) -> None:
+    """Shard the blocks of a `Net` by a plan alone, and the rest by FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    parallelize_module(model, mesh["tensor"], make_plan())
+    for part in (model.norm, model.head):
+        fully_shard(part, mesh=mesh["replicate", "shard"])
+
+
 def misnamed(model: Any, mesh: Any) -> None:
     """Shard a `Net` by a plan with a layer that it lacks."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -309,13 +339,24 @@ def find_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(points), classes)
 
 
-def recipe(how: str = "") -> Recipe:
+def recipe(how: str = "", notes: str = "") -> Recipe:
     """Build a recipe of a `Net`.
 
     Args:
         how: the function of this module that shards it; empty for the engine's own way.
+        notes: a folder for each rank's samples and masks.
     """
-    return build(Net(), how)
+    built = build(Net(), how)
+    if notes:
+        built.loss = functools.partial(note_loss, Path(notes))
+    return built
+
+
+def note_loss(folder: Path, model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the loss of a batch, and note its samples and mask; see `recipe`."""
+    loss = find_loss(model, batch)
+    note(folder / f"{torch.distributed.get_rank()}.txt", batch[0], model.mask)
+    return loss
 
 
 def tied(how: str) -> Recipe:

@@ -33,6 +33,7 @@ def write_config(
     recipe: str = "averaged",
     chunk_steps: int = 2,
     shares: int = SHARES,
+    mesh: str = "",
     **settings: str,
 ) -> str:
     """Write a run's configuration into the folder; return its path."""
@@ -42,6 +43,7 @@ def write_config(
         f"epochs = {epochs}", f"chunk.steps = {chunk_steps}", f"compute.ranks = {ranks}",
         f"compute.virtual_ranks = {shares}", f'compute.parallel = "{parallel}"', f'compute.device = "{DEVICE}"',
         'compute.mixed_precision = "bf16"', "retention.keep_last = 99", f"log.folder = {json.dumps(str(folder))}",
+        *([f"compute.mesh = {mesh}"] if mesh else []),
         *(f"settings.{name} = {json.dumps(value)}" for name, value in settings.items()),
     ]  # fmt: skip
     folder.mkdir(exist_ok=True)

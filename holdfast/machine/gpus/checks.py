@@ -19,8 +19,8 @@ TORCH_WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
 def settle_ranks(config: RunConfig) -> RunConfig:
     """Return the configuration with a number in place of ``compute.ranks = "all"``: one rank for each visible GPU.
 
-    With virtual ranks, there are at most as many ranks. Without a GPU there is one rank. A configuration that has a
-    number is returned unchanged.
+    With virtual ranks, there are at most as many data ranks, and whole groups of tensor-parallel ranks. Without a GPU
+    there is one rank. A configuration that has a number is returned unchanged.
 
     Raises:
         GpuUnhealthy: the GPUs can't be counted, because one of them or the driver doesn't answer.
@@ -29,7 +29,9 @@ def settle_ranks(config: RunConfig) -> RunConfig:
     if compute.ranks != "all":
         return config
     count = 1 if compute.device == "cpu" else max(1, _count_visible(compute))
-    count = min(count, compute.virtual_ranks or count)
+    if compute.virtual_ranks:
+        tensor = compute.tensor_ranks
+        count = max(1, min(count // tensor, compute.virtual_ranks)) * tensor
     return config.with_ranks(count)
 
 
@@ -43,8 +45,7 @@ def gather_nodes(config: RunConfig) -> RunConfig:
     if compute.nodes == 1 and compute.launcher == "torchrun":
         return config
     ranks = compute.rank_count * (1 if compute.virtual_ranks else compute.node_range[0])
-    update = {"nodes": 1, "ranks": ranks, "launcher": "torchrun"}
-    return config.model_copy(update={"compute": compute.model_copy(update=update)})
+    return config.model_copy(update={"compute": compute.changed(nodes=1, ranks=ranks, launcher="torchrun")})
 
 
 def _count_visible(compute: Compute) -> int:

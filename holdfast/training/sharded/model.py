@@ -47,8 +47,6 @@ def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) 
             raise ConfigError(f"{SETTING}: the loop has sharded no model over the ranks", hint=hint)
     elif recipe.loss is None:
         raise _can_not_shard("a step of its own", "return a Recipe with a loss")
-    elif config.compute.virtual_ranks and recipe.parallelize is not None:
-        raise _can_not_shard("a model for virtual ranks by parallelize", "compute.virtual_ranks = 0")
     if config.compute.mixed_precision == "fp16":
         raise _can_not_shard("fp16, whose GradScaler sees a shard of the gradient", 'mixed_precision = "bf16"')
 

@@ -16,7 +16,7 @@ from holdfast.memory import Buffers
 from holdfast.recipe import Recipe
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES
-from holdfast.state.sharded import ShardedBytes, is_sharded, local_of, shard_of
+from holdfast.state.sharded import ShardedBytes, cut_like, is_sharded, local_of, shard_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.kept import GRADIENTS
@@ -193,11 +193,7 @@ def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards, present
         whole = torch.empty(shape_of(dtype, shape), dtype=DTYPES[dtype])
         source = ShardedBytes if is_of_stage else TensorBytes
         return Tensor(dtype, shape, (source(whole) if whole.numel() else b"",))
-    from torch.distributed.tensor import DTensor
-
-    local = torch.empty_like(local_of(like), dtype=DTYPES[dtype], memory_format=torch.contiguous_format)
-    stride = torch.empty(shape, device="meta").stride()
-    cut = DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=stride)
+    cut = cut_like(torch.empty_like(local_of(like), dtype=DTYPES[dtype], memory_format=torch.contiguous_format), like)
     return Tensor(dtype, shape, (ShardedBytes(cut) if cut.numel() else b"",))
 
 

@@ -4,6 +4,10 @@ The shares are dealt in rounds: in round k, rank r of R trains share k * R + r. 
 computed a block's gradient, the gradient is exchanged: each rank gets its rows of every rank's gradient, and adds them
 in the tree's order. Because the shares come in order, the tree's sums work like a binary counter, and a rank never
 keeps a whole gradient. The tree, and so each bit, is the same as for ranks that hold the whole model.
+
+With replicas (HSDP) each of the ranks that hold the same rows adds a part of them. FSDP2 sums over the replicas after
+its reduce-scatter: the parts are put together there, because the others contribute -0.0, which changes no number. With
+tensor parallelism the ranks here are the data ranks that hold the same part of each layer.
 """
 
 import contextlib
@@ -12,10 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn import functional
 
 from holdfast.errors import RecipeError
+from holdfast.state import local_of
 from holdfast.state.checksum import checksum, checksum_together, join_checksums
-from holdfast.training.sharded.model import list_blocks
+from holdfast.training.data_ranks import find_grid
+from holdfast.training.sharded.model import list_fsdp_modules
 from holdfast.training.virtual_ranks.buckets import Turn, refuse_sparse
 from holdfast.training.virtual_ranks.tree import Node, TreeSum
 
@@ -30,6 +37,9 @@ class BlockSum:
         name: the block's name in the model.
         block: a module that `fully_shard` has sharded.
         parameters: the names of the block's parameters, which are gathered and reduced together.
+        rank: this rank's data rank.
+        ranks: the number of data ranks.
+        group: the process group of the data ranks; None for all ranks.
 
     Attributes:
         parameters: the block's sharded parameters, with this rank's rows.
@@ -38,9 +48,13 @@ class BlockSum:
         fact: a checksum of this rank's rows of the sum over all shares; only in a detailed step.
     """
 
-    def __init__(self, name: str, block: Any, parameters: Sequence[str], shares: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, name: str, block: Any, parameters: Sequence[str], shares: int, rank: int, ranks: int, group: Any = None
+    ) -> None:
         self._name, self._block, self._names = name, block, parameters
-        self._shares, self._rank, self._ranks = shares, rank, ranks
+        self._shares, self._rank, self._ranks, self._group = shares, rank, ranks, group
+        self._replicas, self._parts = find_grid(block.get_parameter(parameters[0])).shape
+        self._allocated: list[Tensor] = []
         self._hooked: dict[int, nn.Parameter] = {}
         self._round: range | None = None
         self.parameters: list[nn.Parameter] = []
@@ -49,6 +63,8 @@ class BlockSum:
         # the number of ranks.
         block.set_force_sum_reduction_for_comms(True)
         block.set_gradient_divide_factor(1.0)
+        if self._parts == 1:  # without a reduce-scatter, which one shard doesn't need
+            block.set_all_reduce_hook(self._replace)
         block.register_forward_pre_hook(self._watch)
 
     def begin(self, *, in_detail: bool) -> None:
@@ -62,6 +78,8 @@ class BlockSum:
         """Begin a micro-batch of a round. If ``is_last``, the round's gradients are exchanged after it."""
         self._round, self._is_last, self._calls, self._is_done = round_, is_last, 0, False
         self._block.set_requires_gradient_sync(False, recurse=False)
+        if self._parts > 1:  # the replicas' parts are put together after the last round
+            self._block.set_requires_all_reduce(round_.stop == self._shares, recurse=False)
 
     def end_share(self) -> None:
         """Reset the checksums of the share that was trained last."""
@@ -75,12 +93,16 @@ class BlockSum:
         """
         self._round = None
         self._block.set_requires_gradient_sync(True, recurse=False)
+        self._block.set_requires_all_reduce(True, recurse=False)
         if self.tree.parts:
             raise RecipeError(f"only some shares of the batch have used {self._name}", hint=HINT)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for a collective's input or output."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        """Return memory for a collective's input, and then for its output."""
+        made = torch.empty(*size, dtype=dtype, device=device)
+        if self._parts == 1:
+            self._allocated = [*self._allocated[-1:], made]
+        return made
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
@@ -91,32 +113,76 @@ class BlockSum:
             output_tensor: this rank's rows of the block's gradients.
             input_tensor: the block's gradients in this rank, first the rows of the first rank, and so on.
         """
-        own = input_tensor.view(self._ranks, -1)
+        self._reduce(output_tensor, input_tensor)
+
+    def _replace(self, output: Tensor) -> None:
+        """Reduce a gradient that each rank holds whole. A hook, run after FSDP2's own sum over the replicas.
+
+        Args:
+            output: the result of FSDP2's own sum, which is overwritten.
+        """
+        own, self._allocated = self._allocated[0], []
+        if own.is_cuda:
+            own.record_stream(torch.cuda.current_stream())  # FSDP2 holds it only until its copy into the output
+        self._reduce(output, own)
+        if self._replicas > 1 and (self._round is None or self._round.stop == self._shares):
+            distributed.all_reduce(output, group=self._group)
+
+    def _reduce(self, output: Tensor, own: Tensor) -> None:
+        """Add the gradients of a round; after the last round write the mean over all shares to the output.
+
+        Args:
+            output: this rank's rows of the block's gradients. With replicas only this rank's part of them is written,
+                and the rest is -0.0.
+            own: the block's gradients in this rank, first the rows of the first shard, and so on.
+        """
+        pieces = self._cut(own)
         if self._round is None:  # a probe, which takes the gradient of one micro-batch in all ranks
-            output_tensor.copy_(own[self._rank])
+            self._open(output, pieces[self._rank])
             return
         if self._is_done:
             raise RecipeError(f"the gradient of {self._name} comes in several parts", hint=HINT)
         self._is_done = True
         for parameter in self.parameters:
             parameter.grad = None  # otherwise FSDP2 would add to the last round's gradient
-        received = torch.empty_like(own)
-        distributed.all_to_all_single(received.view(-1), input_tensor, group=group)
+        received = pieces
+        if self._ranks > 1:
+            received = torch.empty_like(pieces)
+            distributed.all_to_all_single(received.view(-1), pieces.view(-1), group=self._group)
         for share, rows in zip(self._round, received, strict=False):  # a last round may have fewer shares than ranks
             self.tree.add(Node(0, share), rows)
         if self._round.stop < self._shares:
-            output_tensor.zero_()
+            self._open(output)
             # The remaining sums may be views of the memory that all ranks' rows were received in: copy them out of it.
             place = received.untyped_storage().data_ptr()
-            for node, part in self.tree.parts.items():
+            for node, part in self.tree.parts.items() if self._ranks > 1 else ():
                 if part.untyped_storage().data_ptr() == place:
                     self.tree.parts[node] = part.clone()
         elif self.tree.is_complete:
             total = self.tree.root()
             if self._is_detailed:
                 self.fact = f"{checksum_together([total]):016x}"
-            torch.div(total, self._shares, out=output_tensor)
+            self._open(output, total.div_(self._shares))
             self.tree.parts.clear()
+
+    def _cut(self, own: Tensor) -> Tensor:
+        """Return a gradient in the pieces that the data ranks add up, by data rank; shape (ranks, n)."""
+        rows = own.view(self._parts, -1)
+        if self._replicas == 1:
+            return rows
+        rows = functional.pad(rows, (0, -rows.shape[1] % self._replicas))
+        pieces = rows.view(self._parts, self._replicas, -1).transpose(0, 1)
+        return pieces.reshape(self._ranks, -1)
+
+    def _open(self, output: Tensor, piece: Tensor | None = None) -> None:
+        """Write this rank's piece to the output; without one, write what changes no sum."""
+        if self._replicas == 1 and piece is not None:
+            output.copy_(piece)
+            return
+        output.fill_(-0.0)
+        if piece is not None:
+            place = output[self._rank // self._parts * len(piece) :][: len(piece)]
+            place.copy_(piece[: len(place)])
 
     def _watch(self, *_: object) -> None:
         """Note which of the block's parameters get a gradient. A hook, run when FSDP2 has gathered the parameters."""
@@ -140,7 +206,7 @@ class BlockSum:
             self._block.set_requires_gradient_sync(self._is_last, recurse=False)
             self.used[place] = True
             if self._is_detailed:
-                (self.checksums[place],) = checksum([whole.grad])
+                (self.checksums[place],) = checksum([local_of(whole.grad)])
 
         return note
 
@@ -150,14 +216,17 @@ class ShardSums:
 
     Args:
         shares: the number of shares of a batch.
+        rank: this rank's data rank.
+        ranks: the number of data ranks.
+        group: the process group of the data ranks; None for all ranks.
 
     Attributes:
         turns: the shares that this rank trains, one in each round.
         facts: if the step is recorded in detail, a checksum of this rank's rows of the whole sum.
     """
 
-    def __init__(self, shares: int, rank: int, ranks: int) -> None:
-        self._shares, self._rank, self._ranks = shares, rank, ranks
+    def __init__(self, shares: int, rank: int, ranks: int, group: Any = None) -> None:
+        self._shares, self._rank, self._ranks, self._group = shares, rank, ranks, group
         self._rounds = [range(first, min(first + ranks, shares)) for first in range(0, shares, ranks)]
         self.turns = [
             Turn(each.start + rank) if rank < len(each) else Turn(each.start + rank - ranks, counts=False)
@@ -170,7 +239,8 @@ class ShardSums:
     def attach(self, models: Sequence[Any]) -> None:
         """Register the sharded models whose gradients are summed. Outside of a step, take each rank's own gradient."""
         self._models = models
-        self._blocks = [block for model in models for block in _make_sums(model, self._shares, self._rank, self._ranks)]
+        dealt = (self._shares, self._rank, self._ranks, self._group)
+        self._blocks = [block for model in models for block in _make_sums(model, *dealt)]
 
     def begin(self, *, in_detail: bool) -> None:
         """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
@@ -223,12 +293,12 @@ class ShardSums:
                 block.parameters[place].grad = None
 
 
-def _make_sums(model: nn.Module, shares: int, rank: int, ranks: int) -> list[BlockSum]:
+def _make_sums(model: nn.Module, shares: int, rank: int, ranks: int, group: Any) -> list[BlockSum]:
     found, seen = [], set[int]()
     names = {id(module): name or "the model" for name, module in model.named_modules()}
-    for block in list_blocks(model):
+    for block in reversed(list_fsdp_modules(model)):  # inner blocks first: they have their parameters for themselves
         own = {name: each for name, each in block.named_parameters() if id(each) not in seen}
         seen |= {id(each) for each in own.values()}
         if own:
-            found.append(BlockSum(names[id(block)], block, list(own), shares, rank, ranks))
+            found.append(BlockSum(names[id(block)], block, list(own), shares, rank, ranks, group))
     return found

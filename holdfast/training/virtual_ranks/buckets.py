@@ -6,13 +6,15 @@ its slice of the bucket, and all ranks get the result. This is a reduce-scatter 
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
 
 from holdfast.errors import RecipeError
+from holdfast.state import is_sharded, local_of
 from holdfast.state.checksum import checksum, checksum_together, join_checksums
+from holdfast.state.sharded import cut_like
 from holdfast.training.virtual_ranks.tree import Node, TreeSum, list_parts
 
 # Gradients are summed in pieces of about this size, as DDP does it.
@@ -47,7 +49,7 @@ class Bucket:
         """
         first = self.parameters[0]
         has = torch.tensor([each.grad is not None for each in self.parameters], dtype=first.dtype, device=first.device)
-        grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters]
+        grads = [torch.zeros_like(local_of(each)) if each.grad is None else _own(each) for each in self.parameters]
         missing = -(sum(each.numel() for each in grads) + len(has)) % multiple
         return torch.cat([*(each.reshape(-1) for each in grads), has, has.new_zeros(missing)])
 
@@ -57,10 +59,23 @@ class Bucket:
         Args:
             mean: a flat tensor in the layout of `flatten`.
         """
-        sizes = [each.numel() for each in self.parameters]
+        sizes = [local_of(each).numel() for each in self.parameters]
         *pieces, has = torch.split(mean, [*sizes, len(mean) - sum(sizes)])
         for parameter, piece, share in zip(self.parameters, pieces, has.tolist(), strict=False):
-            parameter.grad = piece.view_as(parameter) if share else None
+            parameter.grad = _as_gradient(piece, parameter) if share else None
+
+
+def _own(parameter: Any) -> Tensor:
+    """Return this rank's part of a gradient: all of it, or with tensor parallelism the part of the parameter's."""
+    gradient: Any = parameter.grad
+    if is_sharded(parameter) and gradient.placements != parameter.placements:  # a sum over the ranks of a plan
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return local_of(gradient)
+
+
+def _as_gradient(own: Tensor, parameter: Any) -> Tensor:
+    own = own.view_as(local_of(parameter))
+    return cut_like(own, parameter) if is_sharded(parameter) else own
 
 
 def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = None) -> list[Bucket]:
@@ -93,7 +108,8 @@ class BucketSum:
 
     Args:
         shares: the number of shares, V.
-        blocks: the shares of each rank.
+        blocks: the shares of each data rank.
+        group: the process group of the data ranks; None for all ranks.
 
     Attributes:
         awaited: the ``id`` of each parameter whose gradient the last share's backward pass has not completed.
@@ -101,8 +117,11 @@ class BucketSum:
         fact: a checksum of this rank's slice of the sum over all shares; only in a detailed step.
     """
 
-    def __init__(self, bucket: Bucket, shares: int, blocks: Sequence[range], *, in_detail: bool) -> None:
-        self.bucket, self._shares, self._blocks, self._is_detailed = bucket, shares, blocks, in_detail
+    def __init__(
+        self, bucket: Bucket, shares: int, blocks: Sequence[range], group: Any = None, *, in_detail: bool
+    ) -> None:
+        self.bucket, self._shares, self._blocks, self._group = bucket, shares, blocks, group
+        self._is_detailed = in_detail
         self.awaited = {id(each) for each in bucket.parameters}
         self.tree, self.fact = TreeSum(shares), ""
 
@@ -116,7 +135,7 @@ class BucketSum:
 
     def send(self) -> None:
         """Begin to send each rank its slice of the sums over this rank's shares."""
-        rank, ranks = distributed.get_rank(), len(self._blocks)
+        rank, ranks = distributed.get_rank(self._group), len(self._blocks)
         self._nodes = [list_parts(self._shares, block) for block in self._blocks]
         own = [self.tree.parts[node].view(ranks, -1) for node in self._nodes[rank]]
         self._found = [
@@ -127,6 +146,7 @@ class BucketSum:
         self._works = _begin(
             [(rows[peer], peer) for peer in range(ranks) for rows in own],
             [(part, peer) for peer in range(ranks) for part in self._found[peer]],
+            self._group,
         )
 
     def pass_on(self) -> None:
@@ -141,15 +161,18 @@ class BucketSum:
         if self._is_detailed:
             self.fact = f"{checksum_together([tree.root()]):016x}"
         # The sums over this rank's shares have been sent, so the mean may be written to their memory.
-        own = self._rows[distributed.get_rank()]
+        own = self._rows[distributed.get_rank(self._group)]
         torch.div(tree.root(), self._shares, out=own)
-        if distributed.get_backend() == "gloo":  # its all_gather takes three times as long: 57 ms for 25 MB, two ranks
+        # gloo's all_gather takes three times as long: 57 ms for 25 MB, two ranks.
+        if distributed.get_backend(self._group) == "gloo":
             self._works = _begin(
                 [(own, peer) for peer in range(len(self._rows))],
                 [*zip(self._rows, range(len(self._rows)), strict=True)],
+                self._group,
             )
         else:
-            self._works = [distributed.all_gather_into_tensor(self._rows.view(-1), own, async_op=True)]
+            rows = self._rows.view(-1)
+            self._works = [distributed.all_gather_into_tensor(rows, own, group=self._group, async_op=True)]
 
     def put_back(self) -> None:
         """Set the parameters' gradients to the mean over all shares."""
@@ -160,12 +183,15 @@ class BucketSum:
         self.bucket.put_back(self._rows.view(-1))
 
 
-def _begin(sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> list[distributed.Work]:
+def _begin(
+    sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]], group: Any
+) -> list[distributed.Work]:
     """Begin to exchange tensors with the other ranks. Tensors that this rank would send to itself are left out."""
-    rank = distributed.get_rank()
-    orders = [distributed.P2POp(distributed.isend, each, peer) for each, peer in sent if peer != rank]
-    orders += [distributed.P2POp(distributed.irecv, each, peer) for each, peer in received if peer != rank]
-    return distributed.batch_isend_irecv(orders)
+    orders = [(distributed.isend, *each) for each in sent] + [(distributed.irecv, *each) for each in received]
+    rank = distributed.get_rank(group)
+    return distributed.batch_isend_irecv(
+        [distributed.P2POp(verb, each, group=group, group_peer=peer) for verb, each, peer in orders if peer != rank]
+    )
 
 
 def _wait(works: Sequence[distributed.Work]) -> None:
@@ -175,7 +201,7 @@ def _wait(works: Sequence[distributed.Work]) -> None:
 
 def describe_gradient(gradients: Sequence[Tensor | None]) -> str:
     """Return a checksum of a model's gradients, 16 hex characters. None stands for a parameter without a gradient."""
-    found = iter(checksum([each for each in gradients if each is not None]))
+    found = iter(checksum([local_of(each) for each in gradients if each is not None]))
     return join_checksums([None if each is None else next(found) for each in gradients])
 
 

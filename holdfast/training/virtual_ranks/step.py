@@ -24,22 +24,29 @@ from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together
 from holdfast.state.layout import copy_into
 from holdfast.training.cooperation import Cooperation, ReadNames
+from holdfast.training.data_ranks import DataRanks
 from holdfast.training.optimizers import list_stepped
-from holdfast.training.sharded.model import is_cut
+from holdfast.training.sharded.model import is_cut, list_fsdp_modules
 from holdfast.training.step_record import Unread
 from holdfast.training.virtual_ranks.blocks import ShardSums
 from holdfast.training.virtual_ranks.buckets import Turn
 from holdfast.training.virtual_ranks.elementwise import check_elementwise
+from holdfast.training.virtual_ranks.layout import check_layout, check_order
 from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from holdfast.training.virtual_ranks.tree import sum_columns
 from holdfast.training.virtual_ranks.whole import WholeSums
 
 
-def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> "VirtualRanks | None":
+def make_virtual(
+    config: RunConfig, recipe: Recipe, accelerator: Accelerator, data: DataRanks | None = None
+) -> "VirtualRanks | None":
     """Return the virtual ranks of the configuration; None if it has none.
 
+    Args:
+        data: the data ranks, if some ranks train the same samples.
+
     Raises:
-        ConfigError: virtual ranks can't train this program, or there are more ranks than virtual ranks.
+        ConfigError: virtual ranks can't train this program, or there are more data ranks than virtual ranks.
     """
     shares, sizes = config.compute.virtual_ranks, _list_sizes(recipe)
     if not shares:
@@ -64,7 +71,8 @@ def make_virtual(config: RunConfig, recipe: Recipe, accelerator: Accelerator) ->
         problem = f"{layers[0]}, a SyncBatchNorm, which sums over the ranks in each forward pass"
         hint = "leave convert_sync_batchnorm out: batch statistics are those of a share"
     else:
-        return VirtualRanks(shares, accelerator, config.seed, is_cut=is_cut(config, accelerator))
+        cut = bool(list_fsdp_modules(recipe.model)) if recipe.has_own_loop else is_cut(config, accelerator)
+        return VirtualRanks(shares, accelerator, config.seed, data, is_cut=cut)
     raise ConfigError(f"compute.virtual_ranks = {shares}: virtual ranks can't train {problem}", hint=hint)
 
 
@@ -96,7 +104,8 @@ class VirtualRanks(Cooperation):
 
     Args:
         shares: the number of virtual ranks, V.
-        is_cut: whether the model is sharded over the ranks.
+        data: the data ranks, if some ranks train the same samples: they train the same shares, too.
+        is_cut: whether the model is sharded over the data ranks.
 
     Attributes:
         turns: the shares to train in each step, in their order.
@@ -112,16 +121,22 @@ class VirtualRanks(Cooperation):
     has_common_state = True
     sums_gradients = True
 
-    def __init__(self, shares: int, accelerator: Accelerator, seed: int, *, is_cut: bool = False) -> None:
+    def __init__(
+        self, shares: int, accelerator: Accelerator, seed: int, data: DataRanks | None = None, *, is_cut: bool = False
+    ) -> None:
         """
         Raises:
-            ConfigError: there are more ranks than shares.
+            ConfigError: there are more data ranks than shares.
+            RecipeError: the data ranks have another order than the ranks.
         """
-        check_ranks(shares, accelerator.num_processes)
-        super().__init__(accelerator, shares)
+        super().__init__(accelerator, shares, data)
+        check_ranks(shares, self.data.count, self.number)
+        check_order(self.data)
         self.is_cut = is_cut
         self._seed = seed
-        self.sums: WholeSums | ShardSums = (ShardSums if is_cut else WholeSums)(shares, self.own_number, self.number)
+        self.sums: WholeSums | ShardSums = (ShardSums if is_cut else WholeSums)(
+            shares, self.data.number, self.data.count, self.data.make_group()
+        )
         self.turns = self.sums.turns
         self.own = [turn.share for turn in self.turns if turn.counts]
         self.is_first_step, self.is_last = True, False
@@ -140,6 +155,8 @@ class VirtualRanks(Cooperation):
             check_elementwise(optimizer, self.accelerator.device)
 
     def attach(self, models: Sequence[nn.Module]) -> None:
+        if self.number > 1:
+            check_layout(models, self.data, is_cut=self.is_cut, is_grouped=self.has_groups)
         self.sums.attach(models)
 
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
@@ -283,6 +300,8 @@ class VirtualRanks(Cooperation):
         """
         columns = torch.stack([*numbers])
         if self.number > 1:
+            if not self.data.is_first:
+                columns.zero_()
             distributed.all_reduce(columns)  # exact: for each share all ranks but one have a zero
         return sum_columns(columns) / self.shares
 
@@ -297,12 +316,14 @@ class VirtualRanks(Cooperation):
             copy_into(buffer, value)
 
 
-def check_ranks(shares: int, ranks: int) -> None:
-    """Raise ConfigError if there are more ranks than shares."""
-    if ranks > shares:
+def check_ranks(shares: int, data_ranks: int, ranks: int) -> None:
+    """Raise ConfigError if there are more data ranks than shares."""
+    if data_ranks > shares:
+        found = "" if ranks == data_ranks else f"{data_ranks} data ranks, and "
+        kind = "ranks" if ranks == data_ranks else "data ranks"
         raise ConfigError(
-            f"compute.ranks = {ranks}: there are only {shares} virtual ranks",
-            hint=f"at most {shares} ranks; 4 to 8 times as many virtual ranks as ranks share the work out evenly",
+            f"compute.ranks = {ranks}: {found}there are only {shares} virtual ranks",
+            hint=f"at most {shares} {kind}; 4 to 8 times as many virtual ranks as {kind} share the work out evenly",
         )
 
 

@@ -37,14 +37,17 @@ class WholeSums:
 
     Args:
         shares: the number of shares, V.
+        rank: this rank's data rank.
+        ranks: the number of data ranks.
+        group: the process group of the data ranks; None for all ranks.
 
     Attributes:
         turns: the shares that this rank trains: a contiguous block.
         facts: in a detailed step, checksums of the sum over this rank's shares, and of its slice of the whole sum.
     """
 
-    def __init__(self, shares: int, rank: int, ranks: int) -> None:
-        self._shares, self._ranks = shares, ranks
+    def __init__(self, shares: int, rank: int, ranks: int, group: Any = None) -> None:
+        self._shares, self._ranks, self._group = shares, ranks, group
         self._blocks = split_leaves(shares, ranks)
         self.turns = [Turn(each) for each in self._blocks[rank]]
         self.facts: dict[str, str] = {}
@@ -70,7 +73,7 @@ class WholeSums:
         # Facts depend on the buckets, so a detailed step always has the plain buckets, also after a process's first
         # step.
         buckets = self._plain if in_detail or self._ordered is None else self._ordered
-        self._sums = [BucketSum(each, self._shares, self._blocks, in_detail=in_detail) for each in buckets]
+        self._sums = [BucketSum(each, self._shares, self._blocks, self._group, in_detail=in_detail) for each in buckets]
         self._sum_of = {id(each): found for found in self._sums for each in found.bucket.parameters}
         self._sent = 0  # the number of buckets whose exchange has begun
         self._is_detailed, self.facts = in_detail, {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from holdfast.config import ChunkLength, Resume, RunConfig, load_config, parse_config
+from holdfast.config import ChunkLength, Mesh, Resume, RunConfig, load_config, parse_config
 from holdfast.config.hints import MEANT, RESUMES
 from holdfast.config.loading import _known_keys
 from holdfast.errors import ConfigError
@@ -324,8 +324,8 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
             {"ranks": 4, "nodes": 2, "rendezvous": "a:1234", "mesh": {"shard": 2, "tensor": 2}},
             "mesh has 4 ranks, but the run has 8",
         ),
-        ({"ranks": 4, "mesh": {"shard": 4}, "parallel": "ddp"}, 'and no virtual ranks, found parallel = "ddp"'),
-        ({"ranks": 4, "mesh": {"shard": 4}, "virtual_ranks": 8}, "and no virtual ranks, found virtual_ranks = 8"),
+        ({"ranks": 4, "mesh": {"shard": 4}, "parallel": "ddp"}, 'needs parallel = "fsdp", found parallel = "ddp"'),
+        ({"ranks": 4, "mesh": {"shard": 3}, "virtual_ranks": 8}, "mesh has 3 ranks, but the run has 4"),
         ({"ranks": 4, "mesh": {"shard": 0}}, "compute.mesh.shard = 0"),
         ({"ranks": 4, "mesh": {"pipeline": 4}}, "compute.mesh.pipeline"),
     ],
@@ -343,3 +343,28 @@ def test_a_mesh_is_part_of_the_identity() -> None:
 
     assert identity() != identity(shard=4)
     assert identity(shard=4) != identity(shard=2, replicate=2) != identity(shard=2, tensor=2)
+
+
+def test_with_virtual_ranks_the_identity_has_only_the_mesh_s_tensor_dimension() -> None:
+    def identity(ranks: int, **mesh: int) -> Any:
+        compute = {"ranks": ranks, "parallel": "fsdp", "virtual_ranks": 8} | ({"mesh": mesh} if mesh else {})
+        return parse_config({"recipe": "m:f", "run": "a", "compute": compute}).identity
+
+    assert identity(4, shard=2, replicate=2) == identity(2, shard=2) == identity(3)
+    assert identity(4, shard=2, tensor=2) == identity(2, tensor=2) == identity(8, replicate=2, shard=2, tensor=2)
+    assert identity(4, tensor=4) != identity(4, shard=2, tensor=2) != identity(4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "found"),
+    [(2, (1, 1, 2)), (4, (2, 1, 2)), (6, (1, 3, 2)), (12, (2, 3, 2))],
+)
+def test_a_mesh_of_other_ranks_keeps_its_tensor_dimension(ranks: int, found: tuple[int, ...]) -> None:
+    mesh = Mesh(replicate=2, shard=2, tensor=2).resize(ranks)
+    assert (mesh.replicate, mesh.shard, mesh.tensor) == found
+
+
+def test_a_mesh_of_ranks_that_its_tensor_dimension_does_not_divide_is_refused() -> None:
+    for ranks in (1, 3):
+        with pytest.raises(ConfigError, match=f"compute.ranks = {ranks}: compute.mesh.tensor = 2 doesn't divide it"):
+            Mesh(tensor=2).resize(ranks)

@@ -58,4 +58,4 @@ def test_each_rank_continues_its_state_if_it_trains_the_same_samples_as_before(
 def regroup(training: Training, numbers: tuple[int, ...]) -> None:
     """Let a training count as one of several ranks with these data ranks."""
     training.ranks.accelerator = type("Several", (), {"num_processes": len(numbers), "process_index": 0})()
-    training.ranks.data = DataRanks(numbers, 0)
+    training.ranks.data = DataRanks(numbers, 0, (tuple(range(len(numbers))),))

@@ -158,7 +158,7 @@ def test_what_they_cannot_train_is_refused(
 
 def test_more_ranks_than_shares_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"compute.ranks = 9: there are only 8 virtual ranks"):
-        check_ranks(8, 9)
+        check_ranks(8, 9, 9)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])

@@ -1,0 +1,86 @@
+"""The layouts of a model whose gradients virtual ranks can sum in a fixed order."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from holdfast.errors import RecipeError
+from holdfast.state import is_sharded
+from holdfast.training.data_ranks import HINT, DataRanks, find_grid, has_plan
+from holdfast.training.sharded.model import list_fsdp_modules
+
+ORDER_HINT = "init_device_mesh(...) has the ranks in their order; name all data-parallel dimensions, and no other"
+
+
+def check_order(data: DataRanks) -> None:
+    """Raise RecipeError unless the data ranks have the order of the ranks, as each step's shares are dealt to them."""
+    for peers in data.meshes:
+        if list(peers) != sorted(peers):
+            raise RecipeError(
+                f"virtual ranks need the data ranks in the order of the ranks, found the ranks {_join(peers)}",
+                hint=ORDER_HINT,
+            )
+
+
+def check_layout(models: Sequence[nn.Module], data: DataRanks, *, is_cut: bool, is_grouped: bool) -> None:
+    """Raise RecipeError if a layout lets the order of a sum depend on the number of data ranks.
+
+    Args:
+        is_cut: whether FSDP2 shards the models over the data ranks.
+        is_grouped: whether several ranks train the same samples, whatever the number of data ranks.
+    """
+    for model in models:
+        modules = list_fsdp_modules(model)
+        gathered = {id(each) for module in modules for each in module.parameters()}
+        for name, each in model.named_parameters():
+            if each.requires_grad:
+                _check_parameter(name, each, data, is_cut=is_cut, is_gathered=id(each) in gathered)
+        if not is_grouped:
+            _check_precision(modules)
+
+
+def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool, is_gathered: bool) -> None:
+    if is_cut and not is_gathered:
+        raise RecipeError(
+            f"virtual ranks can't train {name!r}: FSDP2 shards the model, and not this parameter",
+            hint="fully_shard(model, ...) at the end of parallelize shards the rest",
+        )
+    if not is_gathered:
+        ranks = parameter.device_mesh.mesh.flatten().tolist() if is_sharded(parameter) else []
+        if len({data.numbers[each] for each in ranks}) > 1:
+            raise RecipeError(
+                f"ranks {_join(ranks)} share the computation with the tensor {name!r} and need the same samples, but "
+                "virtual ranks would give each other ones",
+                hint=HINT,
+            )
+        return
+    ranks, placement = find_grid(parameter).flatten().tolist(), parameter.placements[-2 if has_plan(parameter) else -1]
+    if tuple(ranks) != data.peers:
+        raise RecipeError(
+            f"FSDP2 averages the gradient of {name!r} over the ranks {_join(ranks)}, and the data ranks are the ranks "
+            f"{_join(data.peers)}: virtual ranks need the same ones in the same order",
+            hint=ORDER_HINT,
+        )
+    if placement.dim:
+        raise RecipeError(
+            f"virtual ranks can't train {name!r}: FSDP2 cuts its dimension {placement.dim} over the data ranks, and "
+            "the norm of its gradient would depend on their number",
+            hint="fully_shard without shard_placement_fn cuts dimension 0",
+        )
+
+
+def _check_precision(modules: Sequence[Any]) -> None:
+    """Raise RecipeError if FSDP2 has a precision of its own: one rank alone trains without FSDP2, to other bits."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policies = [each._get_fsdp_state()._mp_policy for each in modules]
+    if found := next((each for each in policies if each != MixedPrecisionPolicy()), None):
+        raise RecipeError(
+            f"virtual ranks can't train with {found}: a single rank trains without fully_shard, to other bits",
+            hint='compute.mixed_precision = "bf16" in its place',
+        )
+
+
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
