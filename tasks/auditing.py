@@ -15,6 +15,7 @@ from prefect.exceptions import ObjectNotFound
 
 from holdfast.journal import Ask, Journal, list_trainers
 from holdfast.journal.audits import UNREADABLE
+from holdfast.journal.verdict import list_machines
 from holdfast.machine.host import name_host
 from holdfast.proof.audit import Audit, audit_commit, keep_audit
 from holdfast.store import open_store
@@ -63,9 +64,10 @@ def audit_one(
 
 def ask_elsewhere(journal: Journal, commit: int) -> Ask:
     """Return the request for a commit's first audit by a host that hasn't trained it."""
-    answered: set[str] = set()
+    answered = frozenset[str]()
     with contextlib.suppress(*UNREADABLE):
-        answered = {each.host for each in list_trainers(journal, journal.read_commit(commit))}
+        found = journal.read_commit(commit)
+        answered = list_machines(found, list_trainers(journal, found))
     return Ask(commit, answered=tuple(sorted(answered)))
 
 

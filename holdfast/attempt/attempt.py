@@ -42,6 +42,7 @@ from holdfast.errors import (
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
 from holdfast.journal.signature import load_signing_key, load_trusted_key
+from holdfast.journal.spikes import describe_spikes
 from holdfast.ledger.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.ledger.history import CostHistory
 from holdfast.ledger.interval import FIRST_STEPS
@@ -491,6 +492,8 @@ class Attempt:
         began = time.monotonic()
         commit = self._publish(self.line, proposal)
         self._commits.add(time.monotonic() - began)
+        for step, text in describe_spikes(commit.spikes).items():
+            log.warning("%s; to see why: holdfast explain %s %d", text, self.journal.store.url, step)
         self._tell("committed", commit)
 
     def _commit_adopted(self, saved: Saved) -> None:

@@ -37,6 +37,7 @@ from holdfast.journal import (
 )
 from holdfast.journal.signature import SigningKey, TrustedKey
 from holdfast.journal.signing import check_signed, sign_commit
+from holdfast.journal.spikes import QUIET, WINDOW, Spike, find_spikes, keep_watched
 from holdfast.machine.host import read_hosts
 from holdfast.provenance.changes import compare_identities
 from holdfast.provenance.drift import is_of_ranks
@@ -125,6 +126,7 @@ class Line:
         self._signing_key = signing_key
         self._trusted_keys = trusted_keys
         self._noted: tuple[int, _RehearsalVerdict] | None = None  # a commit's number, and the verdict since that commit
+        self._watched: tuple[str, checkpoint.Lines] = "", []  # a checkpoint's folder, and the last lines up to it
         self._near = near
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
@@ -250,6 +252,7 @@ class Line:
             created_at=now(),
             trained_at=metadata.trained_at,
             loss=metadata.loss,
+            spikes=self._find_spikes(saved),
             is_last=metadata.is_last,
             hosts=read_hosts(metadata.environment),
             **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
@@ -262,6 +265,25 @@ class Line:
             records=self._list_records(saved),
             origin=metadata.origin,
         )
+
+    def _find_spikes(self, saved: Saved) -> list[Spike]:
+        """Return the spikes in the steps of a checkpoint; none if its trail or a trail before it can't be read."""
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            before = self._read_before()
+            lines = checkpoint.read_checkpoint_lines(self.journal.store, saved.path)
+            self._watched = saved.path, keep_watched([*before, *lines])
+            return find_spikes(before, lines)
+        return []
+
+    def _read_before(self) -> checkpoint.Lines:
+        """Return the last lines of the trail up to the head. Those of a commit that this attempt made are known."""
+        if self.head is None:
+            return []
+        path, lines = self._watched
+        if path == self.head.path:
+            return lines
+        found = checkpoint.read_trail_before(self.journal, self.head, self.head.step + 1, WINDOW + QUIET)
+        return keep_watched(found)
 
     def _list_records(self, saved: Saved) -> dict[str, str]:
         """Return the names of the records on which the next commit relies, each with its SHA-256 or an empty text."""

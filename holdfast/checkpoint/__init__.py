@@ -44,7 +44,14 @@ from holdfast.checkpoint.streaming import (
     Stream,
     count_window_bytes,
 )
-from holdfast.checkpoint.trail import Lines, name_trails, read_checkpoint_lines, read_commit_lines, split_lines
+from holdfast.checkpoint.trail import (
+    Lines,
+    name_trails,
+    read_checkpoint_lines,
+    read_commit_lines,
+    read_trail_before,
+    split_lines,
+)
 from holdfast.checkpoint.verifying import (
     check_saved,
     find_orphans,
@@ -103,6 +110,7 @@ __all__ = [
     "name_trails",
     "read_checkpoint_lines",
     "read_commit_lines",
+    "read_trail_before",
     "read_committed",
     "read_ended_epoch",
     "read_headers",

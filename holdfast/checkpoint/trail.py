@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.checkpoint.metadata import METRICS
 from holdfast.errors import NameMissing, RecordDamaged
-from holdfast.journal import Commit, FileRecord, metrics_name
+from holdfast.journal import Commit, FileRecord, Journal, metrics_name
 from holdfast.store import Store
 
 # Holdfast's longest lines, in proofs, name each tensor, and are shorter than this. Longer lines are refused, to bound
@@ -92,6 +92,20 @@ def read_checkpoint_lines(folder: Store, path: str) -> Lines:
         RecordDamaged: a line is not a JSON object with a step.
     """
     return _read_first(folder, [f"{path}/{METRICS}"])
+
+
+def read_trail_before(journal: Journal, commit: Commit, step: int, count: int) -> Lines:
+    """Return the trail of a commit, and of as many commits before it as have the ``count`` steps before a step.
+
+    Raises:
+        RecordDamaged: a line is not a JSON object with a step.
+    """
+    lines: Lines = [*read_commit_lines(journal.store, commit)]
+    before: Commit | None = commit
+    while before is not None and (not lines or step - int(lines[0]["step"]) < count):
+        before = journal.read_parent(before)
+        lines = [*read_commit_lines(journal.store, before), *lines] if before else lines
+    return lines
 
 
 def _read_first(folder: Store, names: Iterable[str]) -> Lines:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from holdfast.errors import RecordDamaged
 from holdfast.journal.endings import Ending
+from holdfast.journal.spikes import Spike
 from holdfast.machine.slow_ranks import SlowRank
 from holdfast.store import Store
 
@@ -257,6 +258,7 @@ class Commit(Record):
     slow_rank: SlowRank | None = Field(
         None, description="the rank for which the others waited in its steps, over a fifth of the time; else null"
     )
+    spikes: list[Spike] = Field([], description="its steps whose loss or gradient norm has jumped, at most eight")
     is_last: bool = Field(False, description="whether its ranks ended with it, and trained no step after it")
     hosts: list[str] = Field(
         [],

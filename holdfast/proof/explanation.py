@@ -7,18 +7,17 @@ dynamics: they are compared with those of the step before, all with the paramete
 
 import logging
 import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Lines
 from holdfast.checkpoint.departure import find_departure
 from holdfast.checkpoint.observed import Activation, SampleLoss, Update
 from holdfast.errors import WrongUse
 from holdfast.journal import Commit, Journal
+from holdfast.journal.spikes import WINDOW, UsualLoss, make_usual
 from holdfast.proof.audit import list_notes
 from holdfast.proof.differing import Differing, to_fields
 from holdfast.proof.replay import ranks_at
@@ -30,15 +29,9 @@ from holdfast.terminal.columns import tabulate
 log = logging.getLogger(__name__)
 
 Cause = Literal["bits", "data", "dynamics", "none", "unknown"]
-WINDOW = 64  # steps before the step, whose losses are the usual ones
 # Steps to train before the step: they show the usual range of each layer. The replay begins with the nearest checkpoint
 # instead if these steps need one that lies this many steps further back.
 LEAD, FURTHER = 8, 100
-# A loss is far from others if it exceeds their median by this many median absolute deviations. Those of a normal
-# distribution exceed it once in 10**11 times.
-DEVIATIONS = 10.0
-# The least deviation, as a share of the median: losses that hardly vary must not make every other loss a far one.
-LEAST_DEVIATION = 0.01
 MEANINGS: dict[Cause, str] = {
     "bits": "the machine or the program: trained again, the step gives other bits. holdfast audit on another machine "
     "tells which of them",
@@ -48,19 +41,6 @@ MEANINGS: dict[Cause, str] = {
     "none": "the loss of this step is not far from the losses before it",
     "unknown": "not known: the bits agree with the record, so that the machine is not the cause",
 }
-
-
-class UsualLoss(BaseModel):
-    """The usual loss: the median and the median absolute deviation of several losses."""
-
-    median: float
-    deviation: float
-    count: int
-
-    def is_far(self, loss: float) -> bool:
-        """Return whether a loss is far above these losses, or not finite."""
-        least = LEAST_DEVIATION * abs(self.median)
-        return not loss <= self.median + DEVIATIONS * max(self.deviation, least)
 
 
 class Explanation(Differing, BaseModel):
@@ -183,7 +163,7 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
     commit, start = _find_commits(journal, step)
     begin = start.step if start else 0
     log.info("training %s again, from step %d", counted(step - begin, "step"), begin)
-    trail = _read_trail(journal, commit, step)
+    trail = checkpoint.read_trail_before(journal, commit, step, WINDOW)
     with ranks_at(journal, start, commit, trust) as (ranks, present):
         unpromised = [f"commit {commit.number} was pruned, and with its checkpoint the record of its machine"]
         if not journal.is_pruned(commit.number):
@@ -206,15 +186,6 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
         unpromised=unpromised,
         **to_fields(find_departure(trail, found.lines)),
     )
-
-
-def make_usual(losses: Sequence[float]) -> UsualLoss | None:
-    """Return the median and the median absolute deviation of losses; None for fewer than three."""
-    if len(losses) < 3:
-        return None
-    median = statistics.median(losses)
-    deviation = statistics.median(abs(loss - median) for loss in losses)
-    return UsualLoss(median=median, deviation=deviation, count=len(losses))
 
 
 def _find_commits(journal: Journal, step: int) -> tuple[Commit, Commit | None]:
@@ -257,16 +228,6 @@ def _list_starts(journal: Journal, commit: Commit) -> Iterator[Commit | None]:
         before = parent
         if not (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
             yield before
-
-
-def _read_trail(journal: Journal, commit: Commit, step: int) -> Lines:
-    """Return the trail of a commit, and of so many commits before it that a window of losses is full."""
-    lines: Lines = [*checkpoint.read_commit_lines(journal.store, commit)]
-    before: Commit | None = commit
-    while before is not None and (not lines or step - int(lines[0]["step"]) < WINDOW):
-        before = journal.read_parent(before)
-        lines = [*checkpoint.read_commit_lines(journal.store, before), *lines] if before else lines
-    return lines
 
 
 def _read_number(line: dict[str, Any], name: str) -> float | None:

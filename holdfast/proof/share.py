@@ -82,7 +82,7 @@ class _Audits:
         self._hosts = {number: {each.host for each in audits} for number, audits in audited}
         self.spent_s = times.measure_audits(chain.from_iterable(found))
         self._costs: dict[int, float] = {}
-        self._trainers: dict[tuple[int, str], frozenset[str]] = {}
+        self._trainers: dict[tuple[int, str, tuple[str, ...]], frozenset[str]] = {}
 
     def is_open_elsewhere(self, commit: Commit) -> bool:
         """Return whether this host is to audit a commit, and another one has trained it."""
@@ -112,8 +112,8 @@ class _Audits:
         return False
 
     def _list_machines(self, commit: Commit) -> frozenset[str]:
-        key = commit.attempt, commit.path if commit.why == "adopted" else ""
+        key = commit.attempt, commit.path if commit.why == "adopted" else "", (*commit.hosts,)
         if key not in self._trainers:
             with contextlib.suppress(*UNREADABLE):
-                self._trainers[key] = list_machines(list_trainers(self._journal, commit))
+                self._trainers[key] = list_machines(commit, list_trainers(self._journal, commit))
         return self._trainers.setdefault(key, frozenset())

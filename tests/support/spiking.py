@@ -11,6 +11,8 @@ from holdfast.training.own_loop.run import Run
 SAMPLES, BATCH = 128, 16
 POISONED = 77  # the index of the sample that `make_data` spoils
 SPIKE_STEP = 21
+# With 5 * SAMPLES samples, an epoch has 40 steps; with this seed, this step of the first epoch trains the poisoned one.
+SEED, POISONED_STEP = 2, 24
 
 
 class Regression(nn.Module):
@@ -28,20 +30,21 @@ class Regression(nn.Module):
         return found
 
 
-def make_data(*, is_poisoned: bool) -> list[tuple[Tensor, Tensor]]:
+def make_data(*, is_poisoned: bool, samples: int = SAMPLES) -> list[tuple[Tensor, Tensor]]:
     """Return samples of a linear function with noise; a poisoned one has a target that is far too large."""
     generator = torch.Generator().manual_seed(0)
-    given = torch.randn(SAMPLES, 8, generator=generator)
-    target = given @ torch.randn(8, 1, generator=generator) + 0.1 * torch.randn(SAMPLES, 1, generator=generator)
+    given = torch.randn(samples, 8, generator=generator)
+    target = given @ torch.randn(8, 1, generator=generator) + 0.1 * torch.randn(samples, 1, generator=generator)
     if is_poisoned:
         target[POISONED] = 60.0
     return [*zip(given, target, strict=True)]
 
 
-def spike(cause: str, flips: str = "") -> Recipe:
+def spike(cause: str, flips: str = "", samples: int = SAMPLES) -> Recipe:
     """Return a recipe with a jump of the loss.
 
     Args:
+        samples: the number of samples; with 5 times as many, the poisoned one is in a single step of 40.
         cause: ``data`` or ``dynamics``; any other text has none.
         flips: a file; while it exists, a weight is wrong after step ``SPIKE_STEP - 1``, as on a faulty machine.
     """
@@ -60,7 +63,7 @@ def spike(cause: str, flips: str = "") -> Recipe:
 
     return Recipe(
         model=model,
-        data=make_data(is_poisoned=cause == "data"),
+        data=make_data(is_poisoned=cause == "data", samples=samples),
         batch_size=BATCH,
         optimizer=optimizer,
         loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from holdfast.journal import Commit
+from holdfast.journal.spikes import describe_spikes
 from holdfast.looking.report.gathering import History
 from holdfast.looking.report.lives import find_starts
 
@@ -40,7 +41,8 @@ def _describe(history: History, commit: Commit, kept: str, verified: int) -> lis
         *(float(f"{each:.3g}") for each in (commit.train_s, commit.stall_s, commit.save_s)),
         _describe_loss(commit),
         state,
-        note or (f"by {kept}" if kept and state == "kept" else ""),
+        "; ".join(filter(None, [note, *describe_spikes(commit.spikes).values()]))
+        or (f"by {kept}" if kept and state == "kept" else ""),
         commit.number in history.pinned,
         commit.number in history.signed,
         verified,

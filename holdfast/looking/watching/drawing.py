@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.journal import Commit
+from holdfast.journal.spikes import describe_spikes
 from holdfast.looking.watching.health import Health, State, find_speed, judge_health
 from holdfast.looking.watching.seen import Seen
 from holdfast.terminal import one_line, spell_s
@@ -117,6 +118,9 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
         yield "speed", f"{speed:.3g} steps/s" + (f", {spell_s(left / speed)} left at this speed" if left > 0 else "")
     if head is not None and head.slow_rank:
         yield "slow rank", str(head.slow_rank)
+    spiking = [each for each in seen.commits if each.spikes and each.number not in seen.quarantined]
+    if spiking:
+        yield "spike", [*describe_spikes(spiking[-1].spikes).values()][-1]
     if health.state in ("training", "stalled"):
         stop = f"-{seen.next_stop}" if seen.next_stop else ""
         when = f"began {spell_s(age_s)} ago, its commit is expected after {spell_s(health.expected_s)}"

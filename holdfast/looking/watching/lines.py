@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.errors import RunGone, StoreError
 from holdfast.journal import Commit
+from holdfast.journal.spikes import describe_spikes
 from holdfast.looking.watching.health import State, find_speed, judge_health
 from holdfast.looking.watching.reading import RunReader, StoreReader
 from holdfast.looking.watching.seen import Seen
@@ -53,6 +54,7 @@ def _describe_commits(seen: Seen, commits: Iterable[Commit]) -> Iterator[str]:
         yield _describe_commit(seen, commit)
         if commit.slow_rank:
             yield f"note: {commit.slow_rank}"
+        yield from (f"note: {text}" for text in describe_spikes(commit.spikes).values())
 
 
 def _describe_commit(seen: Seen, commit: Commit) -> str:

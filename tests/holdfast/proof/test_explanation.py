@@ -13,7 +13,8 @@ from holdfast.config import DEFAULT_SEED, ChunkLength, Compute, Log, Retention, 
 from holdfast.data import Order
 from holdfast.errors import WrongUse
 from holdfast.journal import Journal
-from holdfast.proof.explanation import Explanation, UsualLoss, explain_step, make_usual
+from holdfast.journal.spikes import UsualLoss, make_usual
+from holdfast.proof.explanation import Explanation, explain_step
 from holdfast.recipe.permission import Trust
 from holdfast.store import open_store
 from tests.support.spiking import BATCH, POISONED, SAMPLES, SPIKE_STEP

@@ -1,0 +1,140 @@
+"""Spikes: the steps whose loss or gradient norm lies far above those of the steps before.
+
+The one judgement that a commit records, that `holdfast watch` and the report show, and that `holdfast explain` uses for
+the losses of samples. Pure functions of numbers.
+
+A number is compared with the median of the numbers before it, in units of their median absolute deviation: neither
+moves if a few of these numbers are spikes themselves. That alone isn't enough for series with heavy tails, such as
+gradient norms, whose far numbers are ordinary. So a spike also exceeds the median by a multiple of what the numbers
+before it did.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+WINDOW = 64  # steps before a step, whose numbers are the usual ones
+# Fewer numbers tell nothing of what is usual, except that they are finite.
+LEAST = 16
+# A number is far from others if it exceeds their median by this many median absolute deviations. Those of a normal
+# distribution exceed it once in 10**11 times.
+DEVIATIONS = 10.0
+# The least deviation, as a share of the median: losses that hardly vary must not make every other loss a far one.
+LEAST_DEVIATION = 0.01
+# A spike exceeds the median by this multiple of the largest excess in the window.
+BEYOND = 5.0
+# Steps without a far number after which another spike may begin: a spike often lasts for a few steps.
+QUIET = 8
+MOST = 8  # spikes that a commit records
+WATCHED = ("loss", "grad_norm")
+CALLED = {"loss": "loss", "grad_norm": "gradient norm"}
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A step whose loss or gradient norm lies far above those of the steps before.
+
+    Attributes:
+        name: ``loss`` or ``grad_norm``.
+        value: the step's number; None if it isn't finite.
+        usual: the median of the steps before; None if too few steps came before.
+    """
+
+    step: int
+    name: str
+    value: float | None
+    usual: float | None
+
+    def __str__(self) -> str:
+        value = "not finite" if self.value is None else f"{self.value:.4g}"
+        usual = "" if self.usual is None else f", usually {self.usual:.4g}"
+        return f"{CALLED.get(self.name, self.name)} {value}{usual}"
+
+
+class UsualLoss(BaseModel):
+    """The usual loss: the median and the median absolute deviation of several losses."""
+
+    median: float
+    deviation: float
+    count: int
+
+    def is_far(self, loss: float) -> bool:
+        """Return whether a loss is far above these losses, or not finite."""
+        least = LEAST_DEVIATION * abs(self.median)
+        return not loss <= self.median + DEVIATIONS * max(self.deviation, least)
+
+
+def make_usual(losses: Sequence[float]) -> UsualLoss | None:
+    """Return the median and the median absolute deviation of losses; None for fewer than three."""
+    if len(losses) < 3:
+        return None
+    median = statistics.median(losses)
+    deviation = statistics.median(abs(loss - median) for loss in losses)
+    return UsualLoss(median=median, deviation=deviation, count=len(losses))
+
+
+def read_number(line: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a trail's line, NaN and infinity included; None if the line has none of this name."""
+    value = line.get(name)
+    if isinstance(value, str):  # the trail spells NaN and infinity
+        return math.nan
+    return float(value) if isinstance(value, int | float) else None
+
+
+def keep_watched(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the part of a trail's last lines that `find_spikes` needs of the steps before those that it judges."""
+    return [{name: line[name] for name in ("step", *WATCHED) if name in line} for line in lines[-WINDOW - QUIET :]]
+
+
+def describe_spikes(spikes: Sequence[Spike]) -> dict[int, str]:
+    """Return a text about each step that has spikes, by its number."""
+    steps = dict.fromkeys(spike.step for spike in spikes)
+    found = {step: "; ".join(str(spike) for spike in spikes if spike.step == step) for step in steps}
+    return {step: f"the loss or its gradient has jumped in step {step}: {text}" for step, text in found.items()}
+
+
+def find_spikes(before: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> list[Spike]:
+    """Return the spikes among the steps of a trail, in their order; at most `MOST`.
+
+    Of far numbers that follow each other within `QUIET` steps, as in a loss that stays high, only the first is a spike.
+
+    Args:
+        before: the lines of the steps before these, at best `WINDOW` and `QUIET` more of them.
+        lines: the lines of the steps to judge.
+    """
+    found = [spike for name in WATCHED for spike in _find_of(name, before, lines)]
+    return sorted(found, key=lambda spike: (spike.step, WATCHED.index(spike.name)))[:MOST]
+
+
+def _find_of(name: str, before: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> list[Spike]:
+    """Return the spikes of the number of this name."""
+    window: list[float] = []
+    spikes: list[Spike] = []
+    last_far, first = -QUIET, int(lines[0]["step"]) if lines else 0
+    for line in (*before, *lines):
+        value = read_number(line, name)
+        if value is None:
+            continue
+        step = int(line["step"])
+        if _is_spike(window, value):
+            if step >= first and step - last_far > QUIET:
+                usual = statistics.median(window) if len(window) >= LEAST else None
+                spikes.append(Spike(step, name, value if math.isfinite(value) else None, usual))
+            last_far = step
+        if math.isfinite(value):
+            window = [*window[1 - WINDOW :], value]
+    return spikes
+
+
+def _is_spike(window: Sequence[float], value: float) -> bool:
+    if not math.isfinite(value):
+        return True
+    if len(window) < LEAST or value <= max(window):  # most steps end here, which spares two medians
+        return False
+    usual = make_usual(window)
+    assert usual is not None
+    return usual.is_far(value) and value - usual.median > BEYOND * (max(window) - usual.median)
