@@ -12,71 +12,74 @@ CONTEXT = 2
 PAGE = """\
 # Convert your loop
 
-Your training script stays as it is, but for a few lines: at most eight in each of these scripts, which tests train and
-kill. What you do is the same in all of them:
+You change a few lines of your training script: at most eight in each of the scripts below, which the tests train and
+kill. The changes are the same in all of them:
 
-1. Put the code into a function with a parameter that is annotated as a `holdfast.Run`. The command calls it.
-2. `run.keep(...)` names what the next step depends on: model, optimizer, scheduler, an average, a buffer, a count.
-3. The loop takes its steps from `run.epochs` and `run.batches`, or from `run.steps`. It begins where the run stands.
-4. `run.log(...)` records numbers, so that `holdfast show`, the report and metric sinks have them.
+1. Put the code into a function with a parameter annotated as `holdfast.Run`. The command `holdfast train` calls it.
+2. Name the state that the next step depends on in `run.keep(...)`: model, optimizer, scheduler, an average, a buffer,
+   a count.
+3. Take the loop's steps from `run.epochs` and `run.batches`, or from `run.steps`: after a kill they begin at the step
+   that the run has reached.
+4. Record numbers with `run.log(...)`, for `holdfast show`, the report and metric sinks.
 5. Delete the code that saves and restores: the run does both.
 
-The lines that begin with `-` go, those with `+` come. The diffs ignore indentation, as `git diff -w` does.
+In the diffs, delete the lines that begin with `-` and add those that begin with `+`. The diffs ignore indentation, as
+`git diff -w` does.
 
 ## An epoch loop
 
-The ordinary loop: epochs, batches of a `DataLoader`, a scheduler, an evaluation after each epoch. Here a small model
-learns from a large one. The whole scripts are
+This script has the usual loop: epochs, batches of a `DataLoader`, a scheduler, an evaluation after each epoch. It
+distills a large model into a small one. The whole scripts are
 [before/distillation.py](../tests/foreign/before/distillation.py) and
 [after/distillation.py](../tests/foreign/after/distillation.py).
 
 {distillation}
 
-The count of steps and the best accuracy are in a dict, `progress`, so the run can keep them. A plain local variable,
-such as `best = 0.0`, would begin anew in each process: [your-own-loop.md](your-own-loop.md#what-to-write) shows every
-form.
+The script has its step count and its best accuracy in a dict, `progress`, so the run can keep both. A plain local
+variable, such as `best = 0.0`, would be reset in each new process. [your-own-loop.md](your-own-loop.md#what-to-write)
+lists the forms of state that a run can keep.
 
 ## What else an epoch loop has
 
-- **A number of epochs.** `epochs` in the configuration says how long the loop runs. A scheduler's own length, such as
-  `T_max`, stays in the script.
-- **A validation that chooses the best weights.** Make it a function from the model to numbers by name, such as
-  `{{"accuracy": 0.97}}`, and call `run.observe(evaluate=validate)` before the loop. The run calls it after each epoch,
-  in `eval()` mode and without gradients. `holdfast show`, the report and each commit have its numbers.
+- **A number of epochs.** Set `epochs` in the configuration. A scheduler's own length, such as `T_max`, stays in the
+  script.
+- **A validation that chooses the best weights.** Write a function `validate` that takes the model and returns numbers
+  by name, such as `{{"accuracy": 0.97}}`. Call `run.observe(evaluate=validate)` before the loop. The run then calls
+  `validate` after each epoch, in `eval()` mode and without gradients, and stores its numbers in the commit.
 - **`torch.save` of the best weights.** Write `keep_best = {{ metric = "accuracy", mode = "max" }}` under `[retention]`.
-  The metric has to be a number of `evaluate`; one that the loop logs isn't enough, and is refused at the latest at the
-  end of the first epoch. `holdfast show first` names the best commit, `holdfast watch first` lists each commit's
-  numbers, and `holdfast export first best best.pt --form torch` writes the best weights.
-- **Other files that the script writes.** A resume may write them again, and so may a
-  [rehearsal](../holdfast/RESUME.md#a-rehearsal). `prove` writes them, too: it runs the script in this folder.
-- **A sum over an epoch that it prints,** such as `total += loss.item()`. After a resume inside an epoch such a variable
-  begins at 0, and the script prints too small a number for this epoch. Keep it in a dict that `run.keep` has, and set
-  it to 0 at the epoch's end; or leave the mean to `run.log(loss=loss)`, which the run's own lines have right.
+  The metric must be one that `validate` returns: a metric that only the loop logs is refused, at the latest at the end
+  of the first epoch. `holdfast show first` names the best commit, `holdfast watch first` lists each commit's numbers,
+  and `holdfast export first best best.pt --form torch` writes the best weights.
+- **Other files that the script writes.** Expect them to be written more than once: a resume and a
+  [rehearsal](../holdfast/RESUME.md#a-rehearsal) repeat some steps, and `prove` runs the script in the current folder.
+- **A sum over an epoch that the script prints,** such as `total += loss.item()`. After a resume inside an epoch a local
+  `total` begins at 0, so the printed number is too small. Put the sum into a dict that you pass to `run.keep`, and set
+  it to 0 at the epoch's end. Or call `run.log(loss=loss)`: the run prints the right mean.
 - **Seeds at the top of the module.** Set `seed` in the configuration, or move the calls into the function.
-- **`print`.** It goes to `logs/<run>/attempt-<number>.log`.
+- **`print`.** The output goes to `logs/<run>/attempt-<number>.log`.
 
 ## nanoGPT
 
-A script without a function, which draws its batches at random and reads the next one ahead. So there is no loader:
-`run.steps(per_epoch=...)` counts the steps, and the batch that was read ahead is kept. The whole scripts are
+This script has no function and no loader: it draws its batches at random, and draws the next batch ahead. So
+`run.steps(per_epoch=...)` counts the steps, and `run.keep` names the batch that was drawn ahead. The whole scripts are
 [before/nanogpt.py](../tests/foreign/before/nanogpt.py) and [after/nanogpt.py](../tests/foreign/after/nanogpt.py).
 
 {nanogpt}
 
 ## A Hugging Face Trainer
 
-The Trainer keeps its loop; one call replaces `trainer.train()`. What the Trainer doesn't know, such as the generator of
-a collator of your own, you keep yourself. The whole scripts are
+The Trainer keeps its loop; one call replaces `trainer.train()`. You name only state that the Trainer doesn't know, such
+as the generator of a custom collator. The whole scripts are
 [before/trainer_script.py](../tests/foreign/before/trainer_script.py) and
 [after/trainer_script.py](../tests/foreign/after/trainer_script.py).
 
 {trainer_script}
 
-[trainer.md](trainer.md) says what is kept, and what is refused.
+[trainer.md](trainer.md) lists what the Trainer keeps by itself, and which options are refused.
 
 ## Train the converted script
 
-Beside `train.py`, write `train.toml`. A recipe is `module:function`, or the path of a file and the function in it:
+Beside `train.py`, write `train.toml`. Name the recipe as `module:function`, or as `file.py:function`:
 
 ```toml
 recipe = "train.py:train"
@@ -89,8 +92,8 @@ holdfast prove train.toml
 holdfast train train.toml
 ```
 
-`prove` trains the first steps twice, straight and killed, and compares the bytes. If you forgot to keep something, it
-names the object and its line. [your-own-loop.md](your-own-loop.md) goes on from here.
+`prove` trains the first steps twice, once straight and once with kills, and compares the bytes. If you forgot to keep
+some state, `prove` names the object and its line. Read on in [your-own-loop.md](your-own-loop.md).
 
 [tests/foreign](../tests/foreign) has more pairs: accelerate, a GAN, diffusion, momentum contrast, PPO, Lightning, and
 TRL's `SFTTrainer`. `make docs` makes the diffs on this page from them; a test compares.
