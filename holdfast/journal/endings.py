@@ -52,7 +52,7 @@ _ROWS = (
     ),
     Reason(
         "vanished",
-        "no sign of life came any more: the attempt's process or machine is gone",
+        "heartbeats stopped: the attempt's process or machine is gone",
         MACHINE,
         True,
         False,
@@ -60,14 +60,16 @@ _ROWS = (
     ),
     Reason("crashed", "the attempt's process died, and its Prefect worker saw that", FAILURE, True, False, "Crashed"),
     Reason("rank_crashed", "a rank died, and so did the ranks that replaced it", FAILURE, True),
-    Reason("rank_hung", "a rank made no progress any more, nor did the ranks that replaced it", FAILURE, True),
+    Reason("rank_hung", "a rank made no progress, and neither did the ranks that replaced it", FAILURE, True),
     Reason("out_of_memory", "the recipe asked for more memory than there is", FAILURE),
     Reason("recipe_failed", "the recipe's own code raised an error", FAILURE),
     Reason("unhealthy", "a health signal left its limits", FAILURE),
     Reason("gpu_unhealthy", "a GPU of the attempt's machine, or its driver, reports a fault", FAILURE),
     Reason("self_test_failed", "a device of the attempt's machine gave other bits for an equal computation", FAILURE),
     Reason(
-        "machine_quarantined", "the attempt's machine is quarantined on the store: it has computed wrongly", MACHINE
+        "machine_quarantined",
+        "the store has quarantined the attempt's machine, because it has computed wrongly",
+        MACHINE,
     ),
     Reason("no_progress", "the same failure happened at the same step again", FAILURE),
     Reason("store_failed", "the storage refused or failed", FAILURE),
@@ -76,7 +78,7 @@ _ROWS = (
     Reason("settings", "settings or code changed, or can't be used", raises=WrongUse),
     Reason(
         "refused",
-        "the gate refused the checkpoint: the resumed model isn't the one that was saved, or isn't healthy",
+        "the gate refused the checkpoint: the resumed model differs from the saved one, or isn't healthy",
         raises=Damage,
     ),
     Reason("damaged", "no undamaged and trusted checkpoint is left to continue from", raises=Damage),

@@ -25,19 +25,19 @@ LONGEST_LINE = 100
 HEAD = """\
 # The public names
 
-You can import these names. A release takes one of them away, or changes what it does, only with a higher major version
-(below 1.0: a higher minor version). Every other name may change in any release. The errors, all in `holdfast.errors`,
-are on [a page of their own](errors.md#errors).
+You can import these names. Only a higher major version (below 1.0: a higher minor version) may remove one of them or
+change its behaviour. Every other name may change in any release. The errors, all in `holdfast.errors`, are listed in
+[errors.md](errors.md#errors).
 
-This page is made from the signatures and docstrings by `make docs`; a test compares them.
+`make docs` generates this page from the signatures and docstrings; a test compares them.
 """
 FURTHER = """\
 ## Where to read on
 
 - [adding-a-recipe.md](adding-a-recipe.md), [your-own-loop.md](your-own-loop.md), [trainer.md](trainer.md) and
-  [lightning.md](lightning.md) show these names at work.
-- [adding-a-store.md](adding-a-store.md) and [metrics.md](metrics.md) extend Holdfast.
-- [commands.md](commands.md) has the command line.
+  [lightning.md](lightning.md) show examples with these names.
+- [adding-a-store.md](adding-a-store.md) and [metrics.md](metrics.md) show how to extend Holdfast.
+- [commands.md](commands.md) describes the command line.
 """
 
 

@@ -40,25 +40,26 @@ A configuration is a TOML file. On the command line, `--set key=value` changes a
 .venv/bin/holdfast train my_model.toml --set epochs=20 --set chunk.steps=31
 ```
 
-`recipe` and `run` have no default. An unknown key is an error that names the nearest known one.
+You must set `recipe` and `run`; all other keys have defaults. An unknown key is an error that names the nearest
+known key.
 
-The class of a key says what happens if you change it between two attempts of a run:
+The class of a key decides what happens if you change it between two attempts of a run:
 
 | class | meaning | after a change |
 |---|---|---|
-| identity | it changes the mathematics: part of the fingerprint | refused, unless `resume.accept_drift` names it |
-| schedule | it says how long to train | the run continues |
-| operational | it never changes the trained bytes | the run continues |
+| identity | changes the mathematics; part of the fingerprint | refused, unless `resume.accept_drift` names the key |
+| schedule | how long to train | the run continues |
+| operational | never changes the trained bytes | the run continues |
 
-This page is made from the docstrings of the fields in `holdfast/config/fields.py` by `make docs`; a test compares them.
+`make docs` generates this page from the docstrings of the fields in `holdfast/config/fields.py`; a test compares them.
 """
 
 ROOMS = """\
 # The rooms
 
-Each folder of the code has one idea. A room imports only rooms that stand below it: `flows` import `tasks`, `tasks`
-import `holdfast`, and inside `holdfast` the order is that of this page. The wheel ships `holdfast/` alone. `make docs`
-makes this page from the packages' docstrings and imports; `make map` prints every file with its docstring's first line.
+Each folder of the code ("room") has one purpose. A room imports only rooms below it on this page: `flows` import
+`tasks`, and `tasks` import `holdfast`. The wheel contains `holdfast/` alone. `make docs` generates this page from the
+packages' docstrings and imports; `make map` prints every file with the first line of its docstring.
 """
 
 
@@ -76,8 +77,8 @@ FURTHER_CONFIGURATION = """\
 ## Where to read on
 
 - [concepts.md](concepts.md) explains the words: run, chunk, attempt, fingerprint.
-- [keeping.md](keeping.md) shows retention at work, [operating.md](operating.md) work pools and preemption.
-- [RESUME.md](../holdfast/RESUME.md#drift) says what else, beside settings, counts as drift.
+- [keeping.md](keeping.md) shows retention; [operating.md](operating.md) describes work pools and preemption.
+- [RESUME.md](../holdfast/RESUME.md#drift) lists what counts as drift besides settings.
 """
 
 
@@ -184,9 +185,11 @@ def make_rooms() -> str:
 
 
 FURTHER_ROOMS = """\
-`holdfast/errors.py` has every error with its exit code, and `holdfast/terminal/command.py` what all commands share.
+`holdfast/errors.py` defines every error with its exit code; `holdfast/terminal/command.py` contains the code that
+all commands share.
 
-[CONTRIBUTING.md](../CONTRIBUTING.md) says what has to change for a store, a sink, a reason or a setting.
+[CONTRIBUTING.md](../CONTRIBUTING.md#add-something) lists the files to change for a new store, sink, reason or
+setting.
 """
 
 

@@ -36,14 +36,15 @@ def find_programs() -> dict[str, App]:
 COMMANDS = """\
 # The commands
 
-`holdfast` is the engine's command; `pip install .` installs it. The programs below it, `python -m flows.train` and so
-on, belong to a checkout of the repository. Each prints its own help with `--help`.
+`holdfast` is the engine's command; `pip install .` installs it. The other programs on this page, such as
+`python -m flows.train`, need a checkout of the repository. Each command prints its help with `--help`.
 
-A RUN is `<store>/<run>`, or the name of a run in `runs/`, where runs lie by default.
+RUN is `<store>/<run>`, or the name of a run in the default store, `runs/`.
 
-{exit_codes} [errors.md](errors.md) lists them by error. A command that compares says below what 2 means.
+{exit_codes} [errors.md](errors.md) lists the codes of each error. For commands that compare, this page says what 2
+means.
 
-This page is made from the commands' options and docstrings by `make docs`; a test compares them.
+`make docs` generates this page from the commands' options and docstrings; a test compares them.
 """
 
 
@@ -116,76 +117,78 @@ def spell_prose(text: str) -> str:
 # Each variable of ours: what it does.
 SET_BY_YOU = {
     "HOLDFAST_ALLOWED_RECIPES": "the recipes that runs on this machine may train: module paths, recipes, files and "
-    "folders, separated by commas. Unset, it restricts nothing; empty, it allows nothing. "
-    "[SECURITY.md](../SECURITY.md#who-can-run-code) shows it",
-    "HOLDFAST_ALLOWED_STORES": "the stores that runs on this machine may use: folders and URLs, separated by commas. "
-    "[adding-a-store.md](adding-a-store.md) shows it",
-    "HOLDFAST_HEARTBEAT_S": "the seconds between two signs of life of a flow run, from 1 to 10, by default 3; the same "
-    "for `make up` or `deployments.setup`, and for all workers: [operating.md](operating.md#a-fleet)",
-    "HOLDFAST_NODE": "the number of this node, from 0, if neither Slurm nor Kubernetes gives one: [nodes.md](nodes.md)",
+    "folders, separated by commas. If unset, all are allowed; if empty, none. "
+    "[SECURITY.md](../SECURITY.md#who-can-run-code) has an example",
+    "HOLDFAST_ALLOWED_STORES": "the stores that runs on this machine may use: folders and URLs, separated by "
+    "commas. [adding-a-store.md](adding-a-store.md) has an example",
+    "HOLDFAST_HEARTBEAT_S": "the seconds between two heartbeats of a flow run, from 1 to 10, by default 3. Set the "
+    "same value for `make up` or `deployments.setup`, and for all workers: [operating.md](operating.md#a-fleet)",
+    "HOLDFAST_NODE": "the number of this node, from 0, if neither Slurm nor Kubernetes sets one: [nodes.md](nodes.md)",
     "HOLDFAST_STATE": "the folder of `make up`: its database, secret and logs. By default `~/.local/state/holdfast`",
     "HOLDFAST_WITHOUT": "optimizations to turn off, separated by commas: `buffers`, `huge pages`, `direct`, "
-    "`priority`, `pinning`. To find the cause of a problem, or to measure a gain: [performance.md](performance.md)",
+    "`priority`, `pinning`. Use it to find the cause of a problem, or to measure a gain: "
+    "[performance.md](performance.md)",
 }
 SET_FOR_TESTS = {
     "HOLDFAST_DRILL": "the kills of a drill, as JSON; the flow `drill` sets it",
-    "HOLDFAST_EXAMPLES": "how many random lives of a run the tests try; `make soak` sets it",
-    "HOLDFAST_FAULT": "a point of the code at which a process dies; `holdfast.testing.faults.fault` returns it "
-    "([api.md](api.md#fault))",
+    "HOLDFAST_EXAMPLES": "the number of random lives of a run that the tests try; `make soak` sets it",
+    "HOLDFAST_FAULT": "a point of the code at which a process kills itself; `holdfast.testing.faults.fault` "
+    "returns it ([api.md](api.md#fault))",
     "HOLDFAST_FLIP": "a rank whose self-test fails; `holdfast.testing.faults.flip` returns it ([api.md](api.md#flip))",
     "HOLDFAST_HELM_CHARTS": "a folder of Helm charts, for `make check-infra` without a network",
-    "HOLDFAST_HOST": "another name of this machine, so that one machine trains and audits as several",
-    "HOLDFAST_TERRAFORM_PLUGINS": "a folder of Terraform's providers, for `make check-infra` without a network",
-    "HOLDFAST_TEST_DEVICE": "the device that the tests of ranks train on; `make test-gpus` sets it",
+    "HOLDFAST_HOST": "another name for this machine, so that one machine can train and audit as several",
+    "HOLDFAST_TERRAFORM_PLUGINS": "a folder of Terraform providers, for `make check-infra` without a network",
+    "HOLDFAST_TEST_DEVICE": "the device on which the tests of ranks train; `make test-gpus` sets it",
 }
 SET_BY_HOLDFAST = {
-    "HOLDFAST_BESIDE": "the attempt's process, for a rank that another launcher has started",
+    "HOLDFAST_BESIDE": "the attempt's process, for ranks that another launcher has started",
     "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
     "HOLDFAST_CONFIG": "the configuration of ranks and of metric sinks, as JSON",
-    "HOLDFAST_DOOR": "the socket at which such ranks come to the attempt, and the first of them: "
-    "[launchers.md](launchers.md)",
-    "HOLDFAST_END": "the pipe from which such a rank reads the attempt's exit code",
-    "HOLDFAST_GPU": "the GPU of a worker that `make up GPUS=...` has started, and of what it starts",
-    "HOLDFAST_HEARTBEATS": "the file in which ranks note their places for their attempt",
-    "HOLDFAST_HELD": "set for ranks that wait for an order before they build",
-    "HOLDFAST_LAUNCHER": "the process of that launcher, for the attempt",
-    "HOLDFAST_LIVED": "the file of the steps that no commit has yet",
-    "HOLDFAST_LONGEST_EPOCH": "the most steps that an epoch may have in a proof, which shortens longer epochs",
-    "HOLDFAST_PATIENCE": "the factor of the limits after which ranks count as hanging",
-    "HOLDFAST_RANKS": "the mark of an attempt's ranks, by which it finds them",
+    "HOLDFAST_DOOR": "the socket at which another launcher's ranks connect to the attempt, and the first of these "
+    "ranks: [launchers.md](launchers.md)",
+    "HOLDFAST_END": "the pipe from which another launcher's rank reads the attempt's exit code",
+    "HOLDFAST_GPU": "the GPU of a worker that `make up GPUS=...` has started, and of the worker's processes",
+    "HOLDFAST_HEARTBEATS": "the file into which ranks write their place in training, for their attempt",
+    "HOLDFAST_HELD": "set for ranks that wait for an order before they build the recipe",
+    "HOLDFAST_LAUNCHER": "the process of another launcher, for the attempt",
+    "HOLDFAST_LIVED": "the file of the steps that aren't committed yet",
+    "HOLDFAST_LONGEST_EPOCH": "the most steps of an epoch in a proof, which shortens longer epochs",
+    "HOLDFAST_PATIENCE": "the factor on the time limits for hanging ranks",
+    "HOLDFAST_RANKS": "the mark by which an attempt finds its ranks",
 }
 OF_OTHERS = {
     "CUDA_DEVICE_ORDER": "`PCI_BUS_ID` numbers GPUs of several models as `nvidia-smi` does; without it a run that "
     "finds several models checks all of them",
     "CUDA_VISIBLE_DEVICES": "the GPUs that a run may take",
     "GLOO_SOCKET_IFNAME": "the network interface of ranks on several nodes; Holdfast sets it if you don't",
-    "GROUP_RANK": "the place of a rank among others, from torchrun; so are `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
-    "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Ranks don't see those of an outer launcher",
+    "GROUP_RANK": "the place of a rank among others, from torchrun, with `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
+    "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Holdfast hides those of an outer launcher from its ranks",
     "JOB_COMPLETION_INDEX": "the number of this node, in an indexed Job of Kubernetes",
-    "KUBERNETES_SERVICE_HOST": "the cluster's API in a pod, with `KUBERNETES_SERVICE_PORT`: "
+    "KUBERNETES_SERVICE_HOST": "the cluster's API, in a pod, with `KUBERNETES_SERVICE_PORT`: "
     "[kubernetes.md](kubernetes.md)",
-    "MASTER_ADDR": "the address at which the ranks of another launcher meet, with `MASTER_PORT`: "
+    "MASTER_ADDR": "the address at which another launcher's ranks connect, with `MASTER_PORT`: "
     "[launchers.md](launchers.md)",
     "MLFLOW_TRACKING_URI": "MLflow's server; `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and "
     "`MLFLOW_TRACKING_PASSWORD`, are its secret: [metrics.md](metrics.md)",
-    "NO_PROXY": "hosts that are asked without a proxy, as `no_proxy` is; `make up` adds this machine",
+    "NO_PROXY": "hosts to contact without a proxy, as in `no_proxy`; `make up` adds this machine",
     "POD_NAME": "the name of the attempt's own pod, from the pod's manifest: [kubernetes.md](kubernetes.md)",
     "PREFECT_API_URL": "Prefect's server; `PREFECT_API_AUTH_STRING` is its secret: [operating.md](operating.md)",
-    "PYTHONPATH": "folders of modules, which ranks on a Ray cluster get, too",
+    "PYTHONPATH": "folders of modules; ranks on a Ray cluster receive it, too",
     "RAY_ADDRESS": "the Ray cluster: [nodes.md](nodes.md)",
     "SLURM_JOB_ID": "the Slurm job, with `SLURM_ARRAY_JOB_ID` and `SLURM_ARRAY_TASK_ID` in an array, and "
     "`SLURM_RESTART_COUNT`: [slurm.md](slurm.md)",
     "SLURM_NODEID": "the number of this node, in a job of Slurm",
-    "SLURM_PROCID": "the place of a task of `srun`, as `SLURM_LOCALID` is: [launchers.md](launchers.md)",
+    "SLURM_PROCID": "the number of a task of `srun`, with `SLURM_LOCALID`: [launchers.md](launchers.md)",
     "SLURM_STEP_ID": "the step of srun, with `SLURM_STEP_NUM_NODES` and `SLURM_STEP_TASKS_PER_NODE`: "
     "[slurm.md](slurm.md)",
-    "STORAGE_EMULATOR_HOST": "an emulator in place of Google Cloud Storage, which is then used without credentials",
+    "STORAGE_EMULATOR_HOST": "an emulator that replaces Google Cloud Storage; Holdfast then uses no credentials",
 }
 
 ENVIRONMENT = """\
 # The environment variables
 
-A setting in a [configuration](configuration.md) belongs to a run. A variable belongs to a machine or to a process.
+Use a setting in a [configuration](configuration.md) for one run, and an environment variable for a machine or a
+process.
 
 ## Those that you may set
 
@@ -193,13 +196,14 @@ A setting in a [configuration](configuration.md) belongs to a run. A variable be
 
 ## Those of other programs
 
-Holdfast reads these, as the programs that they belong to do. A key that signs commits can be in a variable of any name:
-`env:NAME` in [configuration.md](configuration.md).
+Holdfast reads these variables in the same way as the programs that define them. A key that signs commits can be in a
+variable of any name: see `env:NAME` in [configuration.md](configuration.md).
 
 {others}
 
-These choose kernels, and so bits. A checkpoint records them, `holdfast doctor RUN` compares them with this machine's,
-and `determinism.mode = "strict"` sets some for the ranks ([RESUME.md](../holdfast/RESUME.md#determinism)):
+The following variables select kernels, and so change bits. A checkpoint records them, `holdfast doctor RUN` compares
+them with this machine's, and `determinism.mode = "strict"` sets some of them for the ranks
+([RESUME.md](../holdfast/RESUME.md#determinism)):
 
 {bits}
 
@@ -209,11 +213,11 @@ and `determinism.mode = "strict"` sets some for the ranks ([RESUME.md](../holdfa
 
 ## Those that Holdfast sets
 
-Holdfast sets these for its own processes. Don't set them yourself.
+Holdfast sets these variables for its own processes. Don't set them yourself.
 
 {internal}
 
-A test compares this page with the code.
+A test checks that this page lists every variable of the code.
 """
 
 
@@ -241,15 +245,16 @@ ERRORS = """\
 |---|---|
 | 0 | all is good |
 {codes}
-| 130, 143 | Ctrl-C, or SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP, told it to stop, and it has saved; continue as after 3 |
+| 130, 143 | Ctrl-C (130), or SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP (143), stopped it after a save; continue as after 3 |
 
-A command that compares ends with 2 if it has found a difference: [commands.md](commands.md).
+A command that compares exits with 2 if it finds a difference: [commands.md](commands.md).
 
 ## Reasons
 
-Each attempt ends with a reason, which is on record;
-[troubleshooting.md](troubleshooting.md#what-to-do-when-an-attempt-ends) says what you do then. `holdfast train` is one
-attempt, and has the *exit code*. On a pool *another attempt* may follow, as often as a setting of `[supervision]` says.
+Each attempt records the reason why it ended;
+[troubleshooting.md](troubleshooting.md#what-to-do-when-an-attempt-ends) tells you what to do for each. `holdfast train`
+is one attempt, and exits with the *exit code*. On a pool *another attempt* may follow, as often as the named setting of
+`[supervision]` allows.
 
 | reason | what happened | another attempt | exit code | in Prefect's UI |
 |---|---|---|---|---|
@@ -257,8 +262,8 @@ attempt, and has the *exit code*. On a pool *another attempt* may follow, as oft
 
 ## Errors
 
-Every error is a class of `holdfast.errors`, and also the builtin that you would catch without knowing Holdfast.
-*Retried*: the same attempt tries again with new ranks. [messages.md](messages.md) lists the messages of each error.
+Every error is a class of `holdfast.errors`, and inherits from the builtin error in the column *is also*. *Retried*: the
+same attempt tries again with new ranks. [messages.md](messages.md) lists the messages of each error.
 
 | error | is also | exit code | retried | ends an attempt as | meaning |
 |---|---|---|---|---|---|
@@ -321,11 +326,12 @@ def describe_error(error: type[HoldfastError]) -> str:
 MESSAGES = """\
 # The messages
 
-Search this page for the words of a message that you have got. A name in braces stands for a value in your message, and
-`...` for a longer text. The hint is the second line that the command prints. The heading is the error's class;
-[errors.md](errors.md) has its exit code, and [troubleshooting.md](troubleshooting.md) what you do when an attempt ends.
+Search this page for the words of your message. A name in braces stands for a value in your message, and `...` for a
+longer text. The hint is the second line that the command prints. Each heading is an error's class:
+[errors.md](errors.md) lists its exit code, and [troubleshooting.md](troubleshooting.md) tells you what to do when an
+attempt ends.
 
-This page is made from the code by `make docs`; a test compares them.
+`make docs` generates this page from the code; a test compares them.
 """
 # A message without any of these words says nothing by itself.
 WORDS = re.compile(r"[a-z]{3}")
