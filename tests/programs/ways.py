@@ -114,7 +114,7 @@ def list_ways() -> Iterator[Way]:
 def make_table() -> str:
     """Return the table of RESUME.md."""
     lines = [
-        "| the program, which forgets it | acts from step 3 | acts from step 20 | killed at step 8 |",
+        "| program | acts from step 3 | acts from step 20 | killed at step 8 |",
         "|---|---|---|---|",
     ]
     lines += [f"| {way.does} ({way.kind}) | {way.early} | {way.late} | {way.unseen} |" for way in list_ways()]

@@ -315,7 +315,7 @@ MUTATIONS = [
     careless("a NumPy generator in collate", "gate", "noise (Generator", "numpy_generator"),
     careless("a random.Random in the data", "gate", "data.random (Random", "python_generator"),
     careless("modules in a plain list of the model", "start", "and no saved object has this parameter", "heads"),
-    careless("an optimizer of the loss's own", "gate", "self.critic_optimizer (Adam", "critic"),
+    careless("an optimizer inside the loss function", "gate", "self.critic_optimizer (Adam", "critic"),
     careless("a scheduler that after_step steps", "prove", "warmup (LinearLR", "scheduler"),
     careless("a normaliser bound by functools.partial", "gate", "normaliser (Normaliser", "normaliser"),
     careless("a count in a global variable", "gate", "the gradient of a micro-batch", "counter"),

@@ -278,7 +278,7 @@ class Bandit:
 
 
 def bandit(after: int) -> Recipe:
-    """Choose a level by rewards of one's own."""
+    """Choose a level by a bandit's rewards that aren't kept."""
     clock, chooser = Clock(), Bandit()
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:

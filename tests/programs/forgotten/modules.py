@@ -220,7 +220,7 @@ def teacher_that_follows_rarely(run: Run, after: int) -> None:
 
 
 def frozen_by_a_count(after: int) -> Recipe:
-    """Freeze a layer of a recipe's model when a count of its own says so."""
+    """Freeze a layer of a recipe's model when an unregistered count says so."""
     model, left = net(), [after]
 
     def follow() -> None:

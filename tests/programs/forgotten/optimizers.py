@@ -51,7 +51,7 @@ def number_of_a_recipes_optimizer(after: int) -> Recipe:
 
 
 def state_that_is_added(run: Run, after: int) -> None:
-    """Add to the optimizer's state in a step."""
+    """Add a value to the optimizer's state in a step."""
     model, optimizer = begin(run)
     for step in run.steps(per_epoch=PER_EPOCH):
         loss = learn(fit(model, draw()), optimizer)
@@ -78,7 +78,7 @@ def step_hook(after: int) -> Recipe:
 
 
 def momentum_in_a_dict(run: Run, after: int) -> None:
-    """Train by SGD of one's own, with the momentum in a dict."""
+    """Train by a custom SGD, with the momentum in a dict."""
     model = net()
     run.keep(model=model)
     momentum = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
@@ -144,7 +144,7 @@ def running_loss(after: int) -> Recipe:
 
 
 def optimizer_of_a_second_head(after: int) -> Recipe:
-    """Step an optimizer of the loss's own."""
+    """Step an optimizer inside the loss function."""
     model, head, clock = net(), nn.Linear(8, 1), Clock()
     optimizer = torch.optim.Adam(head.parameters(), 0.05)
 
