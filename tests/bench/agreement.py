@@ -25,7 +25,7 @@ def run(full: bool) -> list[Row]:
     state, own = f"{RANKS} ranks", found["agreement"]
     return [
         compare(state, "a step's agreement", own, "gloo's all-reduce, and 0.1 ms", found["gloo"] + REACH_S, 1.0),
-        compare(state, "the same", own, "gathering an object", found["objects"]),
+        compare(state, "a step's agreement", own, "gathering an object", found["objects"]),
     ]
 
 

@@ -78,12 +78,12 @@ def measure(name: str, threads: int, rounds: int, *, with_peers: bool) -> list[R
 
     return [
         row("training lost by a save", "holdfast", of, limit, REACH),
-        compare(state, "of it, uncertain", times["uncertain"] / gb, unit="s/GB"),
+        compare(state, "standard error of this loss", times["uncertain"] / gb, unit="s/GB"),
         row("lost, without priority", "without priority", of, limit),
-        row("of it, standing still", "stall", "memory copy", times["copy"]),
+        row("pause of training", "stall", "memory copy", times["copy"]),
         *(row(f"lost by {peer}", peer, of, limit) for peer in bench.peers),
-        compare(state, "durable, beside training", times["holdfast durable"]),
-        compare(state, "a quiet step", times["step"]),
+        compare(state, "time until durable, beside training", times["holdfast durable"]),
+        compare(state, "a step without a save", times["step"]),
     ]
 
 

@@ -41,15 +41,15 @@ ROUNDS, FULL_ROUNDS = 1, 5
 TRACE = "pccheck_gcp-a100-g16"
 FIGURES = {
     "restart, to the first new step": "s",
-    "of it, from its ranks' start until they train": "s",
+    "part of this restart: from the ranks' start to the first step": "s",
     f"plan: goodput on {TRACE}": "share",
     "steps lost by a kill in a save": "steps",
-    "restart after it": "s",
+    "restart after a kill in a save": "s",
     "steps lost by a short notice": "steps",
-    "restart after that": "s",
+    "restart after a short notice": "s",
     "a save is durable on the store": "s",
     "steps lost by a kill between commits": "steps",
-    "restart after that one": "s",
+    "restart after a kill between commits": "s",
 }
 
 

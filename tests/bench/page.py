@@ -15,6 +15,9 @@ PAGE = ROOT / "docs" / "performance.md"
 BETWEEN = re.compile(r"(<!-- make bench -->\n)(.*)(<!-- end -->\n)", re.S)
 COLUMNS = ("state", "figure", "ours", "unit", "of", "limit", "ratio", "reach", "met")
 
+# The heads of these columns on the page.
+HEADS = ("state", "figure", "measured", "unit", "compared with", "its value", "ratio", "target", "met")
+
 # A machine's tables: a benchmark's rows in Markdown, by the benchmark's name.
 Rows = dict[str, list[str]]
 
@@ -46,7 +49,7 @@ def read_run(found: dict[str, Any]) -> tuple[str, Rows]:
 
 def write_tables(tables: dict[str, Rows]) -> str:
     """Return the tables as Markdown."""
-    head = f"| benchmark | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}\n"
+    head = f"| benchmark | {' | '.join(HEADS)} |\n|{'---|' * (len(COLUMNS) + 1)}\n"
     return "\n".join(
         f"{machine}\n\n{head}" + "".join(f"{row}\n" for rows in benchmarks.values() for row in rows)
         for machine, benchmarks in tables.items()

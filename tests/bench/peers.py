@@ -13,7 +13,7 @@ from tests.bench.frame import ROOT, Benchmark, Row, ask, compare, scratch
 PYTHON = ROOT / ".venv" / "peers" / "bin" / "python"
 PEERS = ("DCP save", "DCP async_save", "accelerate save_state", "Lightning", "HF Trainer")
 FIGURES = {
-    "stall": "a save, training stands still",
+    "stall": "a save: pause of training",
     "durable": "a save, until fsynced",
     "restore": "a restore, cold",
     "overhead": "the whole run, a save every 9 steps",

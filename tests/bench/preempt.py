@@ -136,9 +136,9 @@ def _compare(journal: Journal, ups: list[Up], steps: int, state: str) -> list[Ro
         compare(state, "preemptions", len(ups), unit=""),
         compare(state, "machine up", found.available_s),
         compare(state, "a chunk", steps * measured.step_s),
-        compare(state, "a save costs training", measured.cost_s),
-        compare(state, "of it, steps beside it", measured.slow_s),
-        compare(state, "a save is durable", measured.save_s),
+        compare(state, "cost of a save to training", measured.cost_s),
+        compare(state, "part of this cost: slower steps", measured.slow_s),
+        compare(state, "time until a save is durable", measured.save_s),
         compare(state, "a restart, from the command", measured.restart_s),
         compare(state, "ledger's sum", sum(ledger.buckets.values()), "wall time", ledger.wall_s),
     ]

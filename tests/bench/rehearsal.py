@@ -36,7 +36,7 @@ def _measure(size: str, chunks: int) -> list[Row]:
     row = functools.partial(compare, size)
     return [
         row("a rehearsal, beside the ranks", beside_s, "a restart", restart_s),
-        row("likewise, in new ranks alone", alone_s, "a restart", restart_s),
+        row("a rehearsal, in new ranks alone", alone_s, "a restart", restart_s),
         *(
             row(
                 f"rehearsals of {steps:,} steps",

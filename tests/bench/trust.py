@@ -35,7 +35,9 @@ def run(full: bool) -> list[Row]:
         step, every = found["step"], found["every"]
         rows += [
             compare(size, "probe, at a save and a resume", found["probe"], "a step", step),
-            compare(size, "training probe, likewise", found["both probes"] - found["probe"], "a step", step),
+            compare(
+                size, "training probe, at a save and a resume", found["both probes"] - found["probe"], "a step", step
+            ),
             compare(size, f"checksums, 1 step in {every}", found["checksums"] / every, "a step", step, REACH),
             compare(size, "generators kept apart", found["generators"], "a step", step),
             compare(size, "torch's flags", found["flags"], "a step", step),
