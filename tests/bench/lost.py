@@ -35,8 +35,8 @@ from tests.support.makers import METADATA_FIELDS
 
 # Steps after a save is durable, and of a quiet block at least.
 AFTER, QUIET = 2, 6
-ROUNDS = {"100 MB": 12, "1,000 small": 12, "1 GB": 4, "3 GB": 4}
-FULL_ROUNDS = {"100 MB": 40, "1,000 small": 40, "1 GB": 8}
+ROUNDS = {"100 MB": 12, "1,000 tensors": 12, "1 GB": 4, "3 GB": 4}
+FULL_ROUNDS = {"100 MB": 40, "1,000 tensors": 40, "1 GB": 8}
 PEERS_EVERY = 4
 REACH = 1.3
 
@@ -46,7 +46,7 @@ Begin = Callable[[], Callable[[], bool]]
 def run(full: bool) -> list[Row]:
     """Every core trains, or all but one; others only where they have the time, and the memory."""
     cores, rows = count_cores(), []
-    for name in ("100 MB", "1,000 small", "1 GB", *(["3 GB"] if full else [])):
+    for name in ("100 MB", "1,000 tensors", "1 GB", *(["3 GB"] if full else [])):
         for threads in dict.fromkeys((cores, max(1, cores - 1))):
             rounds = (ROUNDS | FULL_ROUNDS if full else ROUNDS)[name]
             with_peers = ["peers"] if name == "100 MB" or (full and name != "3 GB") else []

@@ -41,7 +41,7 @@ def _measure(python: str | Path, name: str, size: str) -> dict[str, Any]:
 
 
 def _row(size: str, figure: str, ours: dict[str, Any], peer: dict[str, Any] | None) -> Row:
-    unit, factor = ("% over bare", 100) if figure == "overhead" else ("s", 1)
+    unit, factor = ("% slower than without saves", 100) if figure == "overhead" else ("s", 1)
     of, limit = (f"{peer['name']}, {peer['version']}", peer[figure] * factor) if peer else ("", None)
     return compare(size, FIGURES[figure], ours[figure] * factor, of, limit, unit=unit)
 

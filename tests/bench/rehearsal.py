@@ -18,7 +18,7 @@ from tests.bench.flow import command, write_config
 from tests.bench.frame import Benchmark, Row, compare, scratch
 
 SIZES = ("100 MB",)
-FULL_SIZES = (*SIZES, "1,000 small", "1 GB")
+FULL_SIZES = (*SIZES, "1,000 tensors", "1 GB")
 CHUNK, CHUNKS, FULL_CHUNKS = 8, 4, 12
 LENGTHS = (1_000, 100_000)
 WITHIN_S = 1800.0

@@ -9,7 +9,7 @@ ROUNDS, BLOCK_S = 6, 1.5
 def run(full: bool) -> list[Row]:
     """Two processes, which train in turn."""
     rows = []
-    for size in ("100 MB", "1,000 small"):
+    for size in ("100 MB", "1,000 tensors"):
         with bare_loop(size, "strict") as strict, bare_loop(size, "fast") as fast:
             steps = max(2, round(BLOCK_S / fast(2)))
             samples: dict[str, list[float]] = {"strict": [], "fast": []}

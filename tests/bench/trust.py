@@ -21,7 +21,7 @@ from tests.bench.frame import Benchmark, Row, ask, compare, median_of, time_of
 from tests.bench.recipe import STEPS_VARIABLE
 from tests.support.trainings import train_to
 
-SIZES = ("100 MB", "1,000 small")
+SIZES = ("100 MB", "1,000 tensors")
 WARM_UP, STEPS, ROUNDS = 5, 8, 7
 # Of a step's time, for the checksums of the trail.
 REACH = 0.005

@@ -168,7 +168,7 @@ class Pool(Dataset[Batch]):
 
 
 def pseudo_labels(run: Run, after: int) -> None:
-    """Change labels of the dataset in place of the old ones."""
+    """Overwrite labels of the dataset."""
     pool = Pool()
     model, optimizer = begin(run)
     for step in run.steps(DataLoader(pool, BATCH_SIZE, shuffle=True)):
