@@ -131,7 +131,7 @@ class NoVerifiedCheckpoint(Damage, RuntimeError):
 
 
 class NotTrusted(Damage, PermissionError):
-    """No trusted key signed a commit."""
+    """No trusted key signed a commit or a receipt, or a receipt isn't what the run's store has."""
 
 
 class GateTripped(Damage, RuntimeError):

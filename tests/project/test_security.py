@@ -29,6 +29,8 @@ SHOWN_BY = {
         "holdfast/keeping/pack/test_hostile.py::test_hostile_files_are_refused",
         "holdfast/journal/signature/test_signature.py::test_a_signature_verifies_for_nothing_else",
         "holdfast/attempt/test_line.py::test_what_is_not_signed_is_not_trusted_and_stays",
+        "holdfast/proof/receipt/test_forged.py::test_what_a_stranger_without_the_key_changes_is_refused",
+        "holdfast/proof/receipt/test_forged.py::test_a_run_that_was_changed_after_its_receipt_is_refused",
         "holdfast/looking/report/test_page.py::test_texts_are_escaped_and_markup_is_not",
         "holdfast/keeping/verification/test_hostile_values.py::test_terminal_control_characters_are_escaped",
     ],

@@ -10,7 +10,7 @@ from holdfast.errors import WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.proof.audit import Audit, audit_commit
 from holdfast.proof.receipt.chain import is_given
-from holdfast.proof.receipt.checking import check_receipt, check_weights, describe_beginning
+from holdfast.proof.receipt.checking import check_receipt, check_weights, describe_untrained
 from holdfast.proof.receipt.signed import Receipt
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.terminal import counted
@@ -113,7 +113,7 @@ def audit_receipt(
         replayable=len(replayable),
         unchecked=[each.number for each in own if each not in replayable],
         seed=seed,
-        beginning=describe_beginning(run, receipt.chain, commits[0]),
+        beginning=describe_untrained(run, receipt.chain, commits[0]),
         weights=weights,
     )
 

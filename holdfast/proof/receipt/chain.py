@@ -15,13 +15,13 @@ from holdfast.provenance.fingerprint import to_plain
 Hashed = tuple[Commit, str]
 
 
-class Part(BaseModel):
+class ReceiptPart(BaseModel):
     """A part of a receipt. It may hold nothing that no check compares with the store."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class ChainLink(Part):
+class ChainLink(ReceiptPart):
     """One commit of the chain.
 
     Attributes:
@@ -49,7 +49,7 @@ class ChainLink(Part):
     origin: dict[str, Any] | None
 
 
-class AttemptFacts(Part):
+class AttemptFacts(ReceiptPart):
     """The machine and the code of an attempt, and what it had changed; see `AttemptRecord`."""
 
     host: str
@@ -57,7 +57,7 @@ class AttemptFacts(Part):
     lineage: dict[str, Any]
 
 
-class Chain(Part):
+class Chain(ReceiptPart):
     """What a receipt tells of a run.
 
     Attributes:

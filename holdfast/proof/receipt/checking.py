@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError, NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal, record_name
 from holdfast.journal.records import RunRecord
 from holdfast.proof.receipt.chain import Chain, Hashed, describe_line, is_given, list_line
-from holdfast.proof.receipt.signed import Receipt, find_others, list_own_files, refuse
+from holdfast.proof.receipt.signed import Receipt, find_others, list_own_files, refuse_receipt
 from holdfast.provenance.canonical import dump_json
 
 
@@ -24,25 +24,25 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
     """
     chain = receipt.chain
     if chain.run != journal.run:
-        refuse(f"it is about run {chain.run!a}, not {journal.run!a}")
+        refuse_receipt(f"it is about run {chain.run!a}, not {journal.run!a}")
     run = journal.read_run()
     try:
         line = list_line(journal, run, chain.commit.commit)
         _compare_commits(journal, chain, line)
         links, attempts = describe_line(journal, run, line)
     except (NameMissing, RecordDamaged) as error:
-        refuse(f"the run has not the records that it names: {error.message}")
+        refuse_receipt(f"the run has not the records that it names: {error.message}")
     for told, found in zip(chain.chain, links, strict=True):
         known = [host for host in found.certified_by if host in told.certified_by]
         _compare(f"commit {told.commit}", told, found.model_copy(update={"certified_by": known}))
     if list(chain.attempts) != sorted(attempts):
-        refuse(f"its attempts are {_spell(chain.attempts)}; {_spell(attempts)} trained its commits")
+        refuse_receipt(f"its attempts are {_spell(chain.attempts)}; {_spell(attempts)} trained its commits")
     for number, facts in chain.attempts.items():
         _compare(f"attempt {number}", facts, attempts[number])
     _check_settings(chain)
     commit = line[-1][0]
     if chain.exported is None and receipt.files != list_own_files(commit):
-        refuse(f"its files are not those of commit {commit.number}")
+        refuse_receipt(f"its files are not those of commit {commit.number}")
     return [each for each, _ in line]
 
 
@@ -61,14 +61,14 @@ def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
     try:
         others = find_others(journal, commit, receipt.files, part)
     except ConfigError as error:
-        refuse(error.message)
+        refuse_receipt(error.message)
     if others is None:
-        refuse(f"none of its files has the weights of commit {commit.number}")
+        refuse_receipt(f"none of its files has the weights of commit {commit.number}")
     not_made = f"; not made by the run: {', '.join(others)}" if others else ""
     return f"the signed files have the weights of commit {commit.number}{not_made}"
 
 
-def describe_beginning(run: RunRecord, chain: Chain, first: Commit) -> str:
+def describe_untrained(run: RunRecord, chain: Chain, first: Commit) -> str:
     """Return what a run began with and hasn't trained, for a person; empty if the recipe built its first weights.
 
     Args:
@@ -88,22 +88,23 @@ def describe_beginning(run: RunRecord, chain: Chain, first: Commit) -> str:
 
 def _compare_commits(journal: Journal, chain: Chain, line: Sequence[Hashed]) -> None:
     """Check that a chain has the commits of a line of the run, and no others."""
+    quarantined = set(journal.numbers("quarantine"))
     for told, found in zip_longest(chain.chain, line):
         number = found[0].number if found else 0
         if told is None or told.commit != number:
-            refuse(f"its chain has {_name(told.commit if told else 0)} where the run's has {_name(number)}")
+            refuse_receipt(f"its chain has {_name(told.commit if told else 0)} where the run's has {_name(number)}")
         name = record_name("commits", number)
         if told.record_sha256 != found[1]:
-            refuse(f"run {journal.run!r} has another {name}")
-        if journal.is_quarantined(number):
-            refuse(f"commit {number} is quarantined on the store: {record_name('quarantine', number)} says why")
+            refuse_receipt(f"run {journal.run!r} has another {name}")
+        if number in quarantined:
+            refuse_receipt(f"commit {number} is quarantined on the store: {record_name('quarantine', number)} says why")
 
 
 def _compare(what: str, told: BaseModel, found: BaseModel) -> None:
     """Check that a part of a receipt is what the run's records have."""
     for name in type(told).model_fields:
         if _to_bytes(told, name) != _to_bytes(found, name):
-            refuse(f"its {name} of {what} is not what the run's records have")
+            refuse_receipt(f"its {name} of {what} is not what the run's records have")
 
 
 def _to_bytes(part: BaseModel, name: str) -> bytes:
@@ -115,12 +116,12 @@ def _check_settings(chain: Chain) -> None:
     """Check that a chain has the settings of each of its commits, and no others."""
     for link in chain.chain:
         if link.settings not in chain.settings:
-            refuse(f"the settings of commit {link.commit} are missing")
+            refuse_receipt(f"the settings of commit {link.commit} are missing")
     for name, identity in chain.settings.items():
         if hashlib.sha256(dump_json(identity)).hexdigest() != name:
-            refuse(f"the settings {name[:12]} have another fingerprint")
+            refuse_receipt(f"the settings {name[:12]} have another fingerprint")
         if name not in {link.settings for link in chain.chain}:
-            refuse(f"no commit has the settings {name[:12]}")
+            refuse_receipt(f"no commit has the settings {name[:12]}")
 
 
 def _name(number: int) -> str:

@@ -45,7 +45,7 @@ def state_model(name: str, files: Mapping[str, str], **more: Any) -> dict[str, A
     }
 
 
-def hash_model(model: Path) -> dict[str, str]:
+def hash_files(model: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a folder, by its path in it; of a single file, by `ALONE`.
 
     Raises:

@@ -18,8 +18,8 @@ from holdfast.errors import ConfigError, NotTrusted
 from holdfast.journal import Commit, Journal, now
 from holdfast.journal.signature import PAYLOAD_TYPE, SigningKey, TrustedKey, open_envelope
 from holdfast.keeping.export import hash_export
-from holdfast.proof.receipt.chain import Chain, Part, describe_line, list_line, read_settings
-from holdfast.proof.receipt.model import BUNDLE_TYPE, MODEL_TYPE, hash_model, state_model
+from holdfast.proof.receipt.chain import Chain, ReceiptPart, describe_line, list_line, read_settings
+from holdfast.proof.receipt.model import BUNDLE_TYPE, MODEL_TYPE, hash_files, state_model
 from holdfast.provenance.canonical import dump_json
 
 # The name of the chain among the predicate's fields: in-toto wants a URI for a field that its type doesn't define.
@@ -29,54 +29,54 @@ MAX_RECEIPT_BYTES = 2**28
 MOST_VALUES = 64
 
 
-class _Hint(Part):
+class _Hint(ReceiptPart):
     hint: str
 
 
-class _Material(Part):
+class _Material(ReceiptPart):
     key: _Hint = Field(alias="publicKey")
     log: list[str] = Field(alias="tlogEntries", max_length=0)
 
 
-class _Signature(Part):
+class _Signature(ReceiptPart):
     keyid: str
     sig: str
 
 
-class _Envelope(Part):
+class _Envelope(ReceiptPart):
     payload: str
     payload_type: str = Field(alias="payloadType")
     signatures: list[_Signature] = Field(min_length=1, max_length=1)
 
 
-class _Bundle(Part):
+class _Bundle(ReceiptPart):
     media_type: str = Field(alias="mediaType")
     material: _Material = Field(alias="verificationMaterial")
     envelope: _Envelope = Field(alias="dsseEnvelope")
 
 
-class _Digest(Part):
+class _Digest(ReceiptPart):
     sha256: str
 
 
-class _Subject(Part):
+class _Subject(ReceiptPart):
     name: str
     digest: _Digest
 
 
-class _Resource(Part):
+class _Resource(ReceiptPart):
     name: str
     algorithm: str
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class _Predicate(Part):
+class _Predicate(ReceiptPart):
     serialization: dict[str, Any]
     resources: list[_Resource] = Field(min_length=1)
     chain: Chain = Field(alias=CHAIN_TYPE)
 
 
-class _Statement(Part):
+class _Statement(ReceiptPart):
     type: str = Field(alias="_type")
     subject: list[_Subject] = Field(min_length=1, max_length=1)
     predicate_type: str = Field(alias="predicateType")
@@ -142,7 +142,7 @@ def describe_commit(journal: Journal, commit: Commit, model: Path | None = None,
     )
     if model is None:
         return Told(commit.path, list_own_files(commit), [], chain)
-    files = hash_model(model)
+    files = hash_files(model)
     others = find_others(journal, commit, files, part)
     if others is None:
         raise ConfigError(
@@ -172,24 +172,24 @@ def open_receipt(data: bytes, trusted: Sequence[TrustedKey]) -> Receipt:
         NotTrusted: none of the keys has signed it, or it is no receipt.
     """
     if len(data) > MAX_RECEIPT_BYTES:
-        refuse(f"it has over {MAX_RECEIPT_BYTES} bytes")
+        refuse_receipt(f"it has over {MAX_RECEIPT_BYTES} bytes")
     if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        refuse("it is no bundle: it has too many values")
-    bundle = _parse(BUNDLE, data, "it is no bundle")
+        refuse_receipt("it is no bundle: it has too many values")
+    bundle = _parse(BUNDLE, data, "it is no bundle, which holdfast receipt writes without --form slsa")
     key_id, payload_type, payload = open_envelope(
         dump_json(_dump(bundle.envelope)), trusted, "the signature of the receipt"
     )
     if (bundle.media_type, payload_type) != (BUNDLE_TYPE, PAYLOAD_TYPE):
-        refuse(f"it is no bundle: its types are {bundle.media_type!r} and {payload_type!r}")
+        refuse_receipt(f"it is no bundle: its types are {bundle.media_type!r} and {payload_type!r}")
     if dump_json(_dump(bundle)) + b"\n" != data or base64.b64encode(payload).decode() != bundle.envelope.payload:
-        refuse("the bundle is not spelled as canonical JSON")
+        refuse_receipt("the bundle is not spelled as canonical JSON")
     statement = _parse(STATEMENT, payload, "the signed statement is no receipt")
     if statement.predicate_type != MODEL_TYPE:
-        refuse(f"the signed statement is no receipt: its type is {statement.predicate_type!r}")
+        refuse_receipt(f"the signed statement is no receipt: its type is {statement.predicate_type!r}")
     predicate = statement.predicate
     files = {each.name: each.digest for each in predicate.resources}
     if not _is_spelled(statement.subject[0].name, files, predicate.chain, payload):
-        refuse("the signed statement is not spelled as a receipt is, in canonical JSON")
+        refuse_receipt("the signed statement is not spelled as a receipt is, in canonical JSON")
     return Receipt(key_id, files, predicate.chain)
 
 
@@ -211,7 +211,7 @@ def find_others(journal: Journal, commit: Commit, files: dict[str, str], part: s
     return [name for name, sha256 in files.items() if sha256 not in {weights, *configs}]
 
 
-def refuse(problem: str) -> NoReturn:
+def refuse_receipt(problem: str) -> NoReturn:
     """Raise NotTrusted: a receipt is not to be believed."""
     raise NotTrusted(f"the receipt: {problem}", hint="don't trust this checkpoint; ask whoever signed the receipt")
 
@@ -234,7 +234,7 @@ def _parse(form: TypeAdapter[Any], data: bytes, problem: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        refuse(f"{problem}: {where + ': ' if where else ''}{first['msg']}")
+        refuse_receipt(f"{problem}: {where + ': ' if where else ''}{first['msg']}")
 
 
 def _dump(part: BaseModel) -> dict[str, Any]:

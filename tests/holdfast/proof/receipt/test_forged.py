@@ -21,7 +21,7 @@ from holdfast.journal import AuditRecord, Journal, now, record_audit, record_nam
 from holdfast.journal.records import AttemptRecord, FileRecord, Origin
 from holdfast.proof.receipt import ReceiptAudit, check_receipt, describe_commit, open_receipt, seal_receipt
 from holdfast.proof.receipt.auditing import choose_chunks
-from holdfast.proof.receipt.checking import check_weights, describe_beginning
+from holdfast.proof.receipt.checking import check_weights, describe_untrained
 from holdfast.store import open_store
 from tests.support.makers import CONFIG, IDENTITY, SETTINGS, make_commit, save
 from tests.support.signing import OTHER_PRIVATE, SIGNING, TRUSTED, bundle, sealed_bundle
@@ -541,13 +541,13 @@ def test_later_audits_and_commits_leave_a_receipt_good(journal: Journal, receipt
 def test_weights_that_the_run_has_not_trained_are_named(journal: Journal, receipt: bytes) -> None:
     run, first = journal.read_run(), journal.read_commit(1)
     told = open_receipt(receipt, [TRUSTED]).chain
-    assert describe_beginning(run, told, first) == ""
+    assert describe_untrained(run, told, first) == ""
     origin = Origin(form="torch", source="tuned.pt", sha256="5" * 64, step=1000)
     imported = first.model_copy(update={"origin": origin})
-    assert "commit 1, imported from tuned.pt (torch, step 1000" in describe_beginning(run, told, imported)
-    assert "which was unpacked" in describe_beginning(run.model_copy(update={"packed": True}), told, first)
+    assert "commit 1, imported from tuned.pt (torch, step 1000" in describe_untrained(run, told, imported)
+    assert "which was unpacked" in describe_untrained(run.model_copy(update={"packed": True}), told, first)
     began = {SETTINGS: IDENTITY | {"init_from": {"run": "tuned", "checkpoint_sha256": "6" * 64}}}
-    found = describe_beginning(run, told.model_copy(update={"settings": began}), first)
+    found = describe_untrained(run, told.model_copy(update={"settings": began}), first)
     assert found == f"not trained by the run: the weights that it began with, {'6' * 64} of tuned"
 
 

@@ -19,7 +19,7 @@ from holdfast.journal import Journal
 from holdfast.journal.signature import generate_key, load_trusted_key
 from holdfast.proof.receipt import check_receipt, describe_commit, open_receipt
 from holdfast.proof.receipt.checking import check_weights
-from holdfast.proof.receipt.model import hash_model, state_model
+from holdfast.proof.receipt.model import hash_files, state_model
 from holdfast.state import to_payload
 from holdfast.store import open_store
 from tests.conftest import ROOT
@@ -129,7 +129,7 @@ class TestReferenceImplementation:
             "print(Payload(hashing.hash(sys.argv[1])).statement.pb.subject[0].digest['sha256'])"
         )
         theirs = subprocess.run([PYTHON, "-c", code, model], capture_output=True, text=True, check=True).stdout
-        assert state_model("model", hash_model(model))["subject"][0]["digest"]["sha256"] == theirs.strip()
+        assert state_model("model", hash_files(model))["subject"][0]["digest"]["sha256"] == theirs.strip()
 
 
 def opened(receipt: Path, key: str) -> Any:
@@ -217,6 +217,6 @@ def test_a_provenance_names_the_exported_file(journal: Journal, key: str, tmp_pa
 def test_one_file_is_signed_under_a_point(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(b"weights")
     digest = hashlib.sha256(b"weights").hexdigest()
-    assert hash_model(tmp_path / "w") == {".": digest}
+    assert hash_files(tmp_path / "w") == {".": digest}
     statement = state_model("w", {".": digest})
     assert statement["subject"][0]["digest"]["sha256"] == hashlib.sha256(bytes.fromhex(digest)).hexdigest()

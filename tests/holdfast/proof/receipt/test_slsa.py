@@ -115,5 +115,5 @@ def test_another_implementation_reads_the_provenance(envelope: dict[str, Any]) -
 
 
 def test_a_provenance_is_no_receipt(envelope: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(NotTrusted, match="it is no bundle"):
+    with pytest.raises(NotTrusted, match="it is no bundle, which holdfast receipt writes without --form slsa"):
         open_receipt((tmp_path / "p.json").read_bytes(), [load_trusted_key(str(tmp_path / "k.pub"))])
