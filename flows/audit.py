@@ -64,6 +64,7 @@ def audit(
         is_asked: Whether an earlier audit asks for this one. If the commit is decided meanwhile, nothing is trained.
         on_fault: What to do besides the record if a machine has computed wrongly. rollback: quarantine the commits that
             it has trained since the newest certified one, so that the run continues from that one.
+            stop: hold the run: a live attempt ends at its next commit, and no other begins until holdfast release.
 
     Raises:
         Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.

@@ -39,6 +39,7 @@
         ├── FolderTaken              (FileExistsError)    a checkpoint's folder belongs to another commit, or to none
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
         └── Superseded               (RuntimeError)       a later attempt owns the run
+            └── RunHeld              (RuntimeError)       an audit holds the run until a person releases it
 
 Each class also inherits the builtin that a caller would catch. ``hint`` tells the user what to do next, ``data`` holds
 facts for programs, and ``exit_code`` is the exit code of a command that raises the error. ``is_retryable`` says whether
@@ -295,6 +296,25 @@ class Superseded(RunStopped, RuntimeError):
     """A later attempt owns the run; this one must not commit any more."""
 
     reason = "superseded"
+
+
+class RunHeld(Superseded):
+    """An audit found that a machine computes wrongly, and holds the run until a person releases it or rolls it back."""
+
+    reason = "held"
+
+    @classmethod
+    def of(cls, run: str, url: str, reason: str) -> "RunHeld":
+        """Return the error for a run that is held.
+
+        Args:
+            url: the run's folder.
+            reason: the verdict of the audits.
+        """
+        return cls(
+            f"run {run!r} is held: {reason}",
+            hint=f"holdfast release {url} --rollback goes back to right bytes, and without --rollback on as it is",
+        )
 
 
 PAGES: dict[type, str] = {

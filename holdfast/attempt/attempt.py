@@ -188,6 +188,7 @@ class Attempt:
             RankDied, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: memory ran out twice.
             MachineQuarantined: this machine has computed wrongly.
+            RunHeld: audits hold the run.
             Superseded: the attempt's number is taken.
         """
         try:
@@ -216,6 +217,7 @@ class Attempt:
         signing_key = load_signing_key(config.signing_key) if config.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
         known = Known.read(self.journal)
+        self.journal.check_held(known.attempts)
         try:
             self.ranks.build(known.newest)
         except ConfigError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from holdfast.errors import NameMissing, RecordDamaged, RunUnknown, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
+from holdfast.journal.records import HELD, RELEASED
 from holdfast.machine.host import name_host
 from holdfast.machine.processes import is_running
 from holdfast.rank.messages import Ready
@@ -108,11 +109,20 @@ class Known:
         lost = Ending("vanished", f"no ending was on record when attempt {number} began", self.step)
         taken_over = Ending("superseded", f"its process was still running when attempt {number} began", self.step)
         number = self.attempts if self.ending is None else 0
+        if self.ending is not None and self.ending.reason in (HELD, RELEASED):
+            number = _skip_holds(journal, self.attempts)
         while number and journal.has_attempt(number):
             ending = taken_over if _runs_here(journal, number) else lost
             if journal.end_attempt(number, ending) != ending:
                 break
             number -= 1
+
+
+def _skip_holds(journal: Journal, number: int) -> int:
+    """Return the number of the newest attempt, up to this one, that may have trained; 0 if there is none."""
+    while number and (record := journal.find_attempt(number)) and not record.is_training:
+        number -= 1
+    return number
 
 
 def await_completed(journal: Journal, number: int) -> bool:

@@ -44,7 +44,7 @@ def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved
     if not records:
         return ""
     attempts = map(journal.find_attempt, range(head.attempt if head else 1, attempt + 1))
-    hosts = {each.host for each in attempts if each}
+    hosts = {each.host for each in attempts if each and each.is_training}
     gpus = set(map(str, trained.environment.get("gpu_uuids") or ()))
     is_on_cpu = trained.environment.get("device") == "cpu"
     doubted = (record for record in records if _concerns(record, hosts, gpus, is_on_cpu))

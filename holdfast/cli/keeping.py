@@ -8,13 +8,15 @@ from cyclopts import Parameter
 
 from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, StoreDenied, WrongUse
-from holdfast.journal import Commit, Journal, PruneReport
+from holdfast.journal import Commit, Journal, PruneReport, read_verdict
 from holdfast.journal.finding import HOW_TO_NAME, find_commit, open_journal
+from holdfast.journal.holds import find_hold, release_run
 from holdfast.journal.signature import generate_key, load_signing_key
 from holdfast.keeping.export import Form, creating, export
 from holdfast.keeping.pack import pack, unpack
 from holdfast.keeping.retention import prune_run, summarize_prune
 from holdfast.proof.receipt import describe_commit, seal_provenance, seal_receipt
+from holdfast.proof.rollback import roll_back
 from holdfast.store import open_store
 
 
@@ -78,6 +80,35 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
     journal, found = _open_commit(run, commit)
     journal.quarantine(found.number, reason, journal.attempts())
     print(f"commit {found.number} ({found.path}) is in quarantine; the run continues from the one before")
+
+
+@app.command
+def release(run: str, /, *, rollback: Flag = False) -> None:
+    """Release a run that audits hold, because a machine that computes wrongly has trained it.
+
+    The next attempt goes on from the newest commit, as if nothing were found.
+
+    Args:
+        run: <store>/<run>.
+        rollback: First quarantine the commits that the machine has trained since the newest certified one, and those
+            that continue from them, so that the run goes on from that one.
+    """
+    journal = open_journal(run)
+    journal.read_run()
+    hold = find_hold(journal)
+    if hold is None or not rollback:
+        release_run(journal)
+        print(f"run {journal.run} is released: the next attempt goes on from its newest commit")
+        return
+    commit = journal.find_commit(int(hold.lineage.get("commit", 0)))
+    verdict = read_verdict(journal, commit) if commit else None
+    if verdict is None or verdict.kind != "machine":
+        raise WrongUse(
+            f"run {journal.run!r} can't be rolled back: the audits on record name no machine any more",
+            hint="holdfast show has their verdict; without --rollback the run goes on as it is",
+        )
+    print(roll_back(journal, verdict))
+    journal.check_held(journal.attempts())
 
 
 def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:

@@ -112,6 +112,7 @@ def audit_command(
         ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
         on_fault: What to do besides the record if the audits name a machine that computes wrongly. rollback: quarantine
             the commits that it has trained since the newest certified one, so that the run continues from that one.
+            stop: hold the run: a live attempt ends at its next commit, and no other begins until holdfast release.
         receipt: A file of holdfast receipt: check that the run has its chain of commits, and train chunks of it again,
             3 of them unless --random gives another number. Each has to end on the same bytes.
         key: A trusted public key for the receipt: a PEM file, or env:NAME.

@@ -86,7 +86,8 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
         # The ranks of an earlier attempt trained it: one since its parent, and not always the one just before.
         parent = journal.find_parent(commit)
         first = parent.attempt if parent else 1
-    return [journal.read_attempt(number) for number in range(first, commit.attempt + 1)]
+    attempts = map(journal.read_attempt, range(first, commit.attempt + 1))
+    return [attempt for attempt in attempts if attempt.is_training]
 
 
 def may_follow_resume(parent: Commit, commit: Commit) -> bool:

@@ -7,7 +7,7 @@ of a chunk's length, and Prefect's states.
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.errors import Damage, HoldfastError, Inexact, RunGone, RunStopped, Superseded, WrongUse
+from holdfast.errors import Damage, HoldfastError, Inexact, RunGone, RunHeld, RunStopped, Superseded, WrongUse
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,12 @@ _ROWS = (
         "inexact", "the run, continued from a commit, trains other steps than without an interruption", raises=Inexact
     ),
     Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),
+    Reason(
+        "held",
+        "audits found a machine that computes wrongly, and hold the run until a person releases it",
+        raises=RunHeld,
+    ),
+    Reason("released", "a person released the run, which audits had held", state="Completed"),
     Reason("cancelled", "a person cancelled the attempt", state="Cancelled", raises=RunStopped),
     Reason(
         "paused",

@@ -23,6 +23,7 @@ from holdfast.errors import (
     ParentQuarantined,
     RecordDamaged,
     RunGone,
+    RunHeld,
     Superseded,
     WrongUse,
 )
@@ -31,6 +32,7 @@ from holdfast.journal.folder import RunFolder
 from holdfast.journal.links import broken_links
 from holdfast.journal.names import REACH
 from holdfast.journal.records import (
+    HELD,
     MAX_RECORD_BYTES,
     AttemptRecord,
     Commit,
@@ -184,6 +186,7 @@ class Journal(RunFolder):
 
         Raises:
             RunGone: the run was moved or deleted.
+            RunHeld: an audit holds the run.
             Superseded: a later attempt has claimed the run.
         """
         claimed = self.numbers("attempts", after=attempt - 1)
@@ -192,12 +195,26 @@ class Journal(RunFolder):
         highest = max(claimed, default=0)
         if highest <= attempt:
             return
+        self.check_held(highest)
         raise Superseded(
             f"attempt {attempt} of run {self.run!r} is superseded by attempt {highest}",
             hint="another process trains this run now; its commits are untouched",
             attempt=attempt,
             by=highest,
         )
+
+    def check_held(self, newest: int) -> None:
+        """Check that no audit holds the run.
+
+        Args:
+            newest: the number of the newest attempt; 0 if there is none.
+
+        Raises:
+            RunHeld: an audit does.
+        """
+        record = self.find_attempt(newest) if newest else None
+        if record is not None and record.why == HELD:
+            raise RunHeld.of(self.run, self.store.url, str(record.lineage.get(HELD, "audits have named a machine")))
 
     @contextlib.contextmanager
     def fenced(self, attempt: int) -> Iterator[None]:

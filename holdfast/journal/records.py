@@ -162,6 +162,10 @@ class ConfigRecord(Record):
         return f"configs/{self.fingerprint}-{_hash_fields(json.loads(self.model_dump_json()))[:16]}.json"
 
 
+# Why an attempt began that trains nothing: an audit holds the run, or a person releases it again.
+HELD, RELEASED = "held", "released"
+
+
 class AttemptRecord(Record):
     """``attempts/00000003.json``: one process life; its number is the fencing token."""
 
@@ -177,6 +181,11 @@ class AttemptRecord(Record):
         default_factory=dict,
         description="differences from the attempt before: accepted drift, the machine, an ancestor",
     )
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether the attempt may have trained: it doesn't only hold the run, or end that."""
+        return self.why not in (HELD, RELEASED)
 
 
 class EndingRecord(Record):

@@ -30,7 +30,7 @@ from holdfast.proof.replay import (
     make_pruned_error,
     replayed,
 )
-from holdfast.proof.rollback import roll_back
+from holdfast.proof.rollback import roll_back, stop_run
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.store import Store, open_store
 from holdfast.terminal import counted
@@ -38,7 +38,7 @@ from holdfast.terminal import counted
 log = logging.getLogger(__name__)
 
 # What to do with a run when a machine is found to have computed wrongly.
-OnFault = Literal["record", "rollback"]
+OnFault = Literal["record", "rollback", "stop"]
 # The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
 OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}
 EARLIER = "state that an earlier resume lost, because this replay began after it; --from begins with an earlier commit"
@@ -180,7 +180,8 @@ def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "r
     The store may be read-only here; a warning says so.
 
     Args:
-        on_fault: ``record``: nothing else; ``rollback``: quarantine the commits of that machine, see `roll_back`.
+        on_fault: ``record``: nothing else; ``rollback``: quarantine the commits of that machine, see `roll_back`;
+            ``stop``: hold the run, see `stop_run`.
     """
     if verdict.kind != "machine":
         return []
@@ -189,6 +190,8 @@ def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "r
         lines.append(_quarantine_machine(journal, verdict))
         if on_fault == "rollback":
             lines.append(roll_back(journal, verdict))
+        elif on_fault == "stop":
+            lines.append(stop_run(journal, verdict))
     except StoreError as error:
         log.warning("what follows from the verdict on %s is not on record: %s", verdict.host, error)
     return [line for line in lines if line]

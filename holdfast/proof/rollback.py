@@ -1,10 +1,10 @@
-"""The way back of a run that a faulty machine has trained: quarantine its commits since the newest certified one."""
+"""What becomes of a run that a faulty machine has trained: hold it, or go back to its newest certified commit."""
 
 import contextlib
 import logging
 
 from holdfast import checkpoint
-from holdfast.errors import Superseded
+from holdfast.errors import RunHeld, Superseded
 from holdfast.journal import (
     AuditVerdict,
     Commit,
@@ -15,6 +15,7 @@ from holdfast.journal import (
     read_verdict,
 )
 from holdfast.journal.audits import UNREADABLE
+from holdfast.journal.holds import find_hold, hold_run, release_run
 from holdfast.journal.machines import read_release
 from holdfast.journal.verdict import list_machines
 from holdfast.store import open_store
@@ -22,8 +23,28 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
+def stop_run(journal: Journal, verdict: AuditVerdict) -> str:
+    """Hold a run that a faulty machine has trained: a live attempt ends at its next commit, and no other begins.
+
+    Args:
+        verdict: a verdict that names a machine.
+
+    Returns:
+        A line for a person: whether the run is held, or why it isn't.
+
+    Raises:
+        StoreError: the store can't be written.
+    """
+    if _find_first(journal, verdict, read_release(open_store(journal.store_url), verdict)) is None:
+        return _nothing_of(journal, verdict)
+    if not hold_run(journal, verdict):
+        return f"run {journal.run} isn't held: a person has released it since"
+    error = RunHeld.of(journal.run, journal.store.url, verdict.describe())
+    return f"{error}; {error.hint}"
+
+
 def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
-    """Quarantine the commits that a faulty machine has trained, and those that continue from them.
+    """Quarantine the commits that a faulty machine has trained, and those that continue from them; release the run.
 
     They begin after the newest certified commit; if the verdict's own commit is wrong, after the newest one before it.
     The next attempt continues from the commit before them. An attempt that trains now notices at its next commit.
@@ -37,7 +58,7 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     released = read_release(open_store(journal.store_url), verdict)
     first = _find_first(journal, verdict, released)
     if first is None:
-        return f"run {journal.run} has no commit of {verdict.host} after its newest certified one"
+        return _nothing_of(journal, verdict)
     if not _has_checkpoint_before(journal, first):
         return (
             f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number}, the first one that "
@@ -51,7 +72,15 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     listed = ", ".join(map(str, sorted(done)))
     newest = journal.newest()
     assert newest is not None
-    return f"run {journal.run} is rolled back to commit {newest.number} (step {newest.step}): quarantined {listed}"
+    said = f"run {journal.run} is rolled back to commit {newest.number} (step {newest.step}): quarantined {listed}"
+    if find_hold(journal) is None:
+        return said
+    release_run(journal)
+    return f"{said}, and released: the next attempt trains on from there"
+
+
+def _nothing_of(journal: Journal, verdict: AuditVerdict) -> str:
+    return f"run {journal.run} has no commit of {verdict.host} after its newest certified one"
 
 
 def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:

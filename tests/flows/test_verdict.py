@@ -252,6 +252,66 @@ def test_audits_look_for_a_right_commit_to_go_back_to(
     assert final_id(engine) == final_id(healthy)
 
 
+STOP = ("--on-fault", "stop")
+HELD = "run 'toy' is held: commit 2: machine: a ended on other bytes than b and c"
+
+
+def test_a_run_that_is_stopped_begins_no_attempt_until_it_is_rolled_back(
+    struck: Engine, healthy: Engine, tmp_path: Path
+) -> None:
+    engine = copy(struck, tmp_path)
+    run = str(engine.run_folder)
+    assert engine.command("release", run).returncode == 1, "it isn't held"
+    audit(engine, "b", *STOP)
+    assert audit(engine, "c", *STOP)["kind"] == "machine"
+    done = engine.run(*OPTIONS, "epochs=4", **{VARIABLE: "b"})
+    assert done.returncode == 3, done.stderr
+    assert f"error: {HELD}\nhint: holdfast release {run} --rollback goes back to right bytes" in done.stderr
+    journal = journal_of(engine)
+    assert journal.attempts() == 2, "the hold is the second attempt, and no third one began"
+    shown = engine.command("show", run)
+    assert "commit 2: machine: a ended on other bytes than b and c" in shown.stdout
+    done = engine.command("release", run, "--rollback")
+    assert done.returncode == 3, "nobody has certified commit 1, which is of the same machine"
+    assert "isn't rolled back: no checkpoint before commit 1" in done.stdout
+    audit(engine, "b", commit=1)
+    done = engine.command("release", run, "--rollback")
+    assert done.returncode == 0, done.stderr
+    assert "rolled back to commit 1 (step 10): quarantined 2, 3, and released" in done.stdout
+    assert engine.run(*OPTIONS, **{VARIABLE: "b"}).returncode == 0
+    assert final_id(engine) == final_id(healthy) != final_id(struck)
+    for command in ("verify", "report", "goodput", "compare"):
+        done = engine.command(command, *([run, run] if command == "compare" else [run]))
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_a_live_attempt_of_a_stopped_run_ends_at_its_next_commit_and_goes_on_once_it_is_released(
+    healthy: Engine, tmp_path: Path, nursery: Lives
+) -> None:
+    """The machine a flipped a bit once, in commit 2. The run is live on b, which computes right."""
+    once = faulty("a", FLIPS_AT, once=tmp_path / "struck")
+    Engine(tmp_path, {VARIABLE: "a"} | once, nursery=nursery).run(*OPTIONS, "epochs=2")
+    with held_from(2, tmp_path, nursery, "b", **once) as (engine, ended):
+        audit(engine, "b", *STOP)
+        assert audit(engine, "c", *STOP)["host"] == "a"
+        audit(engine, "c", *STOP)
+    assert ended[0] == 3, ended[1]
+    assert f"error: {HELD}" in ended[1]
+    journal = journal_of(engine)
+    newest = journal.newest()
+    assert newest
+    assert newest.number == 2
+    assert not journal.numbers("quarantine"), "every commit stays"
+    assert journal.attempts() == 3, "one hold, though the verdict came twice"
+    assert [each.reason for each in journal.endings()] == ["completed", "held", "held"]
+    assert engine.run(*OPTIONS, **{VARIABLE: "b"}).returncode == 3
+    assert engine.command("release", str(engine.run_folder)).returncode == 0
+    audit(engine, "b", commit=2)
+    assert audit(engine, "d", *STOP)["kind"] == "machine"
+    assert engine.run(*OPTIONS, **{VARIABLE: "b"}).returncode == 0, "nothing new was found since the release"
+    assert final_id(engine) != final_id(healthy)
+
+
 @contextmanager
 def held_from(commit: int, folder: Path, nursery: Lives, host: str, **variables: str) -> Iterator[tuple[Engine, Any]]:
     """Train on a host, and let the ranks wait after a commit while the block lasts.

@@ -12,8 +12,8 @@ from holdfast.looking.metrics.spans import DeadAttempt
 
 # Least seconds between two ledgers, and the largest share of the time that computing them may take.
 LEDGER_EVERY_S, LEDGER_SHARE = 10.0, 0.01
-# Endings after which nothing has to start again.
-DONE = {"completed", "imported"}
+# Endings after which nothing has to start again by itself.
+DONE = {"completed", "imported", "held", "released"}
 # The most attempts whose spans one attempt sends. All but the newest of them have been sent before, unless the attempts
 # between died too early; a receiver gets equal ids again.
 MOST_DEAD = 8

@@ -16,6 +16,7 @@ from holdfast.errors import (
     OutOfMemory,
     RankDied,
     RecipeFailed,
+    RunHeld,
     RunStopped,
     StoreFull,
     Superseded,
@@ -123,7 +124,13 @@ def test_lost_machines_neither_count_as_failures_nor_reset_them() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "error"),
-    [("settings", WrongUse), ("damaged", Damage), ("superseded", Superseded), ("cancelled", RunStopped)],
+    [
+        ("settings", WrongUse),
+        ("damaged", Damage),
+        ("superseded", Superseded),
+        ("held", RunHeld),
+        ("cancelled", RunStopped),
+    ],
 )
 def test_errors_that_another_attempt_cannot_mend_are_raised(reason: str, error: type[HoldfastError]) -> None:
     with pytest.raises(error, match=f"why {reason}"):

@@ -1,0 +1,75 @@
+"""The hold on a run that a faulty machine has trained: nothing trains the run until a person releases it.
+
+A hold is an attempt that trains nothing. So the fence stops the attempt that trains the run now, at its next commit,
+and the next attempt finds the hold as the run's newest attempt. Another such attempt releases the run.
+"""
+
+import os
+
+from holdfast.errors import Superseded, WrongUse
+from holdfast.journal.endings import Ending
+from holdfast.journal.journal import Journal
+from holdfast.journal.records import HELD, RELEASED, AttemptRecord, seconds_of
+from holdfast.journal.verdict import AuditVerdict
+from holdfast.machine.host import name_host
+
+
+def find_hold(journal: Journal) -> AttemptRecord | None:
+    """Return the hold of a run; None if nobody holds it."""
+    newest = journal.attempts()
+    record = journal.find_attempt(newest) if newest else None
+    return record if record is not None and record.why == HELD else None
+
+
+def hold_run(journal: Journal, verdict: AuditVerdict) -> bool:
+    """Hold a run for a verdict that names a machine, unless a person has released it since.
+
+    Returns:
+        whether the run is held, by this call or before.
+
+    Raises:
+        StoreError: the store can't be written.
+    """
+    while find_hold(journal) is None:
+        if _is_released(journal, verdict.at):
+            return False
+        _claim(journal, HELD, verdict.describe(), verdict.commit)
+    return True
+
+
+def release_run(journal: Journal) -> None:
+    """Release a run that is held, so that the next attempt trains it.
+
+    Raises:
+        WrongUse: the run isn't held.
+        StoreError: the store can't be written.
+    """
+    hold = find_hold(journal)
+    if hold is None:
+        raise WrongUse(f"run {journal.run!r} is not held", hint="holdfast show says how its last attempt ended")
+    _claim(journal, RELEASED, f"from the hold of attempt {hold.number}", 0)
+
+
+def _claim(journal: Journal, reason: str, message: str, commit: int) -> None:
+    """Claim the next attempt, and end it; do nothing if another process claims it first."""
+    newest = journal.newest()
+    lineage: dict[str, object] = {reason: message, "commit": commit} if commit else {}
+    if newest is not None:
+        lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
+    number = journal.next_attempt()
+    try:
+        journal.claim_attempt(number, reason, name_host(), os.getpid(), {}, lineage)
+    except Superseded:
+        return
+    journal.end_attempt(number, Ending(reason, message, newest.step if newest else 0))
+
+
+def _is_released(journal: Journal, at: str) -> bool:
+    """Return whether a person has released the run at a time, or after it."""
+    for number in range(journal.attempts(), 0, -1):
+        record = journal.find_attempt(number)
+        if record is not None and seconds_of(record.created_at) < seconds_of(at):
+            return False
+        if record is not None and record.why == RELEASED:
+            return True
+    return False

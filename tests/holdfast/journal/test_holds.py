@@ -1,0 +1,101 @@
+"""Holds of a run: who holds it, whom they stop, and what ends them."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.attempt import Line
+from holdfast.attempt.opening import Known
+from holdfast.errors import RunHeld, WrongUse
+from holdfast.journal import AuditVerdict, Journal, list_trainers, now
+from holdfast.journal.holds import find_hold, hold_run, release_run
+from holdfast.keeping.verification import verify_run
+from holdfast.proof.rollback import stop_run
+from holdfast.store.local import LocalStore
+from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    """Return a line with two commits of the machine host."""
+    line = make_line(LocalStore(str(tmp_path)))
+    train(line)
+    train(line)
+    return line
+
+
+def verdict(host: str = "host", commit: int = 2, at: str = "2020-01-01T00:00:00+00:00") -> AuditVerdict:
+    return AuditVerdict("machine", commit, "it differs", host=host, is_own=True, at=at, agreeing=2, deviating=1)
+
+
+def test_the_attempt_that_trains_can_not_commit_on(line: Line) -> None:
+    saved = save_next(line)
+    assert hold_run(line.journal, verdict())
+    with pytest.raises(RunHeld, match=r"run 'run' is held: commit 2: machine: it differs") as raised:
+        line.commit(saved, "chunk")
+    assert (raised.value.exit_code, raised.value.reason) == (3, "held")
+    assert f"holdfast release {line.journal.store.url} --rollback" in raised.value.hint
+    newest = line.journal.newest()
+    assert newest
+    assert newest.number == 2
+
+
+def test_a_hold_is_one_however_often_the_verdict_comes(line: Line) -> None:
+    for _ in range(3):
+        assert hold_run(line.journal, verdict())
+    hold = find_hold(line.journal)
+    assert hold
+    assert hold.number == line.journal.attempts() == 2
+    assert verify_run(line.journal).problems == []
+
+
+def test_a_release_ends_the_hold_until_the_machine_deviates_again(line: Line) -> None:
+    with pytest.raises(WrongUse, match="run 'run' is not held"):
+        release_run(line.journal)
+    hold_run(line.journal, verdict(at=now()))
+    release_run(line.journal)
+    line.journal.check_held(line.journal.attempts())
+    assert not hold_run(line.journal, verdict()), "the person knew of it"
+    time.sleep(1.1)  # records have whole seconds
+    assert hold_run(line.journal, verdict(at=now()))
+    assert line.journal.attempts() == 4
+
+
+def test_an_attempt_that_begins_at_the_same_time_is_held_too(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Journal.claim_attempt
+    began: list[int] = []
+
+    def claim_late(journal: Journal, number: int, *fields: object) -> object:
+        if not began:
+            began.append(number)
+            original(journal, number, "continued", "b", 1, {})
+        return original(journal, number, *fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Journal, "claim_attempt", claim_late)
+    assert hold_run(line.journal, verdict())
+    hold = find_hold(line.journal)
+    assert hold
+    assert (began, hold.number) == ([2], 3)
+
+
+def test_a_run_is_held_only_for_a_machine_that_has_trained_it(line: Line) -> None:
+    assert stop_run(line.journal, verdict("other")) == "run run has no commit of other after its newest certified one"
+    assert find_hold(line.journal) is None
+    assert stop_run(line.journal, verdict()).startswith("run 'run' is held: commit 2: machine: it differs; holdfast")
+
+
+def test_a_hold_trains_nothing_and_hides_no_lost_attempt(line: Line) -> None:
+    """The first attempt vanished; its ranks have saved a checkpoint, which the next one adopts."""
+    save_next(line)
+    hold_run(line.journal, verdict())
+    release_run(line.journal)
+    known = Known.read(line.journal)
+    line.journal.claim_attempt(4, "continued", "b", 1, {})
+    known.record_lost_attempts(line.journal, 4)
+    assert [each.reason for each in line.journal.endings()] == ["vanished", "held", "released"]
+    later = Line(line.journal, 4, SETTINGS, STEPS_PER_EPOCH)
+    resume(later)
+    assert later.head
+    assert later.head.why == "adopted"
+    assert [each.host for each in list_trainers(line.journal, later.head)] == ["host", "b"]
