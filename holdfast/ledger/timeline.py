@@ -195,7 +195,8 @@ def find_trainer(commit: Commit, attempts: dict[int, AttemptRecord]) -> int:
     if commit.why != "adopted" or not commit.trained_at:
         return commit.attempt
     ended = seconds_of(commit.trained_at)
-    earlier = [number for number, record in attempts.items() if seconds_of(record.created_at) <= ended]
+    trained = {number: record for number, record in attempts.items() if record.is_training}
+    earlier = [number for number, record in trained.items() if seconds_of(record.created_at) <= ended]
     return max((number for number in earlier if number <= commit.attempt), default=commit.attempt)
 
 

@@ -8,12 +8,13 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.attempt.opening import Known
 from holdfast.errors import RunHeld, WrongUse
-from holdfast.journal import AuditVerdict, Journal, list_trainers, now
+from holdfast.journal import AttemptRecord, AuditVerdict, Journal, list_trainers, now
 from holdfast.journal.holds import find_hold, hold_run, release_run
 from holdfast.keeping.verification import verify_run
+from holdfast.ledger.timeline import find_trainer
 from holdfast.proof.rollback import stop_run
 from holdfast.store.local import LocalStore
-from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train
+from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_commit, make_line, resume, save_next, train
 
 
 @pytest.fixture
@@ -99,3 +100,15 @@ def test_a_hold_trains_nothing_and_hides_no_lost_attempt(line: Line) -> None:
     assert later.head
     assert later.head.why == "adopted"
     assert [each.host for each in list_trainers(line.journal, later.head)] == ["host", "b"]
+
+
+def test_what_is_adopted_belongs_to_the_ranks_that_trained_on_while_the_run_was_held() -> None:
+    times = {1: ("fresh", "10:00"), 2: ("held", "11:00"), 3: ("released", "12:00"), 4: ("continued", "13:00")}
+    attempts = {
+        number: AttemptRecord(
+            number=number, why=why, created_at=f"2026-01-01T{at}:00+00:00", host="a", pid=1, environment={}
+        )
+        for number, (why, at) in times.items()
+    }  # fmt: skip
+    commit = make_commit(3, attempt=4, why="adopted", trained_at="2026-01-01T11:05:00+00:00")
+    assert find_trainer(commit, attempts) == 1
