@@ -181,7 +181,9 @@ def _describe_audits(journal: Journal) -> dict[str, str]:
     rows = {}
     if found := _read_certified(journal, audits):
         said = "commit {commit} (step {step}): {host} has trained it again to the same bytes"
-        rows["certified"] = said.format(**found)
+        newest = journal.newest()
+        is_newest = newest is not None and newest.number == found["commit"]
+        rows["certified"] = said.format(**found) + ("" if is_newest else "; later ones are candidates")
     if verdict := read_newest_verdict(journal, audits):
         rows["audited"] = verdict.describe()
     return rows

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Unreadable
 from holdfast.journal.journal import Journal
@@ -63,6 +63,19 @@ def find_certified(
         for audit in find_certifying(journal, commit, audits.get(commit.number, ())):
             return commit, audit
     return None
+
+
+def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audits | None = None) -> dict[int, str]:
+    """Return the certified commits among these, each with a host that has trained it again; the others are candidates.
+
+    Args:
+        commits: by number.
+        audits: what `list_audits` has returned; by default it is called.
+    """
+    audits = list_audits(journal) if audits is None else audits
+    known = [commits[number] for number in sorted(audits) if number in commits]
+    found = {each.number: next(find_certifying(journal, each, audits[each.number]), None) for each in known}
+    return {number: audit.host for number, audit in found.items() if audit}
 
 
 def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) -> Iterator[AuditRecord]:

@@ -41,12 +41,16 @@ def _describe(history: History, commit: Commit, kept: str, verified: int) -> lis
         *(float(f"{each:.3g}") for each in (commit.train_s, commit.stall_s, commit.save_s)),
         _describe_loss(commit),
         state,
-        "; ".join(filter(None, [note, *describe_spikes(commit.spikes).values()]))
-        or (f"by {kept}" if kept and state == "kept" else ""),
+        _join_notes(note, *describe_spikes(commit.spikes).values())
+        or _join_notes(f"by {kept}" if kept and state == "kept" else "", history.certified.get(commit.number, "")),
         commit.number in history.pinned,
         commit.number in history.signed,
         verified,
     ]
+
+
+def _join_notes(kept: str, host: str) -> str:
+    return "; ".join(filter(None, (kept, f"certified by {host}" if host else "")))
 
 
 def _describe_loss(commit: Commit) -> float | str | None:

@@ -26,6 +26,8 @@ from holdfast.journal import (
     Record,
     RunRecord,
     broken_links,
+    list_audits,
+    list_certified,
     read_newest_verdict,
     read_record,
     record_name,
@@ -60,6 +62,7 @@ class History:
         metadata: the metadata of the newest checkpoints that still exist, by commit.
         shown: the newest text or picture of each name.
         verdict: the verdict on the newest audited commit; None if no commit was audited.
+        certified: the commits that another host has trained again to the same bytes, each with that host.
         problems: a line for each record that is damaged or lost, and for each broken link.
     """
 
@@ -80,6 +83,7 @@ class History:
     sketch: Sketch
     shown: list[Shown] = field(default_factory=list)
     verdict: AuditVerdict | None = None
+    certified: dict[int, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -140,6 +144,7 @@ class Gatherer:
             counting = sorted(commits.keys() - quarantined.keys() - deleted)
             metadata = self._read_metadata(pool, [commits[number] for number in counting[-METADATA_READ:]])
             self._draw(pool, commits)
+        audits = list_audits(journal)
         shown = self._read_shown([commits[number] for number in sorted(commits.keys() - quarantined.keys())])
         return History(
             run=journal.run,
@@ -158,7 +163,8 @@ class Gatherer:
             metadata=metadata,
             sketch=self._sketch,
             shown=shown,
-            verdict=read_newest_verdict(journal),
+            verdict=read_newest_verdict(journal, audits),
+            certified=list_certified(journal, commits, audits),
             problems=self._list_problems(record, commits),
         )
 

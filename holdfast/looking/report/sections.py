@@ -43,6 +43,8 @@ def _list_facts(history: History, lives: list[ReportedLife]) -> Iterator[tuple[s
         yield "resume", newest.verdict
     if history.verdict is not None:
         yield "audited", history.verdict.describe()
+        certified = f"{len(history.certified):,} of {len(history.commits):,} commits"
+        yield "certified", f"{certified}, the others are candidates" if history.certified else "no commit yet"
     if metadata is not None:
         yield "parameters", f"{metadata.model_params:,}"
     if history.record is not None:

@@ -5,7 +5,7 @@ from typing import Any
 from holdfast import checkpoint
 from holdfast.checkpoint.departure import Difference, causes_first, find_first
 from holdfast.errors import HoldfastError, WrongUse
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, list_certified
 from holdfast.proof.comparison.ancestry import Ancestry, find_common_steps
 from holdfast.proof.comparison.ends import describe_end, find_ended_side, leave_out_ends
 from holdfast.proof.comparison.replaying import replay_both
@@ -126,9 +126,11 @@ def _describe_first(first: Difference | None, values: tuple[Any, Any]) -> dict[s
 
 
 def _describe_side(line: Ancestry, commit: Commit | None, *, differs: bool) -> Side:
+    certified = list_certified(line.journal, {commit.number: commit}) if commit else {}
     return Side(
         label=line.label, commit=line.head.number, step=line.head.step,
         first=commit.number if commit and differs else 0, content_id=commit.checkpoint_sha256 if commit else "",
+        certified_by=certified.get(commit.number, "") if commit else "",
     )  # fmt: skip
 
 

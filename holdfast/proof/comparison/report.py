@@ -27,6 +27,7 @@ class Side(BaseModel):
         commit: the number of the commit up to which the training is compared.
         first: the number of its first commit whose content id differs; 0 if there is none.
         content_id: the content id of that commit, or of the last common commit if none differs.
+        certified_by: the host that has trained that commit again to the same bytes; empty for a candidate.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,6 +37,11 @@ class Side(BaseModel):
     step: int
     first: int = 0
     content_id: str = ""
+    certified_by: str = ""
+
+    def describe_trust(self) -> str:
+        """Return whether the commit is certified, as the end of a phrase."""
+        return f"certified by {self.certified_by}" if self.certified_by else "a candidate"
 
 
 class Replay(BaseModel):
@@ -113,8 +119,12 @@ class Comparison(Differing, BaseModel):
         since = f"equal until step {self.equal_until}" if self.equal_until else "from the beginning"
         lines = [f"different: {self._names}, {since}"]
         if self.different_at is not None:
-            sides = (f"commit {side.first} of {side.label} {side.content_id[:12]}" for side in (self.one, self.other))
+            both = (self.one, self.other)
+            sides = (f"commit {side.first} of {side.label} {side.content_id[:12]}" for side in both)
             lines.append(f"  first other content id at step {self.different_at}: {', '.join(sides)}")
+            if any(side.certified_by for side in both):
+                trust = (f"commit {side.first} of {side.label} is {side.describe_trust()}" for side in both)
+                lines.append(f"  by audits, {', '.join(trust)}")
         lines += self.describe_first()
         if self.first_values and self.first_differs_in[0] not in HASHED:
             left, right = map(_show, self.first_values)

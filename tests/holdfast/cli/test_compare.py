@@ -9,7 +9,7 @@ import pytest
 from holdfast.checkpoint import METRICS
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
-from holdfast.journal import Journal, record_name
+from holdfast.journal import AuditRecord, Journal, now, record_audit, record_name
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.store import open_store
 from tests.support.makers import STEPS_PER_EPOCH, make_line, root, save_next, train
@@ -55,6 +55,22 @@ def test_the_first_commit_that_differs_is_named(folder: Path, capsys: Capture) -
     found = json.loads(ask(capsys, "a", "b", "--json", exit_code=2))
     assert (found["is_equal"], found["different_at"], found["equal_until"]) == (False, 40, 30)
     assert (found["one"]["first"], found["other"]["first"]) == (4, 4)
+
+
+def test_audits_tell_which_of_two_commits_is_certified(folder: Path, capsys: Capture) -> None:
+    line = make_line(open_store("runs"), "a")
+    commit = train(line)
+    commit_other("runs", "b")
+    assert "by audits" not in ask(capsys, "a", "b", exit_code=2)
+    record = AuditRecord(
+        commit=commit.number, number=1, from_commit=commit.parent, checkpoint_sha256=commit.checkpoint_sha256, notes=[],
+        host="node-2", environment={}, created_at=now(),
+    )  # fmt: skip
+    record_audit(line.journal, record)
+    text = ask(capsys, "a", "b", exit_code=2)
+    assert "\n  by audits, commit 4 of a is certified by node-2, commit 4 of b is a candidate\n" in text
+    found = json.loads(ask(capsys, "a", "b", "--json", exit_code=2))
+    assert (found["one"]["certified_by"], found["other"]["certified_by"]) == ("node-2", "")
 
 
 def test_a_pruned_checkpoint_is_not_called_damaged(folder: Path, capsys: Capture) -> None:

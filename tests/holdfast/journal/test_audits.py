@@ -15,12 +15,16 @@ from holdfast.journal import (
     audit_name,
     find_certified,
     list_audits,
+    list_certified,
     now,
     read_verdict,
     record_audit,
 )
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
+from holdfast.looking.report import Gatherer
+from holdfast.looking.report.commits import describe_commits
+from holdfast.looking.report.sections import _list_facts
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train
 
@@ -108,6 +112,27 @@ def test_retention_keeps_the_newest_certified_checkpoint(line: Line) -> None:
     report = prune_by_policy(line.journal, policy, STEPS_PER_EPOCH)
     assert report
     assert [entry.commit for entry in report.pruned] == [2]
+
+
+def test_every_commit_is_certified_or_a_candidate(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
+    commits = [train(line) for _ in range(4)]
+    audit(line, commits[0], host="host")
+    for number, host in ((1, "b"), (1, "c"), (2, "c")):
+        audit(line, commits[number], host)
+    by_number = {each.number: each for each in commits}
+    assert list_certified(line.journal, by_number) == {2: "b", 3: "c"}
+    history = Gatherer(line.journal).gather()
+    assert history.certified == {2: "b", 3: "c"}
+    facts = dict(_list_facts(history, []))
+    assert facts["certified"] == "2 of 4 commits, the others are candidates"
+    notes = {row[0]: row[16] for row in describe_commits(history)["rows"]}
+    assert notes == {1: "", 2: "certified by b", 3: "certified by c", 4: ""}
+    for number, said in ((3, "bytes; later ones are candidates\n"), (4, "bytes\n")):
+        audit(line, commits[number - 1], "d")
+        assert run_app(app, ["show", line.journal.store.url]) == 0
+        shown = capsys.readouterr().out
+        assert f"commit {number} (step {10 * number})" in shown
+        assert f"has trained it again to the same {said}" in shown
 
 
 def test_a_damaged_audit_is_named_and_certifies_nothing(line: Line) -> None:
