@@ -78,6 +78,14 @@ def test_a_certified_commit_is_not_audited_again_and_no_commit_twice_on_a_host(l
     assert set(choose(line, 1.0)) <= {1, 2}
 
 
+def test_the_only_host_audits_each_of_its_commits_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its audits certify nothing, and still find a bit that flipped once."""
+    monkeypatch.setenv(VARIABLE, "host")
+    assert choose(line, 0.25) == [4]
+    audit(line, 4, host="host")
+    assert choose(line, 0.5) == [3]
+
+
 def test_what_another_host_has_trained_comes_before_what_this_one_has(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
