@@ -26,6 +26,7 @@ def describe_commits(history: History) -> dict[str, Any]:
 def _describe(history: History, commit: Commit, kept: str, verified: int) -> list[Any]:
     parent = history.commits.get(commit.parent)
     state, note = find_state(history, commit)
+    host = history.certified.get(commit.number, "")
     return [
         commit.number,
         commit.parent,
@@ -41,16 +42,19 @@ def _describe(history: History, commit: Commit, kept: str, verified: int) -> lis
         *(float(f"{each:.3g}") for each in (commit.train_s, commit.stall_s, commit.save_s)),
         _describe_loss(commit),
         state,
-        _join_notes(note, *describe_spikes(commit.spikes).values())
-        or _join_notes(f"by {kept}" if kept and state == "kept" else "", history.certified.get(commit.number, "")),
+        "; ".join(
+            [*_list_notes(note, kept if state == "kept" else "", host), *describe_spikes(commit.spikes).values()]
+        ),
         commit.number in history.pinned,
         commit.number in history.signed,
         verified,
     ]
 
 
-def _join_notes(kept: str, host: str) -> str:
-    return "; ".join(filter(None, (kept, f"certified by {host}" if host else "")))
+def _list_notes(note: str, kept: str, host: str) -> list[str]:
+    """Return the note on a commit's state; without one, the rule that keeps the commit, and the host that certified it."""
+    kept_by = [f"by {kept}"] if kept else []
+    return [note] if note else kept_by + ([f"certified by {host}"] if host else [])
 
 
 def _describe_loss(commit: Commit) -> float | str | None:
