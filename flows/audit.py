@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import AuditVerdict, Commit, Journal, list_audits, list_runs, read_verdict
+from holdfast.journal.audits import list_waiting
 from holdfast.proof.audit import Audit, OnFault, choose_commits, go_back_now, keep_verdict
 from holdfast.proof.rollback import choose_to_certify
 from holdfast.proof.share import choose_by_share
@@ -158,9 +159,11 @@ def _follow(store: str, journal: Journal, commit: int, tries: int, on_fault: OnF
     If a run is to go back and no commit is known to be right, another host is asked for one that may be.
     """
     verdict = _read_verdict(journal, commit)
-    if verdict and verdict.kind == "certified" and on_fault == "rollback":
-        for line in go_back_now(journal):
+    if verdict and verdict.kind == "certified":
+        for line in go_back_now(journal) if on_fault == "rollback" else ():
             log.warning("%s", line)
+        for waiting in list_waiting(journal, commit):
+            ask_another(store, journal.run, waiting, tries, {"on_fault": on_fault})
     if verdict is None or not (verdict.deviating or (verdict.ask and verdict.ask.commit != commit)):
         return
     log.warning("run %s, commit %d:\n%s", journal.run, commit, verdict)

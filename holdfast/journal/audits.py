@@ -3,11 +3,12 @@
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Unreadable
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import AttemptRecord, AuditRecord, Commit, audit_name, read_record
-from holdfast.journal.verdict import OTHER_NODE, AuditVerdict, judge_commit, list_machines
+from holdfast.journal.verdict import OTHER_NODE, Ask, AuditVerdict, judge_commit, list_machines
 
 NAME = re.compile(r"(\d{8})-(\d{8})\.json")
 UNREADABLE = (NameMissing, RecordDamaged, Unreadable)
@@ -127,9 +128,41 @@ def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None)
     except UNREADABLE:
         return None
     verdict = judge_commit(commit, trainers, list(read_audits(journal, commit.number, numbers[commit.number])))
+    if verdict.ask and verdict.ask.commit == commit.parent:
+        return _ask_before_parent(journal, commit, verdict, numbers)
     if verdict.kind != "machine":
         return verdict
     return verdict.count_earlier(_count_agreeing(journal, {**numbers, commit.number: []}))
+
+
+def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, audits: Audits) -> AuditVerdict:
+    """Return a verdict that doubts a commit's parent; if the parent is certified, ask for a replay from before it.
+
+    The gate refuses to begin with the parent, so that only such a replay can tell whether the commit is right.
+    """
+    parent = journal.find_parent(commit)
+    found = read_verdict(journal, parent, audits) if parent else None
+    if parent is None or found is None or found.kind != "certified":
+        return verdict
+    hosts = list_machines(commit, list_trainers(journal, commit))
+    ask = Ask(commit.number, from_commit=parent.parent, answered=tuple(sorted(hosts)))
+    return replace(verdict, reason=f"{verdict.reason}, though its bytes are right", ask=ask)
+
+
+def list_waiting(journal: Journal, parent: int) -> Iterator[Ask]:
+    """Yield the replays that verdicts on a commit's children ask for, now that the commit is certified."""
+    audits = list_audits(journal)
+    for number in audits:
+        commit = journal.find_commit(number) if number > parent else None
+        verdict = read_verdict(journal, commit, audits) if commit and commit.parent == parent else None
+        if verdict and verdict.ask and verdict.ask.commit == number and verdict.ask.from_commit is not None:
+            yield verdict.ask
+
+
+def list_refused(journal: Journal) -> set[int]:
+    """Return the commits with which an audit could not begin, because the gate refused them."""
+    audits = (each for number, known in list_audits(journal).items() for each in read_audits(journal, number, known))
+    return {audit.from_commit for audit in audits if not audit.checkpoint_sha256}
 
 
 def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> AuditVerdict | None:

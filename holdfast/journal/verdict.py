@@ -21,7 +21,12 @@ one host alone ends on other bytes each of three times                 program
 =====================================================================  ================================================
 
 A replay that begins before the commit's parent trains straight on where the run was resumed, and trains the parent's
-steps again, too. So it blames a machine only beside a replay that began where the other one did.
+steps again, too. So it blames a machine only beside a replay that began where the other one did, or if the run wasn't
+resumed there: then the run's own ranks trained straight on, too.
+
+A parent that is certified while the gate refuses to begin with it has the right bytes, and a wrong probe: a machine has
+computed that, or a rank that saves nothing held other values. `holdfast.journal.audits` then asks for a replay from
+before the parent.
 """
 
 import re
@@ -273,7 +278,8 @@ class _Case:
     def _judge_deviating(self, right: list[_Training]) -> AuditVerdict:
         deviating = [each for each in self.trainings if each not in right]
         began = {each.began for each in right}
-        if lone := [each for each in deviating if each.began not in began]:
+        straight = any(each.audit and not each.audit.resumes for each in right)
+        if lone := [each for each in deviating if each.began not in began and not (straight and each is self.own)]:
             text = f"only replays that began with commit {_number(began)} agree; {_name(lone[0].hosts)} began elsewhere"
             return self._ask(text, from_commit=lone[0].began)
         guilty = self._narrow(frozenset.intersection(*(each.hosts for each in deviating)))
@@ -315,7 +321,10 @@ class _Case:
             return self._say("program", text, self.trainings[1:])
         repeat = tuple(sorted(host for host, found in of_each.items() if len(found) == 1))
         said = f"{astray[0]} differs from itself" if astray else "the hosts ended on different bytes"
-        return replace(self._ask(said, repeat=repeat or tuple(astray)), **self._find_first(self.trainings[1:]))
+        starts = {each.began for each in self.trainings[1:]}
+        start = starts.pop() if len(starts) == 1 and self.commit.parent not in starts else None
+        ask = self._ask(said, from_commit=start, repeat=repeat or tuple(astray))
+        return replace(ask, **self._find_first(self.trainings[1:]))
 
     def _list_bytes(self, host: str) -> list[str]:
         return [each.sha256 for each in self.trainings if each.hosts == {host}]

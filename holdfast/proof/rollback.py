@@ -14,7 +14,7 @@ from holdfast.journal import (
     list_trainers,
     read_verdict,
 )
-from holdfast.journal.audits import UNREADABLE
+from holdfast.journal.audits import UNREADABLE, list_refused
 from holdfast.journal.holds import find_hold, hold_run, release_run
 from holdfast.journal.machines import read_release
 from holdfast.journal.verdict import list_machines
@@ -105,7 +105,8 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
     if not wrong:
         return None
     newest, oldest = wrong[0], wrong[-1]
-    in_doubt = line[oldest + 1 :][: oldest - newest + 1]
+    refused = list_refused(journal)
+    in_doubt = [each for each in line[oldest + 1 :] if each.number not in refused][: oldest - newest + 1]
     return in_doubt[-1] if in_doubt and in_doubt[-1].number not in audited else None
 
 
@@ -134,7 +135,8 @@ def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commi
         commit = journal.find_parent(commit)
     wrong = [commit for commit in line if verdict.is_own and commit.number == verdict.commit]
     before = [commit for commit in line if not wrong or commit.number < wrong[0].number]
-    certified = find_certified(journal, before)
+    refused = list_refused(journal)  # the run couldn't continue from these, though their bytes may be right
+    certified = find_certified(journal, [commit for commit in before if commit.number not in refused])
     after = [commit for commit in line if certified is None or commit.number > certified[0].number]
     suspected = [commit for commit in reversed(after) if not released or commit.created_at <= released]
     return next((commit for commit in suspected if _may_be_of(journal, commit, verdict.host)), None)

@@ -18,7 +18,7 @@ from cyclopts import App
 
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import HoldfastError
-from holdfast.journal import Journal, read_verdict
+from holdfast.journal import Ask, Journal, read_verdict
 from holdfast.machine.host import VARIABLE
 from holdfast.store import open_store
 from tests.support.lives import Lives, lives
@@ -167,28 +167,27 @@ def _audit_in_turn(journal: Journal, replays: list[int]) -> tuple[str, str]:
 
 
 def _audit_until_decided(journal: Journal, number: int, replays: list[int]) -> tuple[str, str]:
-    """Audit a commit, and then what each verdict asks for."""
+    """Audit a commit, and then what each verdict asks for, as the flow `audit` does on a pool."""
     from holdfast.proof.audit import audit_commit, keep_audit
 
-    start = None
-    answered: Sequence[str] = (TRAINER,)
-    repeat: Sequence[str] = ()
+    ask = Ask(number)
     for _ in range(MOST_AUDITS):
-        free = [each for each in (*AUDITORS, TRAINER) if each not in answered] or [*repeat]
+        answered = ask.answered or (TRAINER,)
+        free = [each for each in (*AUDITORS, TRAINER) if each not in answered] or [*ask.repeat]
         if not free:
             break
         os.environ[VARIABLE] = free[0]
-        audit = audit_commit(journal, journal.read_commit(number), start)
+        audit = audit_commit(journal, journal.read_commit(ask.commit), ask.from_commit)
         keep_audit(journal, audit)
         if not audit.is_identical:
-            replays.append(number)
-        verdict = read_verdict(journal, journal.read_commit(number))
+            replays.append(ask.commit)
+        verdict = read_verdict(journal, journal.read_commit(ask.commit))
+        if verdict and verdict.kind == "certified":  # as a parent, perhaps
+            verdict = read_verdict(journal, journal.read_commit(number))
         assert verdict is not None
         if verdict.ask is None:
             return verdict.kind, verdict.host
         ask = verdict.ask
-        answered = ask.answered if ask.commit == number else (TRAINER,)
-        number, start, repeat = ask.commit, ask.from_commit, ask.repeat
     return "undecided", ""
 
 

@@ -10,6 +10,7 @@ from holdfast.attempt import Line
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.journal import (
+    Ask,
     AuditRecord,
     Commit,
     audit_name,
@@ -20,6 +21,7 @@ from holdfast.journal import (
     read_verdict,
     record_audit,
 )
+from holdfast.journal.audits import list_refused, list_waiting
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.looking.report import Gatherer
@@ -165,3 +167,19 @@ def test_a_commit_of_several_nodes_is_neither_certified_nor_blamed_on_one_of_the
     assert found
     assert (found.kind, found.host) == ("undecided", "")
     assert "no record says which" in found.reason
+
+
+def test_a_certified_commit_that_the_gate_refuses_is_left_out_of_the_next_replay(line: Line) -> None:
+    """Its bytes are right. A rank that saves nothing may have held other values, which its probe shows."""
+    first, parent, commit = (train(line) for _ in range(3))
+    audit(line, commit, found="")
+    found = read_verdict(line.journal, commit)
+    assert found
+    assert found.ask == Ask(parent.number)
+    assert not [*list_waiting(line.journal, parent.number)]
+    audit(line, parent)
+    found = read_verdict(line.journal, commit)
+    assert found
+    assert found.ask == Ask(commit.number, first.number, ("host",))
+    assert [*list_waiting(line.journal, parent.number)] == [found.ask]
+    assert list_refused(line.journal) == {parent.number}

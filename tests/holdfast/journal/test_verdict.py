@@ -18,13 +18,17 @@ def attempt(host: str, gpus: tuple[str, ...] = ()) -> AttemptRecord:
 
 
 def audit(host: str, found: str, *flags: str, **fields: Any) -> AuditRecord:
-    """Return the record of a replay. ``noted``: no equal bytes are promised; ``resumed``: it begins a commit earlier.
+    """Return the record of a replay.
+
+    ``noted``: no equal bytes are promised. ``resumed``: it begins a commit earlier, and the run was resumed at the
+    parent; ``straight``: it wasn't.
 
     Args:
         found: the name of the bytes; empty if the gate refused the start.
     """
+    is_earlier = "resumed" in flags or "straight" in flags
     known: dict[str, Any] = {
-        "commit": NUMBER, "number": 1, "from_commit": PARENT - ("resumed" in flags), "environment": {},
+        "commit": NUMBER, "number": 1, "from_commit": PARENT - is_earlier, "environment": {},
         "checkpoint_sha256": BYTES[found] if found else "", "notes": ["other torch"] * ("noted" in flags),
         "host": host, "created_at": now(), "resumes": [60] if "resumed" in flags else [],
     }  # fmt: skip
@@ -99,6 +103,10 @@ TABLE: list[tuple[str, Replays, str, str, bool | None]] = [
     ("a", [("b", "B", "resumed"), ("c", "A")], "undecided", "", None),
     ("a", [("b", "B", "resumed"), ("c", "A"), ("d", "A", "resumed")], "machine", "b", None),
     ("a", [("b", "B", "resumed"), ("c", "A"), ("d", "B", "resumed")], "undecided", "", None),
+    # replays that begin a commit earlier, where the run wasn't resumed
+    ("a", [("b", "B", "straight")], "undecided", "ab", None),
+    ("a", [("b", ""), ("b", "B", "straight"), ("c", "B", "straight")], "machine", "a", None),
+    ("a", [("b", "B", "straight"), ("c", "A"), ("d", "B", "straight")], "undecided", "", None),
 ]  # fmt: skip
 
 
@@ -130,6 +138,8 @@ def test_an_undecided_verdict_asks_for_the_replay_that_decides() -> None:
     assert str(two).endswith(
         "next: holdfast audit RUN --commit 7 on a host other than a or b; if there is none, once more on a and on b"
     )
+    straight = judge("a", [("b", ""), ("b", "B", "straight")])
+    assert straight.ask == Ask(NUMBER, PARENT - 1, ("a", "b"), ("a", "b")), "the gate refuses to begin with the parent"
     across = judge("a", [("b", "B", "resumed"), ("c", "B", "resumed")])
     assert across.ask
     assert (across.ask.commit, across.ask.from_commit) == (NUMBER, PARENT)

@@ -47,6 +47,16 @@ def test_ranks_that_part_are_replaced_and_not_saved(campaign: Campaign, is_stick
 
 
 @pytest.mark.slow
+def test_a_rank_that_saves_nothing_is_found_by_a_replay_from_before(campaign: Campaign) -> None:
+    """Its weight changes after the last step of a chunk: the chunk's bytes are right, and its probe isn't."""
+    flip = Flip("weight", "node-1", step=6, rank=1, bit=20, element=7, is_sticky=False)
+    case = Case(flip, ranks=2, virtual=0)
+    found = campaign.find(case)
+    assert found.changed == [3]
+    assert found.judge(case) == "named"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("program", AUDITED, ids=str)
 def test_each_chunk_of_an_ordinary_program_is_certified(nursery: Lives, program: Ordinary) -> None:
     kinds = program.judge(nursery, 99 if IS_SOAK else 3)

@@ -154,6 +154,17 @@ def test_no_audit_is_needed_where_the_run_can_go_back(line: Line) -> None:
     assert choose_to_certify(line.journal, verdict("a", 3, is_own=False)) is None
 
 
+def test_a_run_does_not_go_back_to_a_commit_that_the_gate_refuses(line: Line) -> None:
+    for number in (1, 3):
+        certify(line, number)
+    refused = AuditRecord(
+        commit=4, number=1, from_commit=3, checkpoint_sha256="", notes=[], host="c", environment={}, created_at=now()
+    )
+    record_audit(line.journal, refused)
+    assert "is rolled back to commit 2" in roll_back(line.journal, verdict("a", 4, is_own=True))
+    assert list_candidates(line) == [2, 1], "3 is a's, and certified, but no run continues from it"
+
+
 def test_a_run_goes_back_once_a_commit_before_the_wrong_ones_is_certified(line: Line) -> None:
     wrong = find_wrong(line, 2)
     assert len(keep_verdict(line.journal, wrong, "rollback")) == 2
