@@ -31,11 +31,11 @@ STRUCK_COMMIT = 2  # the flips are in its steps, or begin there
 MOST_AUDITS = 8
 # The outcomes of a case: `Found.judge`.
 COLUMNS = (
-    "named", "no byte", "stopped", "undecided", "missed", "wrong host", "wrong verdict", "failed",
+    "named", "no byte", "trained again", "stopped", "undecided", "missed", "wrong host", "wrong verdict", "failed",
     "not planted",
 )  # fmt: skip
 # Those that aren't a fault of Holdfast's: besides a verdict, no byte changed, or the run refused to save the state.
-FINE = COLUMNS[:3]
+FINE = COLUMNS[:4]
 # Ranks, and virtual ranks.
 RANKS = ((1, 0), (2, 0), (4, 0), (1, 4), (2, 4), (4, 4))
 
@@ -70,6 +70,7 @@ class Found:
         stopped: the error that ended the run or an audit; empty if there was none.
         changed: the commits of the run whose bytes aren't those of a healthy run.
         replays: the commits whose audit ended on other bytes, or that the gate refused to begin with.
+        is_repeated: whether new ranks have trained a chunk of the run again.
         kind, host: of the last verdict.
         commits: the content ids of the run's commits.
     """
@@ -78,6 +79,7 @@ class Found:
     stopped: str
     changed: list[int]
     replays: list[int]
+    is_repeated: bool
     kind: str
     host: str
     commits: list[str]
@@ -91,7 +93,9 @@ class Found:
         if self.kind == "machine":
             return "named" if self.host == case.flip.host else "wrong host"
         if self.kind == "certified":
-            return "missed" if self.changed or self.replays else "no byte"
+            if self.changed or self.replays:
+                return "missed"
+            return "trained again" if self.is_repeated else "no byte"
         return "undecided" if self.kind == "undecided" else "wrong verdict"
 
 
@@ -149,10 +153,11 @@ def run_case(folder: str, ranks: int, virtual: int, right: list[str]) -> int:
             kind, host = _audit_in_turn(journal, replays)
     except HoldfastError as error:
         stopped = f"{type(error).__name__}: {error}"
-    commits = [journal.read_commit(number).checkpoint_sha256 for number in journal.numbers("commits")]
+    made = [journal.read_commit(number) for number in journal.numbers("commits")]
+    commits, is_repeated = [each.checkpoint_sha256 for each in made], len({each.restart_s for each in made}) > 1
     changed = [n for n, (own, healthy) in enumerate(zip(commits, right, strict=False), 1) if own != healthy]
     flipped = Path(os.environ.get(STRUCK, os.devnull + "/none")).exists()
-    print(json.dumps(dataclasses.asdict(Found(flipped, stopped, changed, replays, kind, host, commits))))
+    print(json.dumps(dataclasses.asdict(Found(flipped, stopped, changed, replays, is_repeated, kind, host, commits))))
     return 0
 
 
