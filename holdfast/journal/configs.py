@@ -7,7 +7,7 @@ import copy
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from holdfast.config import RunConfig
 from holdfast.errors import RecordDamaged, WrongUse
@@ -71,7 +71,8 @@ def _compare(record: ConfigRecord, config: RunConfig) -> str:
         # The version that wrote the record didn't have this setting.
         is_later = identity == ABSENT and not name.startswith("settings.")
         is_newest = name == "init_from.commit" and given is None
-        if not (given == ABSENT or is_later or is_newest or _is_same_time(identity, given)):
+        is_same = _is_same_time(identity, given) or (name.startswith("settings.") and _is_converted(identity, given))
+        if not (given == ABSENT or is_later or is_newest or is_same):
             return f"its configuration has {name} = {given!r}, but its fingerprint is of {identity!r}"
     return ""
 
@@ -81,4 +82,14 @@ def _is_same_time(one: object, other: object) -> bool:
     try:
         return datetime.fromisoformat(str(one)) == datetime.fromisoformat(str(other))
     except (ValueError, TypeError):
+        return False
+
+
+def _is_converted(identity: object, given: object) -> bool:
+    """Return whether a recipe that declares a number makes that of the given text, such as 9 of ``"9"``."""
+    if type(identity) not in (bool, int, float) or not isinstance(given, str):
+        return False
+    try:
+        return bool(TypeAdapter(type(identity)).validate_python(given) == identity)
+    except ValidationError:
         return False
