@@ -59,6 +59,22 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
     return None
 
 
+def list_part_differences(one: Sequence[Line], other: Sequence[Line]) -> list[str]:
+    """Return the facts that differ between the entries of some ranks or shares, causes first, with their ranks.
+
+    Unlike `find_first` this compares every fact that both have, because no line has the facts of the whole step.
+
+    Args:
+        one: entries of a line's ``parts``, whose ranks are named.
+    """
+    found: list[str] = []
+    for name in CAUSES:
+        pairs = _pair_parts({"parts": one}, {"parts": other})
+        different = [part for part, each in pairs if name in part and name in each and part[name] != each[name]]
+        found += [f"{FACTS.get(name, name)} of {where}" for where in _name_ranks(different)]
+    return found
+
+
 def compute_mean_loss(lines: Sequence[Line]) -> float | None:
     """Return the mean loss of the steps; None if it isn't finite, or if no step has logged a loss."""
     losses = [line["loss"] for line in lines if isinstance(line.get("loss"), float)]

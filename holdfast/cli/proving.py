@@ -18,6 +18,7 @@ from holdfast.journal.signature import load_trusted_key
 from holdfast.proof.audit import OnFault, audit_commit, choose_commits, keep_audit, keep_verdict
 from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step
+from holdfast.proof.part import PartAudit, audit_part
 from holdfast.proof.prove import prove
 from holdfast.proof.receipt import CHUNKS, MAX_RECEIPT_BYTES, audit_receipt, open_receipt
 from holdfast.proof.share import choose_by_share
@@ -85,6 +86,7 @@ def audit_command(
     share: float | None = None,
     seed: int | None = None,
     ranks: int | None = None,
+    rank: int | None = None,
     on_fault: OnFault = "record",
     receipt: Path | None = None,
     key: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
@@ -110,6 +112,8 @@ def audit_command(
             than a chunk counts the next time.
         seed: The seed of these choices; by default another one each time. It is in the audits' records.
         ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
+        rank: Train only this rank's part of the first step of the commit's chunk, in one process, and compare its
+            gradient with the one on record. Nothing is recorded.
         on_fault: What to do besides the record if the audits name a machine that computes wrongly. rollback: quarantine
             the commits that it has trained since the newest certified one, so that the run continues from that one.
             stop: hold the run: a live attempt ends at its next commit, and no other begins until holdfast release.
@@ -124,12 +128,17 @@ def audit_command(
     journal = open_journal(run)
     journal.read_run()
     if receipt is not None:
-        chosen = {"--commit": commit, "--from": from_, "--ranks": ranks, "--share": share}
+        chosen = {"--commit": commit, "--from": from_, "--ranks": ranks, "--rank": rank, "--share": share}
         for name, value in (chosen | {"--on-fault": on_fault != "record"}).items():
             _refuse_both({"--receipt": receipt, name: value})
         return _audit_receipt(journal, receipt, key or [], random, seed, Trust(recipe, trust_records), json=json)
     _refuse_both({"--from": from_, "--random": random, "--share": share})
     _refuse_both({"--commit": commit, "--random": random, "--share": share})
+    if rank is not None:
+        chosen = {"--from": from_, "--random": random, "--share": share, "--ranks": ranks}
+        for name, value in (chosen | {"--on-fault": on_fault != "record"}).items():
+            _refuse_both({"--rank": rank, name: value})
+        return _audit_part(audit_part(journal, find_commit(journal, commit), rank, Trust(recipe, trust_records)), json)
     start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
     is_random = random is not None or share is not None
     seed = (secrets.randbelow(2**31) if seed is None else seed) if is_random else None
@@ -155,9 +164,18 @@ def audit_command(
 
 def _refuse_both(options: Mapping[str, object]) -> None:
     """Raise WrongUse if more than one of these options is given."""
-    given = [name for name, value in options.items() if value not in (None, "", False)]
+    given = [name for name, value in options.items() if value is not None and value is not False and value != ""]
     if len(given) > 1:
         raise WrongUse(f"{given[0]} and {given[1]} exclude each other")
+
+
+def _audit_part(found: PartAudit, json: bool) -> int:
+    """Print the result of the audit of one rank's part, and return the exit code."""
+    if json:
+        print_json(found.model_dump() | {"is_identical": found.is_identical})
+    else:
+        print(found)
+    return 2 if found.is_failed else 0
 
 
 def _audit_receipt(

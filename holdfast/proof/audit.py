@@ -122,8 +122,7 @@ def audit_commit(
         CheckpointDamaged: the start, or the commit itself, is damaged.
         RunStopped: the replay ended early.
     """
-    if commit.origin:
-        raise _not_trained(journal, commit)
+    refuse_untrained(journal, commit)
     span = choose_span(journal, commit) if start is None else _span_from(journal, commit, start)
     begin = span.start
     known: dict[str, Any] = {
@@ -312,6 +311,12 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
                 hint="a replay uses the settings of one commit: begin with a commit after the change",
             )
     return span
+
+
+def refuse_untrained(journal: Journal, commit: Commit) -> None:
+    """Raise WrongUse if a commit was imported, so that nobody has trained it here."""
+    if commit.origin:
+        raise _not_trained(journal, commit)
 
 
 def _not_trained(journal: Journal, commit: Commit) -> WrongUse:

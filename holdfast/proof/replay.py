@@ -14,6 +14,7 @@ from holdfast.config import Log, NearTier, RunConfig
 from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
 from holdfast.machine.gpus import check_gpus, gather_nodes
+from holdfast.machine.part import Part
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready, Tripped
 from holdfast.recipe.permission import Trust
@@ -67,27 +68,34 @@ def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
     return commit.epoch if checkpoint.read_ended_epoch(journal.store, commit) else max(config.epochs, commit.epoch + 1)
 
 
-def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
-    """Return a run's configuration with another number of ranks; None keeps the number.
+def _choose_ranks(config: RunConfig, number: int | None, part: Part | None = None) -> RunConfig:
+    """Return a run's configuration with another number of ranks; None keeps the number. A part is trained by one.
 
     Raises:
         WrongUse: the number differs and the run has no virtual ranks, so that its bytes depend on the number.
     """
     compute = config.compute
+    if part is not None:
+        return config.with_ranks(1)
     if number is None or number == compute.ranks:
         return config
     if not compute.virtual_ranks:
         raise WrongUse(
             f"--ranks {number}: {counted(compute.rank_count, 'rank')} trained the steps, without virtual ranks: equal "
             "bytes are not promised on another number",
-            hint="leave --ranks out",
+            hint="leave --ranks out, or judge one rank's part alone with --rank",
         )
     return config.with_ranks(number)
 
 
 @contextlib.contextmanager
 def ranks_at(
-    journal: Journal, at: Commit | None, settings: Commit, trust: Trust, number: int | None = None
+    journal: Journal,
+    at: Commit | None,
+    settings: Commit,
+    trust: Trust,
+    number: int | None = None,
+    part: Part | None = None,
 ) -> Iterator[tuple[Ranks, Present]]:
     """Start ranks for the block, and restore a commit's state into them through the gate.
 
@@ -96,6 +104,7 @@ def ranks_at(
         settings: the commit whose settings the ranks get.
         trust: how to choose the recipe, and whether to accept the one in the run's records.
         number: the number of ranks; None for the number in the settings.
+        part: the part of one rank; then a single process trains it alone, and `number` is ignored.
 
     Raises:
         WrongUse: equal bytes aren't promised on this number of ranks, or the recipe is not trusted.
@@ -103,12 +112,12 @@ def ranks_at(
         GateTripped: the gate refuses the restored state.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
-        config = _choose_ranks(gather_nodes(read_run_config(journal, settings, Path(scratch), trust)), number)
+        config = _choose_ranks(gather_nodes(read_run_config(journal, settings, Path(scratch), trust)), number, part)
         check_gpus(config.compute)
-        with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0) as ranks:
+        with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0, part=part) as ranks:
             built = ranks.expect(Ready)
             ancestor = find_ancestor(journal, config.store, config.init_from, None)
-            present = describe_present(config, built, ancestor)
+            present = describe_present(config.with_ranks(part.ranks) if part else config, built, ancestor)
             if at is not None:
                 event = ranks.restore(at, choose_gate(Past.read(journal, at), present, config.resume))
                 if isinstance(event, Problem):

@@ -21,6 +21,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
 from holdfast.journal import Commit, Origin
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
+from holdfast.machine.part import PART_VARIABLE, Part
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
 from holdfast.provenance.imports import claim_recipe
 from holdfast.rank.ending import RankLog
@@ -98,6 +99,7 @@ class Ranks:
         patience: float = 1.0,
         lived: Path | None = None,
         is_held: bool = False,
+        part: Part | None = None,
     ) -> None:
         """
         Args:
@@ -107,6 +109,7 @@ class Ranks:
             patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
             lived: the file for the steps that no commit has yet; see `holdfast.rank.lived`.
             is_held: whether the ranks wait for `proceed` after they have imported torch.
+            part: the part that a single process trains in place of a rank of another training; usually None.
         """
         self.began = time.monotonic()
         self._compute = config.compute
@@ -122,6 +125,7 @@ class Ranks:
         environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
         environment |= {PATIENCE_VARIABLE: str(patience)}  # for the watches on the nodes of a Ray cluster
         environment |= {LIVED_VARIABLE: str(lived.absolute()) if lived else "", HELD_VARIABLE: "1" if is_held else ""}
+        environment |= {PART_VARIABLE: part.to_text() if part else ""}
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)
         self._events: Events = queue.SimpleQueue()

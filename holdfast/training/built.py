@@ -46,7 +46,7 @@ def describe_built(training: Training) -> dict[str, Any]:
         found |= _walk(name, getattr(recipe, name), seen)
     if isinstance(recipe, Kept):
         found |= _describe_function("loop", recipe.function, seen)
-        found |= _describe_constants(recipe.constants, training.ranks.number, seen)
+        found |= _describe_constants(recipe.constants, training.ranks.count, seen)
     found |= _describe_optimizer(recipe.optimizer)
     for name, schedule in name_schedules(recipe).items():
         if dataclasses.is_dataclass(schedule):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from holdfast.data import Share, combine
 from holdfast.errors import RecipeError
 from holdfast.machine import determinism
+from holdfast.machine.part import read_part
 from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
 from holdfast.state.layout import share_tensor
 from holdfast.training.data_ranks import DataRanks, check_model, separate
@@ -42,13 +43,15 @@ class Cooperation(abc.ABC):
         shares: the number of parts into which each batch is cut.
         data: the data ranks, which say which ranks train the same samples.
         stages: the stages of a pipeline that the ranks hold; None if the model has the same names in all ranks.
+        part: the part of a rank that this process trains alone; usually None. Its gradient is that rank's own, and
+            what follows from it is no state of the run.
     """
 
     has_common_state: bool
     sums_gradients: bool
 
     def __init__(self, accelerator: Accelerator, shares: int, data: DataRanks | None = None) -> None:
-        self.accelerator, self.shares = accelerator, shares
+        self.accelerator, self.shares, self.part = accelerator, shares, read_part()
         self.data = data or separate(accelerator)
         self.is_alone = False
         self.stages: Stages | None = None
@@ -57,13 +60,18 @@ class Cooperation(abc.ABC):
 
     @property
     def number(self) -> int:
-        """Return the number of ranks."""
+        """Return the number of ranks that train together."""
         return int(self.accelerator.num_processes)
 
     @property
+    def count(self) -> int:
+        """Return the number of ranks of the training, of which this process may train only one rank's part."""
+        return self.part.ranks if self.part else self.number
+
+    @property
     def own_number(self) -> int:
-        """Return this rank's number, from 0."""
-        return int(self.accelerator.process_index)
+        """Return this rank's number, from 0; the number of the rank whose part this process trains."""
+        return self.part.rank if self.part else int(self.accelerator.process_index)
 
     @property
     def has_others(self) -> bool:
@@ -140,7 +148,7 @@ class Cooperation(abc.ABC):
     @property
     def states(self) -> int:
         """Return the number of ranks whose states a checkpoint has."""
-        return 1 if self.has_common_state else self.number
+        return 1 if self.has_common_state else self.count
 
     @property
     def own_state(self) -> int:
@@ -222,16 +230,21 @@ class SeparateRanks(Cooperation):
         Args:
             data: the data ranks, if some ranks train the same samples; by default each rank has samples of its own.
         """
+        if part := read_part():
+            every = tuple(range(part.ranks))
+            data = DataRanks(every, part.rank, (every,))
         super().__init__(accelerator, data.count if data else accelerator.num_processes, data)
         self._is_told = data is not None
         self._gradients = OwnGradients()
 
     @property
     def has_parts(self) -> bool:
-        return self.number > 1
+        return self.count > 1
 
     def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        return self._gradients.watching(model)
+        # Where several ranks train one sample, a rank's gradient can't be computed without the others.
+        is_alone = self.data.count == self.count and self.stages is None
+        return self._gradients.watching(model) if is_alone else contextlib.nullcontext()
 
     def check_optimizer(self, optimizer: Any) -> None:
         pass  # FSDP2 averages the gradients of each element over the ranks, whatever the optimizer
@@ -244,7 +257,7 @@ class SeparateRanks(Cooperation):
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
         if keeps_seeds:
             states = self.gather(digest_rng(capture_rng()))
-            if self.data.number == 0 or states[self.own_number] != states[0]:
+            if self.data.number == 0 or (self.part is None and states[self.own_number] != states[0]):
                 return
         determinism.reseed(seed + self.data.number)
 

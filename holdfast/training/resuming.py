@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,12 +101,12 @@ def _own_probe(training: Training, metadata: Metadata) -> Probe | None:
     the main rank's probe only.
     """
     probes = metadata.rank_probes
-    rank: int = training.accelerator.process_index
+    rank = training.ranks.own_number
     if len(probes) == 1:
         return probes[0]
-    if len(probes) == training.accelerator.num_processes:
+    if len(probes) == training.ranks.count:
         return probes[rank]
-    return metadata.probe if rank == 0 else None
+    return metadata.probe if training.ranks.own_state == 0 else None
 
 
 def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata, watch: Any) -> None:
@@ -128,8 +129,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
         captured = Payload(captured.tensors, state.leave_out_layouts(captured.tree))
     found = {*differences(state.localize(payload), state.localize(captured)), *state.list_moved(payload, captured)}
     names = sorted(found)
-    if state.has_shards(captured):  # each rank compares its own shares and extras
-        own = f"extras.{training.accelerator.process_index if len(saved['extras']) > 1 else 0}."
+    if state.has_shards(captured) or training.ranks.part is not None:  # compare this rank's own shares and extras
+        own = f"extras.{training.ranks.own_number if len(saved['extras']) > 1 else 0}."
         names = [name for name in names if name.startswith(own) or not name.startswith("extras.")]
     different = [
         name
@@ -155,7 +156,18 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
     if len(captured["extras"]) == 1:  # the ranks' extras are equal: repeat them, once for each rank's saved extras
         # The first state isn't copied: it may have tensors of the model, which are encoded only once.
         captured["extras"] += [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"][1:]]
+    if training.ranks.part is not None and not training.ranks.has_common_state:
+        _add_other_ranks(captured, saved, training.ranks.own_number)
     return captured
+
+
+def _add_other_ranks(captured: dict[str, Any], saved: Mapping[str, Any], rank: int) -> None:
+    """Add the saved states of all ranks but one to the state that a process alone has captured in that rank's place."""
+    for name in ("extras", "rng"):
+        if len(saved[name]) > 1:
+            # A saved state was sent to the main rank, so that its tensors share no memory: send this one, too.
+            own = pickle.loads(pickle.dumps(captured[name][0]))
+            captured[name] = [*saved[name][:rank], own, *saved[name][rank + 1 :]]
 
 
 def _check_built(training: Training, payload: Payload) -> None:

@@ -34,7 +34,7 @@ from holdfast.training.virtual_ranks.elementwise import check_elementwise
 from holdfast.training.virtual_ranks.layout import check_layout, check_order
 from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from holdfast.training.virtual_ranks.tree import sum_columns
-from holdfast.training.virtual_ranks.whole import WholeSums
+from holdfast.training.virtual_ranks.whole import PartSums, WholeSums
 
 
 def make_virtual(
@@ -134,9 +134,12 @@ class VirtualRanks(Cooperation):
         check_order(self.data)
         self.is_cut = is_cut
         self._seed = seed
-        self.sums: WholeSums | ShardSums = (ShardSums if is_cut else WholeSums)(
-            shares, self.data.number, self.data.count, self.data.make_group()
-        )
+        self.sums: WholeSums | ShardSums
+        if self.part is not None:
+            self.sums = PartSums(shares, self.part.shares)
+        else:
+            dealt = (shares, self.data.number, self.data.count, self.data.make_group())
+            self.sums = ShardSums(*dealt) if is_cut else WholeSums(*dealt)
         self.turns = self.sums.turns
         self.own = [turn.share for turn in self.turns if turn.counts]
         self.is_first_step, self.is_last = True, False

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.app import app
+from holdfast.errors import WrongUse
 from holdfast.machine.host import VARIABLE
+from holdfast.proof.part import audit_part
+from holdfast.store.local import LocalStore
 from tests.support.flipping import faulty
 from tests.support.lives import Lives
+from tests.support.makers import make_line
+from tests.support.makers import train as train_line
 from tests.support.shares import write_config
-
-pytestmark = pytest.mark.slow
 
 FLIPS_AT = 3  # the first step of the second of the chunks, which have two steps
 RECIPE = "flipping:flipping_in_shares"
@@ -31,6 +35,23 @@ def audit(nursery: Lives, *command: str) -> Any:
     return nursery.call("tests.support.forked:command", "audit", *command, **{VARIABLE: "b"})
 
 
+def check_parts(nursery: Lives, run: str, ranks: int, shares: str = "") -> None:
+    """Check that one process alone finds rank 1's part of a step wrong, and others' parts right."""
+    where = f"commit 2 (epoch-0001-step-00000004), step {FLIPS_AT}, rank 1 of {ranks}{shares}"
+    done = audit(nursery, run, "--commit", "2", "--rank", "1")
+    assert done.returncode == 2, done.stdout + done.stderr
+    wrong = f"{where}: trained alone, it differs from the record in gradient of rank 1{shares}"
+    assert done.stdout.splitlines()[0].startswith(wrong)
+    for commit, rank in (("2", "0"), ("1", "1")):
+        done = audit(nursery, run, "--commit", commit, "--rank", rank)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith(": trained alone to the gradient on record\n")
+    done = audit(nursery, run, "--commit", "2", "--rank", "7")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: --rank 7: ranks 0 to {ranks - 1} have trained step {FLIPS_AT} of run 'r'\n")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "shares"), [(2, "4, 5, 6, 7"), (4, "2, 3")])
 def test_one_rank_names_the_rank_that_trained_wrongly(nursery: Lives, tmp_path: Path, ranks: int, shares: str) -> None:
     run = train(nursery, tmp_path, ranks)
@@ -43,8 +64,10 @@ def test_one_rank_names_the_rank_that_trained_wrongly(nursery: Lives, tmp_path: 
     assert found["first_step"] == FLIPS_AT
     assert found["first_differs_in"][0] == f"gradient of rank 1 (shares {shares})"
     assert found["judged"]["rank"] == 1
+    check_parts(nursery, run, ranks, f" (shares {shares})")
 
 
+@pytest.mark.slow
 def test_equal_ranks_name_the_rank_without_virtual_ones(nursery: Lives, tmp_path: Path) -> None:
     run = train(nursery, tmp_path, 2, shares=0)
     done = audit(nursery, run, "--commit", "2", "--json")
@@ -57,5 +80,21 @@ def test_equal_ranks_name_the_rank_without_virtual_ones(nursery: Lives, tmp_path
     assert done.stderr.splitlines() == [
         "error: --ranks 1: 2 ranks trained the steps, without virtual ranks: equal bytes are not promised on "
         "another number",
-        "hint: leave --ranks out",
+        "hint: leave --ranks out, or judge one rank's part alone with --rank",
     ]
+    check_parts(nursery, run, 2)
+
+
+def test_a_trail_without_single_ranks_is_refused(tmp_path: Path) -> None:
+    line = make_line(LocalStore(str(tmp_path)))
+    train_line(line)
+    with pytest.raises(WrongUse, match="--rank 0: the trail of commit 1 has no gradient of a single rank"):
+        audit_part(line.journal, line.journal.read_commit(1), 0)
+
+
+@pytest.mark.parametrize("other", [("--from", "0"), ("--random", "2"), ("--ranks", "1"), ("--on-fault", "rollback")])
+def test_one_rank_and_other_choices_exclude_each_other(tmp_path: Path, other: tuple[str, str]) -> None:
+    line = make_line(LocalStore(str(tmp_path)))
+    train_line(line)
+    with pytest.raises(WrongUse, match=f"--rank and {other[0]} exclude each other"):
+        app(["audit", f"{line.journal.store_url}/{line.journal.run}", "--rank", "1", *other], exit_on_error=False)

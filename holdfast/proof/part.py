@@ -1,0 +1,122 @@
+"""The audit of one rank's part: one process trains a rank's samples of a step alone, and compares its gradient.
+
+Only the first step of a chunk can be judged so. Its part follows from the checkpoint before it; each later step follows
+from the gradients of all ranks, too.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast import checkpoint
+from holdfast.checkpoint.departure import list_part_differences
+from holdfast.errors import GateTripped, WrongUse
+from holdfast.journal import Commit, Journal
+from holdfast.machine.part import Part
+from holdfast.proof.audit import list_notes, refuse_untrained
+from holdfast.proof.replay import make_pruned_error, ranks_at
+from holdfast.recipe.permission import BY_DEFAULT, Trust
+
+
+class PartAudit(BaseModel):
+    """The result of an audit of one rank's part of a step.
+
+    Attributes:
+        step: the step, the first of the commit's chunk.
+        rank, ranks: the rank, and the number of ranks that have trained the step.
+        shares: the shares that the rank has trained; empty without virtual ranks.
+        differs_in: the facts that differ, causes first.
+        gate: why the gate refused the checkpoint to start from; empty if the gate passed it.
+        notes: reasons why equal bits aren't promised here, and changes since the commit.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    commit: int
+    path: str
+    step: int
+    rank: int
+    ranks: int
+    shares: list[int]
+    differs_in: list[str] = []
+    gate: str = ""
+    notes: list[str] = []
+
+    @property
+    def is_identical(self) -> bool:
+        return not self.differs_in and not self.gate
+
+    @property
+    def is_failed(self) -> bool:
+        """Return whether the bits differ although equal bits are promised."""
+        return not self.is_identical and not self.notes
+
+    def __str__(self) -> str:
+        shares = f" (share{'s' if len(self.shares) > 1 else ''} {', '.join(map(str, self.shares))})" * bool(self.shares)
+        what = f"commit {self.commit} ({self.path}), step {self.step}, rank {self.rank} of {self.ranks}{shares}"
+        if self.is_identical:
+            return f"{what}: trained alone to the gradient on record"
+        if self.gate:
+            return f"{what} can't be trained from the checkpoint before it\n  {self.gate}"
+        lines = [f"{what}: trained alone, it differs from the record in {checkpoint.shorten(self.differs_in, 3)}"]
+        if self.differs_in[0].startswith("samples"):
+            lines.append("  other samples: a program that divides its data itself can't be trained in one rank's place")
+        return "\n".join([*lines, *(f"  equal bytes are not promised here: {note}" for note in self.notes)])
+
+
+def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DEFAULT) -> PartAudit:
+    """Train one rank's part of the first step of a commit's chunk in a single process, and compare it with the trail.
+
+    Nothing is recorded, because the part has no content id that a verdict could compare.
+
+    Args:
+        rank: the rank's number in the run.
+        trust: how to choose the recipe, and whether to accept the one in the run's records.
+
+    Raises:
+        WrongUse: the trail has no such rank, or no gradient of single ranks; or the checkpoint before was pruned, or
+            the recipe is not trusted.
+        CheckpointDamaged: the checkpoint before is damaged.
+        RunStopped: the process ended early.
+    """
+    refuse_untrained(journal, commit)
+    parent = journal.read_parent(commit)
+    if parent is not None and journal.is_pruned(parent.number):
+        raise make_pruned_error(journal, parent, commit)
+    step = (parent.step if parent else 0) + 1
+    parts, part = _find_part(journal, commit, rank, step)
+    known: dict[str, Any] = {
+        "run": journal.run, "commit": commit.number, "path": commit.path, "step": step, "rank": rank,
+        "ranks": part.ranks, "shares": [*part.shares],
+    }  # fmt: skip
+    try:
+        with ranks_at(journal, parent, commit, trust, part=part) as (ranks, present):
+            notes = list_notes(journal, commit, present)
+            ranks.rehearse(step, commit.config_fingerprint, is_kept=False, is_detailed=False)
+            (line,) = ranks.await_rehearsed().lines
+    except GateTripped as error:
+        return PartAudit(**known, gate=str(error))
+    return PartAudit(**known, differs_in=list_part_differences(parts, line.get("parts", [])), notes=notes)
+
+
+def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[Sequence[dict[str, Any]], Part]:
+    """Return the facts of a rank in a step, from a commit's trail, and the part that the rank trained."""
+    lines = checkpoint.read_commit_lines(journal.store, commit)
+    parts = [each for line in lines if line["step"] == step for each in line.get("parts", [])]
+    ranks = sorted({each["rank"] for each in parts})
+    own = [each for each in parts if each["rank"] == rank]
+    if not any("gradient" in each for each in parts):
+        raise WrongUse(
+            f"--rank {rank}: the trail of commit {commit.number} has no gradient of a single rank",
+            hint="one rank without virtual ranks, ranks that hold shards, and earlier versions record none: audit the "
+            "chunk on as many ranks as trained it, without --rank",
+        )
+    if not own:
+        raise WrongUse(
+            f"--rank {rank}: ranks 0 to {ranks[-1]} have trained step {step} of run {journal.run!r}",
+            hint=f"give one of them, for example --rank {ranks[-1]}",
+        )
+    shares = tuple(each["share"] for each in own if "share" in each)
+    return own, Part(rank, len(ranks), shares)
