@@ -47,6 +47,8 @@ def describe_built(training: Training) -> dict[str, Any]:
     if isinstance(recipe, Kept):
         found |= _describe_function("loop", recipe.function, seen)
         found |= _describe_constants(recipe.constants, training.ranks.count, seen)
+        if training.virtual is not None:  # the other numbers of ranks change no bit
+            found[f"{VARIABLES}run.ranks_of_a_sample"] = training.ranks.count // training.ranks.data.count
     found |= _describe_optimizer(recipe.optimizer)
     for name, schedule in name_schedules(recipe).items():
         if dataclasses.is_dataclass(schedule):

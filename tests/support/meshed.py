@@ -333,6 +333,43 @@ def untying(model: Any, mesh: Any) -> None:
     fully_shard(model, mesh=mesh["replicate", "shard"])
 
 
+def in_shares(run: Run, how: str = "own", notes: str = "") -> None:
+    """Train a `Net` by the shares of each step.
+
+    Args:
+        how: ``wrapped``, sharded as the configuration says; ``own``, by a plan over two ranks and by FSDP2 over the
+            data ranks; ``plan``, by the plan alone; ``grows``, by a plan over half of the ranks.
+        notes: a folder for each rank's samples and masks.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    torch.manual_seed(3)
+    if how == "wrapped":
+        model: Any = run.wrap(Net(), parallelize=parallelize)
+    else:
+        tensor = run.world_size // 2 if how == "grows" else 2
+        shape = (run.world_size // tensor, tensor)
+        mesh = init_device_mesh(run.device.type, shape, mesh_dim_names=("data", "tensor"))
+        run.data_parallel(mesh["data"])
+        model = Net().to(run.device)
+        parallelize_module(model, mesh["tensor"], make_plan())
+        for part in (*model.blocks, model) if how == "own" else ():
+            fully_shard(part, mesh=mesh["data"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(DataLoader(make_data(), BATCH, shuffle=True)):
+        for batch in step.shares():
+            loss = find_loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            step.log(loss=loss)
+            if notes:
+                note(Path(notes) / f"{run.rank}.txt", batch[0], model.mask)
+        run.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
 def find_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the loss of a batch."""
     points, classes = batch

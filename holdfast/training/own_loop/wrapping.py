@@ -12,7 +12,14 @@ from holdfast.errors import RecipeError
 from holdfast.training.data_ranks import DataRanks, gather_data_ranks, separate
 from holdfast.training.devices import required_of_ddp
 from holdfast.training.own_loop.plugins import Plugins
-from holdfast.training.sharded.model import Parallelize, cut_model, find_data_ranks, is_cut, match_parameters
+from holdfast.training.sharded.model import (
+    Parallelize,
+    cut_model,
+    find_data_ranks,
+    is_cut,
+    list_fsdp_modules,
+    match_parameters,
+)
 
 
 class DataParallel:
@@ -44,10 +51,6 @@ class DataParallel:
             raise RecipeError(
                 f"run.data_parallel(...) was called {when}",
                 hint="call it once, before what follows from it; compute.mesh needs no call",
-            )
-        if self._config.compute.virtual_ranks:
-            raise RecipeError(
-                "run.data_parallel(...): virtual ranks train different samples each", hint="compute.virtual_ranks = 0"
             )
         self.known = gather_data_ranks(mesh, self._accelerator)
 
@@ -117,7 +120,7 @@ class Wrapping:
         self.plugins.check_trained(trained)
         shares = self._config.compute.virtual_ranks
         for name, module in trained.items() if shares and is_cut(self._config, self._accelerator) else ():
-            if not any(module is each for each in self._placed):
+            if not any(module is each for each in self._placed) and not list_fsdp_modules(module):
                 raise RecipeError(
                     f"compute.virtual_ranks = {shares}: {name!r} is trained, and run.wrap has not sharded it",
                     hint=f"{name} = run.wrap({name}) before its optimizer is built",

@@ -23,6 +23,22 @@ def check_order(data: DataRanks) -> None:
             )
 
 
+def check_names(names: Sequence[Sequence[str]]) -> None:
+    """Raise RecipeError if the ranks hold parameters of other names, as the stages of a pipeline do.
+
+    Args:
+        names: the names of each rank's parameters.
+    """
+    for rank, each in enumerate(names):
+        if each != names[0]:
+            differing = [name for name in (*names[0], *each) if (name in each) != (name in names[0])]
+            raise RecipeError(
+                f"virtual ranks can't train the stages of a pipeline: rank {rank} has other parameters than rank 0: "
+                f"{', '.join([*differing, 'the same in another order'][:1])}",
+                hint="compute.virtual_ranks = 0",
+            )
+
+
 def check_layout(models: Sequence[nn.Module], data: DataRanks, *, is_cut: bool, is_grouped: bool) -> None:
     """Raise RecipeError if a layout lets the order of a sum depend on the number of data ranks.
 

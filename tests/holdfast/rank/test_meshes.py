@@ -54,7 +54,6 @@ def test_tensor_parallel_ranks_see_the_same_samples_and_masks(nursery: Lives, tm
             "average the gradient of 'blocks.0.up.weight', but would all train the same samples",
         ),
         (['settings.sampler = "world"'], "ranks 0 and 1 are both data rank 0 of 2, but train different samples"),
-        (["compute.virtual_ranks = 4"], "run.data_parallel(...): virtual ranks train different samples each"),
     ],
 )
 def test_ranks_that_would_see_other_samples_are_refused(

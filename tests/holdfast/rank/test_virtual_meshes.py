@@ -16,6 +16,8 @@ from tests.support.lives import Lives
 pytestmark = [pytest.mark.slow, pytest.mark.gpus(4), pytest.mark.usefixtures("fsdp_imported")]
 
 PLAN = {"how": "parallelize"}
+RECIPE = {"recipe": "recipe", "parallel": "fsdp"}
+LOOP = {"recipe": "in_shares", "parallel": "ddp"}
 STEPS = 8
 # Each life: its number of ranks and their mesh, and where SIGKILL ends it.
 LIVES = {
@@ -29,6 +31,7 @@ LIVES = {
         (3, "{replicate = 3}", ("commit-recorded", 1, "self")),
         (2, "{shard = 2}", None),
     ],
+    "own mesh": [(4, "", ("chunk-reported", 1, "both")), (2, "", ("commit-recorded", 1, "self")), (4, "", None)],
 }  # fmt: skip
 
 
@@ -69,24 +72,33 @@ def read(folder: Path) -> tuple[dict[int, str], dict[int, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "settings"),
+    ("name", "first", "program"),
     [
-        pytest.param("tensor", (2, "{tensor = 2}"), PLAN, id="tensor"),
-        pytest.param("replicas", (1, ""), {}, id="replicas"),
-        pytest.param("tensor", (2, "{tensor = 2}"), {"how": "checkpointed"}, id="checkpointed", marks=IN_SOAK),
-        pytest.param("replicas", (1, ""), PLAN, id="replicas by parallelize", marks=IN_SOAK),
+        pytest.param("tensor", (2, "{tensor = 2}"), RECIPE | {"settings": PLAN}, id="tensor"),
+        pytest.param("replicas", (1, ""), RECIPE | {"settings": {}}, id="replicas"),
+        pytest.param(
+            "tensor", (2, "{tensor = 2}"), RECIPE | {"settings": {"how": "checkpointed"}}, id="checkpointed",
+            marks=IN_SOAK,
+        ),
+        pytest.param("replicas", (1, ""), RECIPE | {"settings": PLAN}, id="replicas by parallelize", marks=IN_SOAK),
+        pytest.param(
+            "tensor", (2, "{tensor = 2}"), RECIPE | {"recipe": "in_shares", "settings": {"how": "wrapped"}},
+            id="wrapped", marks=IN_SOAK,
+        ),
+        pytest.param("own mesh", (2, ""), LOOP | {"settings": {"how": "own"}}, id="own"),
+        pytest.param("own mesh", (2, ""), LOOP | {"settings": {"how": "plan"}}, id="plan"),
     ],
-)
+)  # fmt: skip
 def test_the_number_of_data_ranks_and_their_replicas_change_no_byte(
-    nursery: Lives, tmp_path: Path, name: str, first: tuple[int, str], settings: dict[str, str]
+    nursery: Lives, tmp_path: Path, name: str, first: tuple[int, str], program: dict[str, Any]
 ) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    done = train(nursery, write_config(straight, *first, settings, chunk=1))  # dead ranks may save after any step
+    done = train(nursery, write_config(straight, *first, chunk=1, **program))  # dead ranks may save after any step
     assert done.returncode == 0, done.stderr
     for life, (ranks, mesh, strike) in enumerate(LIVES[name]):
         struck = tmp_path / f"struck-{life}"
         environment = fault(*strike, struck) if strike else {}
-        done = train(nursery, write_config(killed, ranks, mesh, settings), **environment)
+        done = train(nursery, write_config(killed, ranks, mesh, **program), **environment)
         assert struck.exists() == (strike is not None), done.stderr
         assert "not promised" not in done.stderr
     assert done.returncode == 0, done.stderr
@@ -97,11 +109,14 @@ def test_the_number_of_data_ranks_and_their_replicas_change_no_byte(
     assert found == trail
 
 
-def test_ranks_of_a_tensor_group_train_the_same_shares_with_the_same_masks(nursery: Lives, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["recipe", "in_shares"])
+def test_ranks_of_a_tensor_group_train_the_same_shares_with_the_same_masks(
+    nursery: Lives, tmp_path: Path, recipe: str
+) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, ranks, mesh in ((one, 2, "{tensor = 2}"), (two, 4, "{shard = 2, tensor = 2}")):
-        noted = PLAN | {"notes": str(folder)}
-        done = train(nursery, write_config(folder, ranks, mesh, noted, 'proof.rehearse = "off"'))
+        noted = (PLAN if recipe == "recipe" else {"how": "wrapped"}) | {"notes": str(folder)}
+        done = train(nursery, write_config(folder, ranks, mesh, noted, 'proof.rehearse = "off"', recipe=recipe))
         assert done.returncode == 0, done.stderr
     both, other = ((one / f"{rank}.txt").read_text().splitlines() for rank in range(2))
     assert both == other
@@ -145,6 +160,24 @@ def test_another_tensor_dimension_is_drift(nursery: Lives, tmp_path: Path) -> No
     accepted = 'resume.accept_drift = ["compute.mesh"]'
     done = train(nursery, write_config(tmp_path, 2, "{shard = 2}", PLAN, accepted))
     assert done.returncode == 0, done.stderr
+
+
+def test_another_tensor_dimension_of_a_loop_s_own_mesh_is_drift(nursery: Lives, tmp_path: Path) -> None:
+    program = LOOP | {"settings": {"how": "grows"}}
+    done = train(nursery, write_config(tmp_path, 2, "", epochs=1, **program))
+    assert done.returncode == 0, done.stderr
+    done = train(nursery, write_config(tmp_path, 4, "", **program))
+    assert done.returncode != 0
+    assert "ranks_of_a_sample" in done.stderr
+    assert "resume.accept_drift" in done.stderr
+
+
+def test_stages_of_a_pipeline_are_refused(nursery: Lives, tmp_path: Path) -> None:
+    path = write_config(tmp_path, 2, "", {}, **LOOP | {"recipe": "two_parts"})
+    Path(path).write_text(Path(path).read_text().replace("meshed:", "pipelined:"))
+    done = train(nursery, path)
+    assert done.returncode != 0
+    assert "virtual ranks can't train the stages of a pipeline: rank 1 has other parameters than rank 0" in done.stderr
 
 
 @pytest.mark.parametrize(
