@@ -102,8 +102,9 @@ class Run:
             mesh = init_device_mesh(run.device.type, (2, 2), mesh_dim_names=("data", "tensor"))
             run.data_parallel(mesh["data"])
 
-        The loader of `steps`, the seeds of all random numbers and `generator` then follow `data_rank`. Call it before
-        you draw random numbers or cut data. All ranks call it together.
+        The loader of `steps`, the seeds of all random numbers and `generator` then follow `data_rank`. With
+        ``compute.virtual_ranks`` the ranks of one data rank train the same shares. Call it before you draw random
+        numbers or cut data. All ranks call it together.
 
         Args:
             mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone.

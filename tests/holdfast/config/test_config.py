@@ -364,6 +364,17 @@ def test_a_mesh_of_other_ranks_keeps_its_tensor_dimension(ranks: int, found: tup
     assert (mesh.replicate, mesh.shard, mesh.tensor) == found
 
 
+def test_with_virtual_ranks_a_mesh_follows_the_number_of_ranks() -> None:
+    compute = {"ranks": 2, "parallel": "fsdp", "virtual_ranks": 8, "mesh": {"tensor": 2}}
+    config = parse_config({"recipe": "m:f", "run": "a", "compute": compute})
+    several = [config.with_ranks(4), config.placed(2, "a:1"), config.attached(1, 4)]
+    for each in several:
+        assert each.compute.mesh == Mesh(shard=2, tensor=2)
+        assert RunConfig.model_validate_json(each.model_dump_json()) == each
+    fixed = config.model_copy(update={"compute": config.compute.model_copy(update={"virtual_ranks": 0})})
+    assert fixed.with_ranks(4).compute.mesh == Mesh(tensor=2)
+
+
 def test_a_mesh_of_ranks_that_its_tensor_dimension_does_not_divide_is_refused() -> None:
     for ranks in (1, 3):
         with pytest.raises(ConfigError, match=f"compute.ranks = {ranks}: compute.mesh.tensor = 2 doesn't divide it"):

@@ -172,12 +172,22 @@ def test_another_tensor_dimension_of_a_loop_s_own_mesh_is_drift(nursery: Lives, 
     assert "resume.accept_drift" in done.stderr
 
 
-def test_stages_of_a_pipeline_are_refused(nursery: Lives, tmp_path: Path) -> None:
-    path = write_config(tmp_path, 2, "", {}, **LOOP | {"recipe": "two_parts"})
-    Path(path).write_text(Path(path).read_text().replace("meshed:", "pipelined:"))
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("pipelined:two_parts", "can't train the stages of a pipeline: rank 1 has other parameters than rank 0"),
+        ("meshed:experts", "ranks 0, 1 share the computation with the tensor '1.weight' and need the same samples"),
+    ],
+    ids=["stages", "experts"],
+)
+def test_what_data_ranks_compute_together_is_refused(
+    nursery: Lives, tmp_path: Path, program: str, message: str
+) -> None:
+    path = write_config(tmp_path, 2, "", {}, **LOOP | {"recipe": program})
+    Path(path).write_text(Path(path).read_text().replace("meshed:" + program, program))
     done = train(nursery, path)
     assert done.returncode != 0
-    assert "virtual ranks can't train the stages of a pipeline: rank 1 has other parameters than rank 0" in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,15 @@ from tests.support.shares import write_config
 pytestmark = [pytest.mark.slow, pytest.mark.gpus(2), pytest.mark.usefixtures("fsdp_imported")]
 
 EPOCHS = 4
-# Each life: its number of ranks, what they hold of the model, and where SIGKILL ends it. What its ranks have saved by
-# then is adopted. On GPUs there are at most as many ranks as GPUs.
+# Each life: its number of ranks, what they hold of the model, the number of its replicas, and where SIGKILL ends it.
+# What its ranks have saved by then is adopted. On GPUs there are at most as many ranks as GPUs.
 LIVES = [
-    (8, "fsdp", ("chunk-reported", 2, "self")),
-    (4, "ddp", ("chunk-reported", 1, "both")),
-    (3, "fsdp", ("commit-recorded", 1, "both")),
-    (2, "fsdp", ("latest-replaced", 1, "self")),
-    (1, "ddp", ("chunk-reported", 1, "both")),
-    (4, "fsdp", None),
+    (8, "fsdp", 1, ("chunk-reported", 2, "self")),
+    (4, "ddp", 1, ("chunk-reported", 1, "both")),
+    (3, "fsdp", 1, ("commit-recorded", 1, "both")),
+    (2, "fsdp", 1, ("latest-replaced", 1, "self")),
+    (1, "ddp", 1, ("chunk-reported", 1, "both")),
+    (4, "fsdp", 2, None),
 ]
 
 
@@ -60,11 +60,12 @@ def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp
     one, many = tmp_path / "one", tmp_path / "many"
     done = train(nursery, write_config(one, 1, EPOCHS, chunk_steps=1))  # dead ranks save after any step
     assert done.returncode == 0, done.stderr
-    for life, (most, parallel, killed) in enumerate(LIVES):
+    for life, (most, parallel, replicas, killed) in enumerate(LIVES):
         ranks = min(most, count_gpus()) if ON_GPUS else most
         struck = tmp_path / f"struck-{life}"
         strike = fault(*killed, struck) if killed else {}
-        done = train(nursery, write_config(many, ranks, EPOCHS, parallel=parallel), **strike)
+        mesh = f"{{replicate = {replicas}, shard = {ranks // replicas}}}" if 1 < replicas < ranks else ""
+        done = train(nursery, write_config(many, ranks, EPOCHS, parallel=parallel, mesh=mesh), **strike)
         assert struck.exists() == (killed is not None), done.stderr
         assert "not promised" not in done.stderr
     assert done.returncode == 0, done.stderr

@@ -41,6 +41,17 @@ def test_all_is_a_rank_for_each_visible_gpu(machine: Machine, found: int, visibl
     assert settled.identity == config(ranks=ranks).identity
 
 
+@pytest.mark.parametrize(("found", "shares", "ranks"), [(5, 8, 4), (8, 2, 4), (1, 8, 2)])
+def test_with_virtual_ranks_on_a_mesh_all_is_whole_tensor_groups(
+    machine: Machine, found: int, shares: int, ranks: int
+) -> None:
+    machine(*[HOPPER] * found)
+    compute = {"parallel": "fsdp", "virtual_ranks": shares, "mesh": {"tensor": 2}}
+    settled = settle_ranks(config(ranks="all", **compute)).compute
+    assert settled.mesh is not None
+    assert (settled.ranks, settled.mesh.size, settled.mesh.tensor) == (ranks, ranks, 2)
+
+
 def test_all_is_one_rank_on_a_cpu(machine: Machine) -> None:
     machine(HOPPER, HOPPER)
     assert settle_ranks(config(ranks="all", device="cpu")).compute.ranks == 1
