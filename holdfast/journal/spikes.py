@@ -77,7 +77,7 @@ def make_usual(losses: Sequence[float]) -> UsualLoss | None:
     return UsualLoss(median=median, deviation=deviation, count=len(losses))
 
 
-def read_number(line: Mapping[str, Any], name: str) -> float | None:
+def _read_number(line: Mapping[str, Any], name: str) -> float | None:
     """Return a number of a trail's line, NaN and infinity included; None if the line has none of this name."""
     value = line.get(name)
     if isinstance(value, str):  # the trail spells NaN and infinity
@@ -116,7 +116,7 @@ def _find_of(name: str, before: Sequence[Mapping[str, Any]], lines: Sequence[Map
     spikes: list[Spike] = []
     last_far, first = -QUIET, int(lines[0]["step"]) if lines else 0
     for line in (*before, *lines):
-        value = read_number(line, name)
+        value = _read_number(line, name)
         if value is None:
             continue
         step = int(line["step"])
