@@ -66,6 +66,7 @@ def fit(
     Raises:
         RecipeError: the Trainer has a setting with which a run can't be resumed exactly, or has stopped early.
     """
+    loop_of(run).framework = "a Lightning Trainer"
     if not isinstance(trainer, pl.Trainer):
         found = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
         loop_of(run).refuse(

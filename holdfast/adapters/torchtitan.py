@@ -52,6 +52,7 @@ def train(run: Run, config: Any) -> Any:
         RecipeError: something in the config can't be resumed exactly, or doesn't agree with the configuration.
         Stopped: the run stops before its end.
     """
+    loop_of(run).framework = "torchtitan's Trainer"
     with loop_of(run).located():
         if not isinstance(config, Trainer.Config):
             found = f"{type(config).__module__}.{type(config).__qualname__}"

@@ -44,6 +44,7 @@ def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: 
         RecipeError: the run can't resume exactly with the Trainer's arguments.
         Stopped: the run stops before its end.
     """
+    loop_of(run).framework = "a Hugging Face Trainer"
     with loop_of(run).located():
         check_arguments(run, trainer, options)
     for name, value in required_of_ddp(run.world_size).items():

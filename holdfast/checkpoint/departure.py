@@ -118,6 +118,8 @@ def causes_first(component: str) -> tuple[int, str]:
 
 
 def _compare_lines(one: Line, other: Line) -> Iterator[str]:
+    if ("skipped" in one) != ("skipped" in other):
+        yield "skipped"
     parts = _pair_parts(one, other)
     for name in CAUSES:
         yield from _compare_parts(name, parts)

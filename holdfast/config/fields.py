@@ -30,6 +30,7 @@ from holdfast.config.limits import (
     check_plain,
 )
 from holdfast.config.metrics import read_metrics_target
+from holdfast.config.steps import EXPECTED, Steps
 from holdfast.errors import ConfigError
 from holdfast.store.contract import TEMP_MARK
 from holdfast.store.opening import CREDENTIALS_REFUSED, holds_credentials
@@ -551,6 +552,10 @@ class RunConfig(Section):
     """Epochs to train in all. Raise it later to train further."""
     seed: Annotated[int, IDENTITY] = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
     """Seed of Python's, NumPy's and torch's generators; 0 means 1234."""
+    skip: Annotated[str, IDENTITY] = ""
+    """Steps whose batches are drawn and not trained, such as "1200-1210,1300", from 1. For steps that a run has trained
+    already, use holdfast skip, which takes the run back.
+    """
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
     """Place of training: here, in the command's own process, or the name of a Prefect work pool."""
     chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()
@@ -588,6 +593,13 @@ class RunConfig(Section):
     def _default_seed(cls, seed: object) -> object:
         return DEFAULT_SEED if seed in (None, 0) else seed
 
+    @field_validator("skip", mode="before")
+    @classmethod
+    def _read_steps(cls, skip: object) -> object:
+        if isinstance(skip, bool) or not isinstance(skip, str | int):
+            raise ValueError(EXPECTED)
+        return str(Steps.parse(str(skip)))
+
     @field_validator("run")
     @classmethod
     def _is_no_unfinished_write(cls, run: str) -> str:
@@ -613,6 +625,10 @@ class RunConfig(Section):
         marks = (keep.keep_every * steps_per_epoch, keep.keep_every_steps)
         return self.chunk.next_stop(start, steps_per_epoch, self.epochs * steps_per_epoch, auto_steps, marks)
 
+    def with_skip(self, skip: str) -> Self:
+        """Return this configuration with steps to skip, besides its own."""
+        return self.model_copy(update={"skip": str(Steps.parse(self.skip) | Steps.parse(skip))}) if skip else self
+
     def with_ranks(self, ranks: int) -> Self:
         """Return this configuration with a number of ranks."""
         return self.model_copy(update={"compute": self.compute.changed(ranks=ranks)})
@@ -637,6 +653,7 @@ class RunConfig(Section):
             "compute": self.compute.identity,
             "settings": self.settings,
             **({"init_from": self.init_from.model_dump()} if self.init_from else {}),
+            **({"skip": self.skip} if self.skip else {}),
         }
 
 

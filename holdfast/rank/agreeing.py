@@ -72,8 +72,12 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
 
 
 def describe_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that have to be equal on all nodes. Folders and waiting times may differ."""
-    return {"run": config.run, "epochs": config.epochs, "checkpoint": config.checkpoint.model_dump(), **config.identity}
+    """Return the settings that have to be equal on all nodes. Folders and waiting times may differ.
+
+    The steps to skip come to all ranks with each order.
+    """
+    identity = {name: value for name, value in config.identity.items() if name != "skip"}
+    return {"run": config.run, "epochs": config.epochs, "checkpoint": config.checkpoint.model_dump(), **identity}
 
 
 def check_same_store(training: Training) -> None:

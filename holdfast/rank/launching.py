@@ -112,7 +112,7 @@ class Ranks:
             part: the part that a single process trains in place of a rank of another training; usually None.
         """
         self.began = time.monotonic()
-        self._compute = config.compute
+        self._compute, self._skip = config.compute, config.skip
         claim_recipe(config.recipe)  # so that the user's line is found in the stack of a rank that hangs
         self._is_built = False  # whether the ranks have met and built the recipe
         self._mark = uuid.uuid4().hex
@@ -309,7 +309,7 @@ class Ranks:
 
     def train(self, stop: int, fingerprint: str, into: str = "", *, is_detailed: bool = False) -> None:
         """Order the ranks to train until step ``stop`` and to save; see `Train`."""
-        self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed))
+        self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed, skip=self._skip))
 
     def proceed(self) -> None:
         """Order held ranks to build the recipe, and measure the time of their start from now on."""
@@ -318,7 +318,8 @@ class Ranks:
 
     def rehearse(self, stop: int, fingerprint: str, *, is_kept: bool, is_detailed: bool = True) -> None:
         """Order the ranks to train until step ``stop`` without a save; see `Rehearse`."""
-        self.send(Rehearse(stop=stop, fingerprint=fingerprint, is_kept=is_kept, is_detailed=is_detailed))
+        told = {"is_kept": is_kept, "is_detailed": is_detailed, "skip": self._skip}
+        self.send(Rehearse(stop=stop, fingerprint=fingerprint, **told))
 
     def await_rehearsed(self) -> Rehearsed:
         """Return the result of the steps that `rehearse` has ordered.
@@ -334,7 +335,7 @@ class Ranks:
         Raises:
             HoldfastError: see `next_event`.
         """
-        self.send(Observe(step=step, most=most))
+        self.send(Observe(step=step, most=most, skip=self._skip))
         return self.expect(Observed)
 
     def list_pids(self) -> list[int]:

@@ -88,12 +88,14 @@ class Train(Message):
         fingerprint: the fingerprint of the settings, for the checkpoint's metadata.
         into: the URL of the folder to save in; empty for the run's own.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
+        skip: the steps whose batches are drawn and not trained, as in the setting ``skip``.
     """
 
     stop: int
     fingerprint: str
     into: str = ""
     is_detailed: bool = False
+    skip: str = ""
 
 
 class Rehearse(Message):
@@ -104,12 +106,14 @@ class Rehearse(Message):
         fingerprint: the fingerprint of the settings, for the checkpoint that a `Stop` during the rehearsal asks for.
         is_kept: whether the run continues in these ranks afterwards. If False, they end, always without a save.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
+        skip: as in `Train`.
     """
 
     stop: int
     fingerprint: str
     is_kept: bool
     is_detailed: bool = True
+    skip: str = ""
 
 
 class Observe(Message):
@@ -119,10 +123,12 @@ class Observe(Message):
         step: the step to observe.
         most: how many samples of the step get a gradient norm, those with the largest losses; and how many updates of
             each step are returned, the largest ones.
+        skip: as in `Train`.
     """
 
     step: int
     most: int
+    skip: str = ""
 
 
 class Proceed(Message):

@@ -79,6 +79,7 @@ from holdfast.training import (
     read_shards,
     resume,
     run_program,
+    set_skipped,
     steps,
 )
 
@@ -148,6 +149,8 @@ def obey(
         if not is_checked and isinstance(order, Restore | Begin | Train):
             check_same_store(training)
             is_checked = True
+        if isinstance(order, Train | Rehearse | Observe):
+            set_skipped(training, order.skip)
         match order:
             case Proceed():
                 pass  # this order only ends the wait before the recipe is built

@@ -19,6 +19,7 @@ from holdfast.training.runner import run_program
 from holdfast.training.saving import begin_save, begin_save_between, count_params, describe_state
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.restoring import find_shards, read_shards
+from holdfast.training.skipping import set_skipped
 from holdfast.training.surviving import go_back, save_alone
 
 __all__ = [
@@ -49,5 +50,6 @@ __all__ = [
     "resume",
     "run_program",
     "save_alone",
+    "set_skipped",
     "steps",
 ]

@@ -183,6 +183,11 @@ class Training:
         return (self.program.batch_size or 1) * self.recipe.grad_accum
 
     @property
+    def batches_per_step(self) -> int:
+        """Return the number of micro-batches that this rank takes in a step."""
+        return self.recipe.grad_accum * (len(self.virtual.turns) if self.virtual else 1)
+
+    @property
     def total_steps(self) -> int:
         return self.config.epochs * self.steps_per_epoch
 

@@ -20,6 +20,7 @@ from holdfast.training.passes import take_shares
 from holdfast.training.progress import Stage
 from holdfast.training.recording import read_lines, record_step
 from holdfast.training.restorable import check_beginning, check_step
+from holdfast.training.skipping import pass_over
 from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import undisturbed
 from holdfast.training.virtual_ranks.step import VirtualRanks
@@ -33,6 +34,8 @@ def steps(
 ) -> Iterator[None]:
     """Yield before each step, and record the step afterwards. The caller trains it and sets `StepRecord.trained`.
 
+    A step of ``training.program.skipped`` isn't yielded: its batches are drawn and not trained.
+
     End when the run has ``stop`` completed steps, or when ``is_stopping``, called before each step, returns True. The
     training's random generators are in force only while the caller trains.
     """
@@ -45,12 +48,16 @@ def steps(
         heartbeats.begin(Phase.STEP, training.progress.step + 1)
         training.set_anneals()
         record, ranks = training.record, training.ranks
-        record.has_parts = ranks.has_parts and (record.is_detailed or not record.has_new_steps)
+        is_skipped = training.progress.step + 1 in training.program.skipped
+        record.has_parts = ranks.has_parts and not is_skipped and (record.is_detailed or not record.has_new_steps)
         record.drawn_from = training.generators.digest() if record.has_parts else ""
-        watching = ranks.watching(training.recipe.model) if record.has_parts else contextlib.nullcontext()
-        training.stage = Stage.STEPPING
-        with training.generators.training(), watching:
-            yield
+        if is_skipped:
+            pass_over(training)
+        else:
+            watching = ranks.watching(training.recipe.model) if record.has_parts else contextlib.nullcontext()
+            training.stage = Stage.STEPPING
+            with training.generators.training(), watching:
+                yield
         record_step(training)
         training.stage = Stage.RECORDED
         settle(training)

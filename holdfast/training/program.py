@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from holdfast.config import RunConfig
+from holdfast.config.steps import Steps
 from holdfast.data import refuse_inexact, take_apart
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.recipe import Recipe, Stateful
@@ -61,8 +62,12 @@ class Program(abc.ABC):
         keeps_seeds: whether its ranks may have seeded themselves.
         can_go_back: whether a rank can undo a step that it hasn't completed.
         data_ranks: the data ranks, if the program says which ranks train the same samples.
+        framework: the framework that has the loop, such as ``a Lightning Trainer``; empty for none.
+        skipped: the steps whose batches are drawn and not trained; see `skipping`.
     """
 
+    framework = ""
+    skipped = Steps()
     advice: Advice
     keeps_seeds: bool
     can_go_back: bool

@@ -45,7 +45,7 @@ def read_lines(training: Training) -> list[dict[str, Any]]:
         if "loss" in own:
             training.progress.add_loss(own["loss"])
         epoch = (each.step - 1) // training.steps_per_epoch + 1
-        line = {"step": each.step, "epoch": epoch, "lrs": each.lrs}
+        line = {"step": each.step, "epoch": epoch, "lrs": each.lrs} | ({"skipped": True} if each.is_skipped else {})
         line |= {name: own.pop(name) for name in OWN_FIELDS if name in own}
         others = {"logged": own, "anneals": each.anneals, "samples": next(samples)}
         record.lines.append(line | {name: value for name, value in others.items() if value} | facts)

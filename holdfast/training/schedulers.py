@@ -48,9 +48,9 @@ class Schedulers(list[Any]):
                 scheduler.step()
 
     def end_epoch(self, loss: float | None) -> None:
-        """Step the schedulers that wait for the epoch's loss."""
+        """Step the schedulers that wait for the epoch's loss; there is none if all steps so far were skipped."""
         for scheduler in self:
-            if waits_for_plateau(scheduler):
+            if waits_for_plateau(scheduler) and loss is not None:
                 scheduler.step(loss)
 
 

@@ -27,6 +27,7 @@ class Unread:
     Attributes:
         numbers: scalar float32 tensors by name, on the training's device.
         samples: the names of the step's micro-batches.
+        is_skipped: whether the batches were drawn and not trained.
     """
 
     step: int
@@ -34,6 +35,7 @@ class Unread:
     lrs: list[float]
     anneals: dict[str, float]
     samples: list[str]
+    is_skipped: bool = False
 
 
 @dataclass

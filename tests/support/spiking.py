@@ -89,3 +89,34 @@ def spike_in_loop(run: Run) -> None:
         optimizer.step()
         optimizer.zero_grad()
         step.log(loss=loss)
+
+
+def count_epochs(run: Run) -> None:
+    """Train in epochs of 8 steps, with code after the inner loop that changes the state."""
+    model = Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for epoch in run.epochs(torch.utils.data.DataLoader(make_data(is_poisoned=False), batch_size=BATCH)):
+        for step in run.steps():
+            given, target = step.batch
+            loss = nn.functional.mse_loss(model(given), target)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step.log(loss=loss)
+        with torch.no_grad():
+            model.steps.add_(epoch + 1)
+            model.last.bias.mul_(0.9)
+
+
+def draw_batches(run: Run) -> None:
+    """Train on batches that the loop itself draws."""
+    model = Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=8):
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step.log(loss=loss)

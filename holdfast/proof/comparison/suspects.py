@@ -20,7 +20,18 @@ from holdfast.provenance.recorded import compare_records
 # The evidence is the first field of a step that differs. `start` is the loss of the run's first step; `rounding` is a
 # loss or a gradient that differs by no more than `ROUNDING`.
 Evidence = Literal[
-    "samples", "content", "rates", "start", "loss", "rounding", "gradient", "update", "random", "metrics", "state"
+    "skipped",
+    "samples",
+    "content",
+    "rates",
+    "start",
+    "loss",
+    "rounding",
+    "gradient",
+    "update",
+    "random",
+    "metrics",
+    "state",
 ]
 # How well a difference explains the evidence, best first.
 Tier = Literal["likely", "possible", "unlikely"]
@@ -67,6 +78,7 @@ KINDS = (
         "ranks", ("compute.ranks",), ("samples", "content", "gradient", "random"), EVERYTHING,
         "each rank draws its own samples and random numbers, and gradients are summed over ranks",
     ),
+    Kind("skip", ("skip",), ("skipped",), (*COMPUTED, "random"), "it says which batches are drawn and not trained"),
     Kind("start", ("init_from",), ("start",), COMPUTED, "it gives the first weights"),
     Kind("setting", ("settings.",), (), EVERYTHING, "the recipe may use it for anything"),
     Kind(
@@ -131,7 +143,7 @@ def find_evidence(first: Difference | None, values: tuple[Any, Any] = (None, Non
         return "rounding"
     known: dict[str, Evidence] = {
         "samples": "samples", "batch content": "content", "lrs": "rates", "anneals": "rates", "grad_norm": "gradient",
-        "rng": "random", "metrics": "metrics",
+        "rng": "random", "metrics": "metrics", "skipped": "skipped",
     }  # fmt: skip
     if name in ("loss", "logged"):
         return "start" if first.step == 1 else "loss"

@@ -131,7 +131,10 @@ class OwnLoop:
         accelerator: accelerate's accelerator for the configuration's device, precision and ranks.
         fields: further fields of `Kept`, by name.
         own: Holdfast's own objects that the user's code holds; the search for forgotten state doesn't look into them.
+        framework: the framework that has the loop, set by its adapter; see `Program`.
     """
+
+    framework = ""
 
     def __init__(
         self, config: RunConfig, accelerator: Accelerator, function: Callable[..., object], settings: dict[str, Any],
@@ -397,14 +400,16 @@ class OwnLoop:
     def _all_epochs(self) -> Iterator[int]:
         self._open()
         step = self._next()
-        if step is not None and step.number:
+        # The last step that the loop has got: skipped steps may lie between it and this one.
+        last = self._training.program.skipped.find_outside(step.number) if step is not None and self._training else 0
+        if step is not None and last:
             # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo its effects.
             self._undo = self.snapshot()
             # A checkpoint at an epoch's end was saved before the code after the inner loop ran: run that code first.
             # A complete run that was made longer doesn't need this: its last checkpoint has the effects of that code.
-            if step.number % self._length == 0 and not self._has_ended_epoch:
+            if (last - 1) // self._length < step.epoch and not self._has_ended_epoch:
                 self._is_at_end = True
-                yield step.epoch - 1
+                yield (last - 1) // self._length
         while self._step is not None:
             self._is_at_end = False
             epoch = self._step.epoch
@@ -489,9 +494,9 @@ class OwnLoop:
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
             self._gradients, self._wrapping.sharded = gradients, list_fsdp_modules(kept.model)
-            self._training = Training(
-                self.config, LoopProgram(self.accelerator, kept, self.settings, self._wrapping.data.known)
-            )
+            program = LoopProgram(self.accelerator, kept, self.settings, self._wrapping.data.known)
+            program.framework = self.framework
+            self._training = Training(self.config, program)
             self._taking = Taking(self._training, gradients)
         if isinstance(self._loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
@@ -537,6 +542,12 @@ class OwnLoop:
                 f"step {step.number + 1} took {len(self._noted.names)} batches, expected {accum}: their number is the "
                 "position in the data",
                 hint=f"run.batches(dataset, ..., grad_accum={len(self._noted.names) or 1}), the same in every step",
+            )
+        per_step = training.batches_per_step
+        if training.program.skipped and training.virtual is None and len(self._noted.names) != per_step:
+            self.refuse(
+                f"step {step.number + 1} took {len(self._noted.names)} batches, but a skipped step draws {per_step}",
+                hint="take one step.batch in each step, or set run.batches(dataset, ..., grad_accum=...)",
             )
         lrs = self._gradients.end_step()
         training.record.trained = Unread(

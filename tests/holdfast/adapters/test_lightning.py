@@ -24,7 +24,7 @@ from holdfast.adapters import lightning_state
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import RecipeError
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
-from holdfast.training import Gate, Training, resume, run_program, steps
+from holdfast.training import Gate, Training, resume, run_program, set_skipped, steps
 from holdfast.training.recording import read_lines
 from tests.support import lit, lit_wrong
 from tests.support.trainings import Saved, find_lost, save_state
@@ -48,6 +48,7 @@ def live(config: RunConfig, stop: int = 0, saved: Saved | None = None) -> tuple[
     def serve(training: Training) -> Generator[None, None, None]:
         if saved is not None:
             resume(training, *saved, Gate("exact"), lambda *skipped: None)
+        set_skipped(training, config.skip)
         yield from steps(training, stop or training.total_steps, lambda: False)
         found.append((save_state(training, Path(config.store)), training))
 
@@ -170,6 +171,12 @@ def test_a_mistake_is_one_line_with_the_users_file_and_line(tmp_path: Path, how:
         live(make_config(tmp_path, "lit_wrong:wrong", how=how))
     assert refused.value.message.startswith(line_of(lit_wrong.wrong, at))
     assert refused.value.hint
+
+
+def test_steps_to_skip_are_refused_by_name(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "lit:automatic", **make_settings(tmp_path, "automatic", "")).with_skip("3")
+    with pytest.raises(RecipeError, match=r"step 3 can't be skipped: a Lightning Trainer counts its steps and batches"):
+        live(config)
 
 
 def test_mixed_precision_of_the_configuration_is_refused(tmp_path: Path) -> None:

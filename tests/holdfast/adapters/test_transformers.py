@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, resume, run_program, steps
+from holdfast.training import Gate, Training, resume, run_program, set_skipped, steps
 from tests.support import hugging
 from tests.support.hugging import EPOCHS, PER_EPOCH, TOTAL
 from tests.support.trainings import Saved, save_state, save_step
@@ -49,6 +49,7 @@ def live(config: RunConfig, stop: int, saved: Saved | None = None, lose: int = 0
     def serve(training: Training) -> Generator[None, None, None]:
         if saved is not None:
             resume(training, *saved, Gate("exact"), lambda *skipped: None)
+        set_skipped(training, config.skip)
         yield from steps(training, stop, lambda: False)
         found.append((save_state(training, Path(config.store)), training))
         yield from steps(training, stop + lose, lambda: False)
@@ -208,6 +209,11 @@ def test_what_cannot_be_exact_is_refused_in_one_line(
         live(make_config(tmp_path, epochs, "mistaken", how=how, arguments=arguments), TOTAL)
     assert refused.value.message.startswith(line_of("held.train("))
     assert refused.value.hint or how == "is none"
+
+
+def test_steps_to_skip_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"step 3 can't be skipped: a Hugging Face Trainer counts its steps"):
+        live(make_config(tmp_path).with_skip("3"), TOTAL)
 
 
 def test_values_that_differ_each_time_are_left_out_by_name(tmp_path: Path) -> None:

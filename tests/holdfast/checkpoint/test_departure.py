@@ -22,6 +22,7 @@ ONE = [line(step) for step in range(1, 5)]
     ("changed", "fields", "tensors"),
     [
         ({"loss": 3.0}, ("loss",), ()),
+        ({"skipped": True}, ("skipped",), ()),
         ({"rng": "x", "grad_norm": 0.5, "loss": 3.0, "samples": "ab-bb"}, ("samples", "loss", "grad_norm", "rng"), ()),
         ({"samples": "aa-bc"}, ("batch content",), ()),
         ({"samples": "aa"}, (), ()),  # of an earlier version

@@ -69,7 +69,7 @@ def test_every_field_has_a_class() -> None:
 
 
 def test_the_identity_is_made_of_the_identity_fields() -> None:
-    fields = {"recipe": "m:f", "run": "a", "settings": {"lr": 1}, "init_from": {"run": "b"}}
+    fields = {"recipe": "m:f", "run": "a", "settings": {"lr": 1}, "init_from": {"run": "b"}, "skip": "3"}
     cases = {
         "compute.ranks": {},
         "compute.virtual_ranks": {"virtual_ranks": 8},

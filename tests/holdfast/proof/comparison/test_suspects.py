@@ -33,6 +33,7 @@ ALL = [
     change("settings.size", 4, 8),
     change("files.data", "a", "b", "file"),
     change("seed"),
+    change("skip", "", "3"),
 ]
 
 
@@ -47,6 +48,7 @@ ALL = [
         (("loss",), 7, (2.0, 2.000001), ["settings.rate", "packages.numpy", "environment.threads"]),
         (("grad_norm",), 7, (2.0, 2.000001), ["settings.rate", "packages.numpy", "environment.threads"]),
         (("optimizer.exp_avg", "model"), 64, (None, None), ["settings.p", "settings.rate"]),
+        (("skipped",), 3, (None, None), ["skip"]),
         (("rng",), 3, (None, None), ["seed", "settings.p", "built.model.3.p"]),
     ],
 )

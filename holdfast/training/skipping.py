@@ -1,0 +1,50 @@
+"""Skipped steps: their batches are drawn and not trained.
+
+A skipped step has a number, a line in the trail and its place in epoch, chunk and data, as each other step. It changes
+nothing of the state but the step's number and the position in the data: no forward pass, no optimizer's step, no step
+of a scheduler. Only what drawing a batch draws from random generators is drawn. Anneals are functions of the step.
+"""
+
+from holdfast.config.steps import Steps
+from holdfast.data import NoBatches
+from holdfast.errors import RecipeError
+from holdfast.training.build import Training
+from holdfast.training.step_record import Unread
+
+UNDO = "holdfast skip RUN --off STEPS takes a skip back; the setting skip has those of the configuration"
+
+
+def set_skipped(training: Training, skip: str) -> None:
+    """Set the steps to skip.
+
+    Args:
+        skip: the steps, as in the setting ``skip``.
+
+    Raises:
+        RecipeError: the program's steps can't be skipped.
+    """
+    training.program.skipped = Steps.parse(skip)
+    named = f"{training.program.skipped.named} can't be skipped"
+    if training.program.skipped and training.program.framework:
+        raise RecipeError(
+            f"{named}: {training.program.framework} counts its steps and batches itself",
+            hint=UNDO,
+        )
+    if training.program.skipped and isinstance(training.batches, NoBatches):
+        raise RecipeError(
+            f"{named}: the loop makes its own batches, so that none can be left out",
+            hint=f"pass the data: for step in run.steps(loader); {UNDO}",
+        )
+
+
+def pass_over(training: Training) -> None:
+    """Draw the batches of the next step, and set `StepRecord.trained`. All ranks call it together."""
+    names: list[str] = []
+    counts = [turn.counts for turn in training.virtual.turns] if training.virtual else [True]
+    with training.generators.training():
+        for is_own in counts:
+            for _ in range(training.recipe.grad_accum):
+                name, _ = training.next_batch(is_moved=False)
+                names += [name] if is_own else []
+    step = training.progress.step + 1
+    training.record.trained = Unread(step, {}, training.lrs, training.anneals, names, is_skipped=True)
