@@ -18,7 +18,7 @@ from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import Past, describe_job, judge_drift, judge_environment, judge_self_test
 from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer, Observers, judge_restore
-from holdfast.attempt.opening import Known, await_completed, describe_beginning, describe_ready
+from holdfast.attempt.opening import Known, apply_skips, await_completed, describe_beginning, describe_ready
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.rehearsal import Rehearsals
@@ -41,8 +41,7 @@ from holdfast.errors import (
 )
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
-from holdfast.journal.signature import load_signing_key, load_trusted_key
-from holdfast.journal.spikes import describe_spikes
+from holdfast.journal.signature import TrustedKey, load_signing_key, load_trusted_key
 from holdfast.ledger.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.ledger.history import CostHistory
 from holdfast.ledger.interval import FIRST_STEPS
@@ -210,12 +209,12 @@ class Attempt:
 
     def _build(self) -> Known:
         """Start the ranks and open the line of commits; return how the run stood before."""
-        config = self.config = self.ranks.config = settle_ranks(self.config)
         self.ranks.check_machine()
+        signing_key = load_signing_key(self.ranks.given.signing_key) if self.ranks.given.signing_key else None
+        trusted_keys = [load_trusted_key(source) for source in self.ranks.given.resume.trusted_keys]
+        config, skip_records = self._read_skips(trusted_keys)
         if self._takes_all_gpus:
             log.info('compute.ranks = "all" is %d here', config.compute.rank_count)
-        signing_key = load_signing_key(config.signing_key) if config.signing_key else None
-        trusted_keys = [load_trusted_key(source) for source in config.resume.trusted_keys]
         known = Known.read(self.journal)
         self.journal.check_held(known.attempts)
         try:
@@ -233,8 +232,15 @@ class Attempt:
             commit_adopted=self._commit_adopted,
             near=Near.of(config),
         )
+        self._line.skip_records = skip_records
         self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)
         return known
+
+    def _read_skips(self, trusted_keys: Sequence[TrustedKey]) -> tuple[RunConfig, list[str]]:
+        """Set the configuration with the run's skip list. Return both results of `apply_skips`."""
+        given, names = apply_skips(self.journal, self.ranks.given, trusted_keys)
+        self.config = self.ranks.config = settle_ranks(given)
+        return self.config, names
 
     def _claim(self, known: Known) -> bool:
         """Claim the run, unless nothing is left to do. Return whether the run still has steps to train."""
@@ -396,8 +402,17 @@ class Attempt:
 
     def _start_again(self) -> None:
         self.ranks.build_again(self.head)
+        self._follow_skips()
         self._forget_order_to_stop()
         self._pipeline.forget_orders()
+
+    def _follow_skips(self) -> None:
+        """Train on with the settings of the new ranks. Only a new skip list gives them another fingerprint."""
+        present = self.ranks.present
+        if present.fingerprint != self.fingerprint:
+            self.fingerprint = self.line.config_fingerprint = present.fingerprint
+            self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
+            log.info("steps that are drawn and not trained: %s", self.config.skip or "none any more")
 
     def _note_failure(self, error: HoldfastError) -> HoldfastError:
         """Record how the ranks failed. Return the error to raise: `NoProgress` if the failure before was the same."""
@@ -480,8 +495,11 @@ class Attempt:
             return self.line.follow()
         except (FolderTaken, ParentQuarantined) as error:
             log.warning("%s; the steps of that checkpoint are trained again", error)
+            is_meant = isinstance(error, ParentQuarantined) and not self.is_stopping
+            if is_meant:
+                _, self.line.skip_records = self._read_skips(self.line.trusted_keys)  # new ranks follow a new list
             self.fall_back()
-            if isinstance(error, ParentQuarantined) and not self.is_stopping:
+            if is_meant:
                 self.ranks.check_machine()
             return self.head
         self._pipeline.uncommitted.pop(0)
@@ -494,8 +512,6 @@ class Attempt:
         began = time.monotonic()
         commit = self._publish(self.line, proposal)
         self._commits.add(time.monotonic() - began)
-        for step, text in describe_spikes(commit.spikes).items():
-            log.warning("%s; to see why: holdfast explain %s %d", text, self.journal.store.url, step)
         self._tell("committed", commit)
 
     def _commit_adopted(self, saved: Saved) -> None:

@@ -3,6 +3,7 @@
 All commits take this path, whatever their reason: a chunk, a stop, a notice, an adoption.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from holdfast.attempt.line import Line
 from holdfast.checkpoint import Saved
 from holdfast.errors import ConfigDrift
 from holdfast.journal import Commit
+from holdfast.journal.spikes import describe_spikes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ Publish = Callable[[Line, Proposal], Commit]
 
 
 def publish_commit(line: Line, proposal: Proposal) -> Commit:
-    """Check a checkpoint, and publish its commit's record and latest.json.
+    """Check a checkpoint, and publish its commit's record and latest.json. Name its spikes in the log.
 
     Raises:
         ConfigDrift: the checkpoint was trained with other settings than the run's.
@@ -41,7 +45,10 @@ def publish_commit(line: Line, proposal: Proposal) -> Commit:
     if line.head is not None and line.head.path == proposal.saved.path:
         return line.head  # an interrupted call made this commit already
     check_fingerprint(line, proposal)
-    return line.commit(proposal.saved, proposal.reason)
+    commit = line.commit(proposal.saved, proposal.reason)
+    for step, text in describe_spikes(commit.spikes).items():
+        log.warning("%s; to see why: holdfast explain %s %d", text, line.journal.store.url, step)
+    return commit
 
 
 def check_fingerprint(line: Line, proposal: Proposal) -> None:

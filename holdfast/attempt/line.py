@@ -91,6 +91,8 @@ class Line:
     Attributes:
         head: the commit that the run continues from; None before the first commit.
         next_number: the number of the next commit.
+        trusted_keys: the keys, one of which has to have signed a commit; empty to accept any.
+        skip_records: the names of the skip list in force and of its signature; empty if the run has none.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Line:
         self.steps_per_epoch = steps_per_epoch
         self.head: Commit | None = None
         self.next_number = 1
+        self.skip_records: list[str] = []
         self._begun: Commit | None = None
         self._metadata: dict[str, checkpoint.Metadata] = {}  # by folder; a checkpoint's metadata never changes
         self._latest: Latest | None = None
@@ -124,7 +127,7 @@ class Line:
         self._tripped: dict[int, GateTripped] = {}
         self._taken: set[str] = set()  # folders of checkpoints that can't be adopted
         self._signing_key = signing_key
-        self._trusted_keys = trusted_keys
+        self.trusted_keys = trusted_keys
         self._noted: tuple[int, _RehearsalVerdict] | None = None  # a commit's number, and the verdict since that commit
         self._watched: tuple[str, checkpoint.Lines] = "", []  # a checkpoint's folder, and the last lines up to it
         self._near = near
@@ -288,7 +291,7 @@ class Line:
     def _list_records(self, saved: Saved) -> dict[str, str]:
         """Return the names of the records on which the next commit relies, each with its SHA-256 or an empty text."""
         settings = {config_name(saved.metadata.config_fingerprint): ""} | self.journal.settings
-        names = [record_name("attempts", self.attempt), folder_record_name(saved.path)]
+        names = [record_name("attempts", self.attempt), folder_record_name(saved.path), *self.skip_records]
         if self._signing_key:
             names.append(signature_name(self.next_number, self.attempt))
         return settings | dict.fromkeys(names, "")
@@ -399,7 +402,7 @@ class Line:
 
     def _adopt(self) -> bool:
         """Commit a checkpoint that dead ranks have saved. Return whether there was such a checkpoint."""
-        if self._trusted_keys:
+        if self.trusted_keys:
             return False  # an orphan is not signed: anyone who can write to the store could have put it there
         for saved in self._find_orphans():
             saver = "this attempt's earlier ranks" if self._has_resumed else "a dead attempt"
@@ -458,8 +461,15 @@ class Line:
 
         Allowed are the present settings and the head's, and both with another number of ranks.
         """
-        known = [self.config_fingerprint, *([self.head.config_fingerprint] if self.head else [])]
+        heads = [self.head.config_fingerprint] if self.head else []
+        known = [self.config_fingerprint, *(each for each in heads if self._skips_as_now(each))]
         return fingerprint in known or any(self._differ_in_ranks(fingerprint, each) for each in known)
+
+    def _skips_as_now(self, fingerprint: str) -> bool:
+        """Return whether settings skip the steps that the present settings skip."""
+        configs = self.journal.read_config(fingerprint), self.journal.read_config(self.config_fingerprint)
+        skipped = [each.identity.get("skip", "") if each else None for each in configs]
+        return fingerprint == self.config_fingerprint or skipped[0] == skipped[1]
 
     def _differ_in_ranks(self, one: str, other: str) -> bool:
         configs = self.journal.read_config(one), self.journal.read_config(other)
@@ -519,8 +529,8 @@ class Line:
         Raises:
             NotTrusted: no trusted key has signed it. The commit isn't quarantined, because the keys may be wrong.
         """
-        if self._trusted_keys:
-            check_signed(self.journal, commit, self._trusted_keys)
+        if self.trusted_keys:
+            check_signed(self.journal, commit, self.trusted_keys)
 
     def _nothing_verified(self) -> NoVerifiedCheckpoint:
         reasons = [f"  {line}" for line in self.journal.quarantine_reasons()]

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 from holdfast import checkpoint
 from holdfast.config import Compute, InitFrom, Resume, RunConfig
 from holdfast.config.slurm import find_job
+from holdfast.config.steps import Steps
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.journal import Commit, Journal
 from holdfast.journal.verdict import NODES
 from holdfast.machine.contract import Verdict, judge
 from holdfast.machine.self_test import compare_with_records, refuse
 from holdfast.provenance.changes import Change, compare_identities, find_defaults, to_lineage
-from holdfast.provenance.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks
+from holdfast.provenance.drift import SHOWN_CHANGES, check_drift, is_harmless, is_of_ranks, is_of_skips
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
 from holdfast.provenance.model_files import hash_model
 from holdfast.provenance.recorded import compare_records
@@ -155,13 +156,43 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
     Raises:
         ConfigDrift: a change is neither harmless nor accepted.
     """
+    if told := check_skips(past.commit, past.identity, present.identity):
+        log.info("%s", told)
     changes = changes_since(past, present)
     let_through = check_drift(changes, config.resume.accept_drift, past.fingerprint, present.fingerprint)
-    # `judge_environment` warns of changed ranks.
-    _warn_of([change for change in let_through if not is_of_ranks(change)])
+    # `judge_environment` warns of changed ranks, and `check_skips` tells of changed skips.
+    _warn_of([change for change in let_through if not (is_of_ranks(change) or is_of_skips(change))])
     if epochs not in (None, config.epochs):
         let_through.append(Change(name="epochs", kind="value", saved=epochs, current=config.epochs))
     return to_lineage(let_through)
+
+
+def check_skips(commit: Commit, saved: Mapping[str, Any] | None, current: Mapping[str, Any]) -> str:
+    """Check that the run is to skip the steps that it has skipped up to a commit, and no others.
+
+    Args:
+        saved: the identity that the commit was trained with; None if it was lost.
+        current: the identity that the run would go on with.
+
+    Returns:
+        A line for a person if later steps are to be skipped, or not any more; empty if nothing changes.
+
+    Raises:
+        ConfigDrift: the lists differ in a step that the commit has.
+    """
+    if saved is None:
+        return ""
+    before, now = (Steps.parse(str(each.get("skip", ""))) for each in (saved, current))
+    changed = before ^ now
+    if changed and changed.first <= commit.step:
+        raise ConfigDrift(
+            f"settings differ: commit {commit.number} (step {commit.step}) was trained with steps {before or 'none'} "
+            f"skipped, and the run is to skip {now or 'none'}",
+            hint=f"put the saved list back (--set 'skip=\"{before}\"'), or take the run back to a commit before the "
+            "step: holdfast skip RUN STEPS, or with --off",
+            fields={"skip": [str(before), str(now)]},
+        )
+    return f"steps that are drawn and not trained: {now or 'none any more'}" if changed else ""
 
 
 def check_same_build(before: Present, present: Present, accept: Sequence[str]) -> None:
@@ -174,7 +205,8 @@ def check_same_build(before: Present, present: Present, accept: Sequence[str]) -
         accept = ()  # all commits of an attempt have one fingerprint
     changes = compare_identities(before.identity, present.identity, present.defaults)
     changes += compare_records(before.environment, present.environment)
-    _warn_of(check_drift(changes, accept, before.fingerprint, present.fingerprint))
+    changes = check_drift(changes, accept, before.fingerprint, present.fingerprint)
+    _warn_of([change for change in changes if not is_of_skips(change)])
 
 
 def _warn_of(changes: Sequence[Change]) -> None:

@@ -4,12 +4,17 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.attempt.skipping import finish_going_back
+from holdfast.config import RunConfig
 from holdfast.errors import NameMissing, RecordDamaged, RunUnknown, WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
 from holdfast.journal.records import HELD, RELEASED
+from holdfast.journal.signature import TrustedKey
+from holdfast.journal.skips import read_skips
 from holdfast.machine.host import name_host
 from holdfast.machine.processes import is_running
 from holdfast.rank.messages import Ready
@@ -123,6 +128,25 @@ def _skip_holds(journal: Journal, number: int) -> int:
     while number and (record := journal.find_attempt(number)) and not record.is_training:
         number -= 1
     return number
+
+
+def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[TrustedKey]) -> tuple[RunConfig, list[str]]:
+    """Add the run's skip list to a configuration. Finish going back to before its steps, if a kill has prevented that.
+
+    Returns:
+        the configuration, and the names of the list's record and signature; no names if the run has no list.
+
+    Raises:
+        RecordDamaged, NotTrusted: the list can't be read, or none of the keys has signed it.
+        NoVerifiedCheckpoint: no checkpoint before the steps verifies.
+    """
+    record = read_skips(journal, trusted_keys)
+    if record is None:
+        return given, []
+    if quarantined := finish_going_back(journal, record):
+        numbers = ", ".join(map(str, quarantined))
+        log.warning("skip list %d: commits that don't count any more: %s", record.number, numbers)
+    return given.with_skip(record.skip), [*filter(journal.store.exists, record.names)]
 
 
 def await_completed(journal: Journal, number: int) -> bool:

@@ -52,6 +52,7 @@ class AttemptRanks:
     """The ranks of one attempt: `build` starts them, `build_again` replaces them, `end` ends them.
 
     Attributes:
+        given: the configuration as the attempt got it, without the run's skip list.
         config: the run's configuration; its number of ranks is settled when the ranks are started.
         ahead: the ranks that were started before they are needed, if any.
         running: the running ranks; None before `build`, after `end`, and after they died.
@@ -70,7 +71,7 @@ class AttemptRanks:
     built: Ready
 
     def __init__(self, config: RunConfig, journal: Journal, number: int) -> None:
-        self.config = config
+        self.config = self.given = config
         self._journal = journal
         self._number = number
         self.restart_s = 0.0

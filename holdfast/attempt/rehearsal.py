@@ -8,6 +8,7 @@ committed.
 New ranks can also be compared with ranks that have died, whose trail is on the disk; see `holdfast.rank.lived`.
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from holdfast.checkpoint import shorten
 from holdfast.checkpoint.departure import REHEARSED_STEPS, Difference, find_departure
 from holdfast.checkpoint.found import find_suspects
 from holdfast.config import ProofSettings
+from holdfast.config.steps import Steps
 from holdfast.errors import (
     Inexact,
     OutOfMemory,
@@ -296,7 +298,9 @@ class Rehearsals:
                 line.note_inexact(record.difference)
             return
         lived = record.lines if record else find_lived(self._folder, head.attempt, head.step)
-        lived = [each for each in lived if each["step"] <= stop]
+        skipped = Steps.parse(self._ranks.config.skip)  # the dead ranks may have trained steps that are skipped now
+        same = itertools.takewhile(lambda each: bool(each.get("skipped")) == (each["step"] in skipped), lived)
+        lived = [each for each in same if each["step"] <= stop]
         if not lived:
             return
         began, stop, fingerprint = time.monotonic(), lived[-1]["step"], self._ranks.present.fingerprint

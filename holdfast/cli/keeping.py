@@ -1,4 +1,4 @@
-"""Commands that keep checkpoints: prune, pin, quarantine, pack, unpack, export, and keygen for signatures."""
+"""Commands that keep checkpoints: prune, pin, quarantine, skip, pack, unpack, export, and keygen for signatures."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from holdfast.attempt.skipping import skip_steps
 from holdfast.cli.app import Flag, Json, app, print_json
+from holdfast.config.steps import EXPECTED, Steps
 from holdfast.errors import ConfigError, HoldfastError, NameTaken, StoreDenied, WrongUse
 from holdfast.journal import Commit, Journal, PruneReport, read_verdict
 from holdfast.journal.finding import HOW_TO_NAME, find_commit, open_journal
@@ -109,6 +111,48 @@ def release(run: str, /, *, rollback: Flag = False) -> None:
         )
     print(roll_back(journal, verdict))
     journal.check_held(journal.attempts())
+
+
+@app.command(name="skip")
+def skip_command(
+    run: str,
+    steps: str,
+    /,
+    *,
+    off: Flag = False,
+    signing_key: Annotated[str, Parameter(name=["--key", "--signing-key"], show_default=False)] = "",
+    reason: str = "",
+) -> None:
+    """Skip steps that a run has trained: go back to the checkpoint before them, and go on without their batches.
+
+    Their batches are drawn and not trained, so that all other steps keep their numbers and their data. The list is a
+    record of the run: each commit names it, and proofs, audits and receipts train with it. The next attempt goes on
+    from the checkpoint before; a live one does so after its next commit.
+
+    Args:
+        run: <store>/<run>.
+        steps: The steps, from 1, such as 1200-1210 or 1200-1210,1300.
+        off: Take a skip of these steps back: go back once more, and train them.
+        signing_key: The private key that signs the list: a PEM file, or env:NAME. A run with resume.trusted_keys
+            accepts only a list that one of these keys has signed.
+        reason: The reason, which stays on record.
+    """
+    try:
+        chosen = Steps.parse(steps)
+    except ValueError as error:
+        raise WrongUse(f"skip {steps}: {error}") from None
+    if not chosen:
+        raise WrongUse(f"skip: {EXPECTED}")
+    journal = open_journal(run)
+    journal.read_run()
+    done = skip_steps(
+        journal, chosen, load_signing_key(signing_key) if signing_key else None, is_off=off, reason=reason
+    )
+    print(f"{chosen.named} of run {journal.run}: {'not skipped any more' if off else 'skipped'}")
+    if done.start is not None:
+        print(f"the run goes on from commit {done.start.number} ({done.start.path}, step {done.start.step})")
+    if done.quarantined:
+        print(f"commits that don't count any more: {', '.join(map(str, done.quarantined))}")
 
 
 def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:

@@ -28,6 +28,7 @@ from holdfast.journal import (
 from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.reading import read_all
 from holdfast.journal.signature import load_trusted_key
+from holdfast.journal.skips import list_skips
 from holdfast.keeping.verification import CheckedCheckpoint, verify_run
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store import open_store
@@ -126,6 +127,7 @@ def show_command(
             "best": _read_best(journal),
             "certified": _read_certified(journal, audits),
             "judged": verdict and verdict.to_json(),
+            "skips": [record.model_dump() for record in list_skips(journal)],
         }
         print_json(standing.model_dump() | kept | {"shown": newest})
         return 0
@@ -133,6 +135,7 @@ def show_command(
         _fields(standing)
         | _describe_best(journal)
         | _describe_audits(journal)
+        | _describe_skips(journal)
         | {
             "shown": _name_shown(journal),
             "saved": save and f"{counted(files, 'file')} in {save}",
@@ -187,6 +190,12 @@ def _describe_audits(journal: Journal) -> dict[str, str]:
     if verdict := read_newest_verdict(journal, audits):
         rows["audited"] = verdict.describe()
     return rows
+
+
+def _describe_skips(journal: Journal) -> dict[str, str]:
+    """Return a row with the steps that the run's skip list has, and who decided so last; nothing without a list."""
+    records = list_skips(journal)
+    return {"skipped steps": one_line(f"{records[-1].skip or 'none'}; {records[-1]}")} if records else {}
 
 
 def _name_shown(journal: Journal) -> str:

@@ -147,7 +147,7 @@ class Journal(RunFolder):
         except NameTaken:
             known = self.read_ending(number)
             return known.ending if known else ending
-        self._enter(record_name("endings", number))
+        self.enter(record_name("endings", number))
         return ending
 
     def record_rehearsal(self, record: RehearsalRecord) -> None:
@@ -155,7 +155,7 @@ class Journal(RunFolder):
         name = record_name("rehearsals", record.attempt)
         with contextlib.suppress(NameTaken):
             self.store.create(name, record.to_bytes())
-            self._enter(name)
+            self.enter(name)
 
     def find_rehearsal(self, commit: int) -> RehearsalRecord | None:
         """Return the newest record of a rehearsal that began with this commit and differed; None if there is none."""
@@ -492,7 +492,7 @@ class Journal(RunFolder):
         record = Quarantine(commit=number, reason=reason, attempt=attempt, created_at=now())
         with contextlib.suppress(NameTaken):  # another attempt found it first
             self.store.create(record_name("quarantine", number), record.to_bytes())
-            self._enter(record_name("quarantine", number))
+            self.enter(record_name("quarantine", number))
 
     def find_quarantined_parent(self, commit: Commit) -> str:
         """Return a line if a commit's parent was quarantined before the commit was made; empty otherwise.
@@ -533,7 +533,7 @@ class Journal(RunFolder):
             ) from None
         with contextlib.suppress(NameTaken):
             self.store.create(record_name("pins", number), Pin(commit=number, created_at=now()).to_bytes())
-            self._enter(record_name("pins", number))
+            self.enter(record_name("pins", number))
         # Retention checks for a pin after it has written its pruned record. So of a pin and a prune that happen at the
         # same time, at least one sees the other's record.
         if self.is_pruned(number):
@@ -545,10 +545,10 @@ class Journal(RunFolder):
 
     def unpin(self, number: int) -> None:
         """Remove a commit's pin, so that retention may delete its checkpoint."""
-        self._enter(record_name("pins", number), is_there=False)
+        self.enter(record_name("pins", number), is_there=False)
         self.store.delete(record_name("pins", number))
 
-    def _enter(self, name: str, *, is_there: bool = True) -> None:
+    def enter(self, name: str, *, is_there: bool = True) -> None:
         """Enter a record into the index, after it was written or before it is deleted.
 
         A kill between the record's write and its entry leaves a record without an entry. `verify` can't notice the

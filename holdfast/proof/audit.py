@@ -27,10 +27,12 @@ from holdfast.journal import (
 from holdfast.machine.host import name_host
 from holdfast.proof.differing import SHOWN_NAMES, Differing, find_difference
 from holdfast.proof.replay import (
+    has_settings_of,
     make_pruned_error,
     replayed,
 )
 from holdfast.proof.rollback import roll_back, stop_run
+from holdfast.provenance.drift import is_of_skips
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.store import Store, open_store
 from holdfast.terminal import counted
@@ -263,7 +265,7 @@ def choose_span(journal: Journal, commit: Commit) -> Span:
         reason = "the run began with another run's weights"
     elif parent.origin:
         reason = "the run began with another program's checkpoint"
-    elif parent.config_fingerprint != commit.config_fingerprint:
+    elif not has_settings_of(journal, parent, commit):
         reason = "the settings were changed at that step"
     elif before is not None and (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
         given_up = "pruned" if journal.is_pruned(before.number) else "quarantined"
@@ -305,7 +307,7 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
         )
         raise WrongUse(error.message, hint=hint)
     for each in span.commits:
-        if each.config_fingerprint != commit.config_fingerprint:
+        if not has_settings_of(journal, each, commit):
             raise WrongUse(
                 f"--from {number}: the settings were changed after commit {each.number}",
                 hint="a replay uses the settings of one commit: begin with a commit after the change",
@@ -331,7 +333,8 @@ def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     past = Past.read(journal, commit)
     # Leave changed packages to the reasons of `promise_for`. These don't name another version of Holdfast, because
     # every version has to give the same bits.
-    changes = [str(change) for change in changes_since(past, present) if change.kind != "package"]
+    found = changes_since(past, present)
+    changes = [str(change) for change in found if change.kind != "package" and not is_of_skips(change)]
     return [*changes, *promise_for(past, present).reasons]
 
 

@@ -10,14 +10,15 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from holdfast import __version__
-from holdfast.attempt.lineage import Past, find_ancestor, identify
+from holdfast.attempt.lineage import Past, check_skips, find_ancestor, identify
 from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
+from holdfast.journal.skips import read_skips
 from holdfast.machine.gpus import settle_ranks
 from holdfast.provenance.changes import CLASSES, Change, classify, compare_identities, find_defaults, from_lineage
-from holdfast.provenance.drift import check_drift, is_accepted, is_harmless
+from holdfast.provenance.drift import check_drift, is_accepted, is_harmless, is_of_skips
 from holdfast.provenance.fingerprint import fingerprint
 from holdfast.provenance.imports import find_file
 from holdfast.provenance.opened_files import describe_file
@@ -60,7 +61,8 @@ def judge_run(journal: Journal, config: RunConfig) -> Judged:
     Raises:
         RecordDamaged, WrongUse: the run's saved settings are lost.
     """
-    config = settle_ranks(config)
+    record = read_skips(journal)
+    config = settle_ranks(config.with_skip(record.skip) if record else config)
     newest = journal.newest()
     saved = _read_trained_with(journal, newest)
     with contextlib.redirect_stdout(sys.stderr):  # a recipe may print when it is imported
@@ -68,7 +70,8 @@ def judge_run(journal: Journal, config: RunConfig) -> Judged:
     current = fingerprint(identity)
     changes = compare_identities(saved.identity, identity, defaults) if current != saved.fingerprint else []
     sources, notes = _compare_recorded(journal, newest, config) if newest else ([], [NOTHING_COMMITTED])
-    hint = _find_hint([*changes, *sources], config, saved.fingerprint, current) if newest else ""
+    of_skips = _find_hint_of_skips(newest, saved, identity) if newest else ""
+    hint = of_skips or (_find_hint([*changes, *sources], config, saved.fingerprint, current) if newest else "")
     rows = [
         *(("identity", change) for change in changes),
         *((CLASSES[change.kind], change) for change in sources),
@@ -76,6 +79,7 @@ def judge_run(journal: Journal, config: RunConfig) -> Judged:
     ]
     accept = config.resume.accept_drift
     judged = [(_judge_one(cls, change, accept) if newest else "needs nothing", cls, change) for cls, change in rows]
+    judged = [("refused" if of_skips and is_of_skips(row[2]) else row[0], *row[1:]) for row in judged]
     judged.sort(key=lambda row: (WORST_FIRST.index(row[0]), row[2].name))
     return Judged(judged, bool(hint), hint, [*notes, *_note_place(journal, config)])
 
@@ -108,6 +112,15 @@ def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: st
     """Return the hint for the changes that are refused; empty if no change is refused."""
     try:
         check_drift(changes, config.resume.accept_drift, saved, current)
+    except ConfigDrift as error:
+        return error.hint
+    return ""
+
+
+def _find_hint_of_skips(newest: Commit, saved: ConfigRecord, identity: dict[str, Any]) -> str:
+    """Return the hint if other steps are to be skipped than the newest commit has skipped; else empty."""
+    try:
+        check_skips(newest, saved.identity, identity)
     except ConfigDrift as error:
         return error.hint
     return ""

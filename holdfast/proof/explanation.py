@@ -20,7 +20,7 @@ from holdfast.journal import Commit, Journal
 from holdfast.journal.spikes import WINDOW, UsualLoss, make_usual
 from holdfast.proof.audit import list_notes
 from holdfast.proof.differing import Differing, to_fields
-from holdfast.proof.replay import ranks_at
+from holdfast.proof.replay import has_settings_of, ranks_at
 from holdfast.provenance.canonical import finite_or_none
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.terminal import counted
@@ -162,8 +162,10 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
     """
     commit, start = _find_commits(journal, step)
     begin = start.step if start else 0
-    log.info("training %s again, from step %d", counted(step - begin, "step"), begin)
     trail = checkpoint.read_trail_before(journal, commit, step, WINDOW)
+    if any(line["step"] == step and line.get("skipped") for line in trail):
+        raise WrongUse(f"step {step} of run {journal.run!r} was skipped: its batch was drawn and not trained")
+    log.info("training %s again, from step %d", counted(step - begin, "step"), begin)
     with ranks_at(journal, start, commit, trust) as (ranks, present):
         unpromised = [f"commit {commit.number} was pruned, and with its checkpoint the record of its machine"]
         if not journal.is_pruned(commit.number):
@@ -220,7 +222,7 @@ def _list_starts(journal: Journal, commit: Commit) -> Iterator[Commit | None]:
     All of the steps have the commit's settings.
     """
     before = commit
-    while before.config_fingerprint == commit.config_fingerprint and not before.origin:
+    while has_settings_of(journal, before, commit) and not before.origin:
         parent = journal.read_parent(before)
         if parent is None:
             yield None

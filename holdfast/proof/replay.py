@@ -15,6 +15,8 @@ from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
 from holdfast.machine.gpus import check_gpus, gather_nodes
 from holdfast.machine.part import Part
+from holdfast.provenance.changes import compare_identities
+from holdfast.provenance.drift import is_of_skips
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready, Tripped
 from holdfast.recipe.permission import Trust
@@ -86,6 +88,19 @@ def _choose_ranks(config: RunConfig, number: int | None, part: Part | None = Non
             hint="leave --ranks out, or judge one rank's part alone with --rank",
         )
     return config.with_ranks(number)
+
+
+def has_settings_of(journal: Journal, commit: Commit, other: Commit) -> bool:
+    """Return whether a replay with another commit's settings trains a commit's steps as they were trained.
+
+    A later skip list may be the only difference: it has none of the steps before the commit that the run went back to.
+    """
+    if commit.config_fingerprint == other.config_fingerprint:
+        return True
+    records = [journal.read_config(each.config_fingerprint) for each in (commit, other)]
+    if records[0] is None or records[1] is None:
+        return False
+    return all(map(is_of_skips, compare_identities(records[0].identity, records[1].identity, {})))
 
 
 @contextlib.contextmanager

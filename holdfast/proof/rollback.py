@@ -3,8 +3,8 @@
 import contextlib
 import logging
 
-from holdfast import checkpoint
-from holdfast.errors import RunHeld, Superseded
+from holdfast.attempt.going_back import find_verified_before, take_back
+from holdfast.errors import RunHeld
 from holdfast.journal import (
     AuditVerdict,
     Commit,
@@ -59,17 +59,13 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     first = _find_first(journal, verdict, released)
     if first is None:
         return _nothing_of(journal, verdict)
-    if not _has_checkpoint_before(journal, first):
+    if find_verified_before(journal, first.number) is None:
         return (
             f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number}, the first one that "
             f"{verdict.host} has trained, verifies; an audit of it on another host certifies it, if it is right"
         )
-    done: list[int] = []
-    # A live attempt commits meanwhile: it first writes its record and then looks for the quarantine of its parent, and
-    # this does the reverse, so that at least one of them sees the other.
-    while found := [commit for commit in journal.candidates() if commit.number >= first.number]:
-        done += [commit.number for commit in found if _quarantine(journal, commit, verdict)]
-    listed = ", ".join(map(str, sorted(done)))
+    reason = f"trained by {verdict.host}, or from what it has trained: {verdict.describe()}"
+    listed = ", ".join(map(str, take_back(journal, first.number, reason)))
     newest = journal.newest()
     assert newest is not None
     said = f"run {journal.run} is rolled back to commit {newest.number} (step {newest.step}): quarantined {listed}"
@@ -97,7 +93,7 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
         chosen one don't agree yet.
     """
     first = _find_first(journal, verdict, read_release(open_store(journal.store_url), verdict))
-    if first is None or not verdict.is_own or _has_checkpoint_before(journal, first):
+    if first is None or not verdict.is_own or find_verified_before(journal, first.number) is not None:
         return None
     audited = list_audits(journal)
     line = [each for each in journal.candidates() if each.number >= first.number]
@@ -114,12 +110,6 @@ def _is_wrong(journal: Journal, commit: Commit, host: str) -> bool:
     """Return whether the verdict on a commit says that this machine has trained it wrongly."""
     found = read_verdict(journal, commit)
     return found is not None and (found.kind, found.host, found.is_own) == ("machine", host, True)
-
-
-def _has_checkpoint_before(journal: Journal, first: Commit) -> bool:
-    """Return whether a checkpoint before a commit verifies."""
-    before = (commit for commit in journal.candidates() if commit.number < first.number)
-    return any(not checkpoint.verify(journal.store, commit) for commit in before)
 
 
 def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commit | None:
@@ -146,14 +136,4 @@ def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:
     """Return whether a machine may have trained a commit; True if no record says who has."""
     with contextlib.suppress(*UNREADABLE):
         return host in list_machines(commit, list_trainers(journal, commit))
-    return True
-
-
-def _quarantine(journal: Journal, commit: Commit, verdict: AuditVerdict) -> bool:
-    """Quarantine a commit; return False if an attempt has begun just now, so that it has to be tried again."""
-    reason = f"trained by {verdict.host}, or from what it has trained: {verdict.describe()}"
-    try:
-        journal.quarantine(commit.number, reason, journal.attempts())
-    except Superseded:
-        return False
     return True

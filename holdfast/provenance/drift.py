@@ -30,10 +30,10 @@ def is_harmless(change: Change) -> bool:
     """Return whether a change never stops a run.
 
     Harmless are: a new field with its default (from an upgrade); a package's version and the number of ranks (they
-    affect only the promise of equal bits); a module or a file that was not used before; and a file that is no longer
-    read.
+    affect only the promise of equal bits); the steps to skip, which `check_skips` judges instead; a module or a file
+    that was not used before; and a file that is no longer read.
     """
-    if change.kind == "package" or is_of_ranks(change):
+    if change.kind == "package" or is_of_ranks(change) or is_of_skips(change):
         return True
     if change.kind == "file" and ABSENT in (change.saved, change.current):
         return True
@@ -43,6 +43,11 @@ def is_harmless(change: Change) -> bool:
 def is_of_ranks(change: Change) -> bool:
     """Return whether a change is another number of ranks, in a run without virtual ranks."""
     return change.kind == "value" and change.name == "compute.ranks"
+
+
+def is_of_skips(change: Change) -> bool:
+    """Return whether a change is another list of steps to skip."""
+    return change.name == "skip"
 
 
 def is_accepted(change: Change, accept: Sequence[str]) -> bool:

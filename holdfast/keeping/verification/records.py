@@ -34,6 +34,7 @@ from holdfast.journal import (
     record_name,
     signature_name,
 )
+from holdfast.journal.skips import SKIPS, SkipRecord
 
 # For each folder: the class of its records, and the field that holds the number in a record's name.
 NUMBERED: dict[str, tuple[type[Record], str]] = {
@@ -44,6 +45,7 @@ NUMBERED: dict[str, tuple[type[Record], str]] = {
     "pins": (Pin, "commit"),
     "prunes": (PruneReport, "newest"),
     "rehearsals": (RehearsalRecord, "attempt"),
+    SKIPS: (SkipRecord, "number"),
     "index": (IndexRecord, "number"),
 }
 

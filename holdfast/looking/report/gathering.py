@@ -32,6 +32,7 @@ from holdfast.journal import (
     read_record,
     record_name,
 )
+from holdfast.journal.skips import SKIPS, SkipRecord
 from holdfast.looking.report.sketch import Sketch
 from holdfast.looking.report.trails import read_commit_trail
 
@@ -63,6 +64,7 @@ class History:
         shown: the newest text or picture of each name.
         verdict: the verdict on the newest audited commit; None if no commit was audited.
         certified: the commits that another host has trained again to the same bytes, each with that host.
+        skips: the skip lists, by number.
         problems: a line for each record that is damaged or lost, and for each broken link.
     """
 
@@ -84,6 +86,7 @@ class History:
     shown: list[Shown] = field(default_factory=list)
     verdict: AuditVerdict | None = None
     certified: dict[int, str] = field(default_factory=dict)
+    skips: dict[int, SkipRecord] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -139,6 +142,7 @@ class Gatherer:
             attempts = self._read_all(pool, AttemptRecord, "attempts")
             endings = self._read_all(pool, EndingRecord, "endings")
             quarantined = self._read_all(pool, Quarantine, "quarantine")
+            skips = self._read_all(pool, SkipRecord, SKIPS)
             deleted, pinned = frozenset(journal.numbers("pruned")), frozenset(journal.numbers("pins"))
             commits = self._read_all(pool, Commit, "commits")
             counting = sorted(commits.keys() - quarantined.keys() - deleted)
@@ -163,6 +167,7 @@ class Gatherer:
             metadata=metadata,
             sketch=self._sketch,
             shown=shown,
+            skips=skips,
             verdict=read_newest_verdict(journal, audits),
             certified=list_certified(journal, commits, audits),
             problems=self._list_problems(record, commits),

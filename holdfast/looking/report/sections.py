@@ -139,6 +139,7 @@ def make_changes(history: History) -> Markup:
     for number, record in sorted(history.attempts.items()):
         rows += _list_start(history, number, record.lineage.get("continues"), starts.get(number, 0))
         rows += _list_changes(number, record.lineage)
+    rows += [["", "skipped steps", str(record)] for _, record in sorted(history.skips.items())]
     shown = rows[-MOST_CHANGES:][::-1]
     heads = ("attempt", "what", "detail")
     body = (

@@ -1,0 +1,166 @@
+"""The skip of steps that a run has trained: write the skip list, and take the run back to the commit before them."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast import checkpoint
+from holdfast.attempt.going_back import find_verified_before, take_back
+from holdfast.config.steps import Steps
+from holdfast.errors import NameTaken, NoVerifiedCheckpoint, RecordDamaged, WrongUse
+from holdfast.journal import Commit, Journal, record_name, signature_name
+from holdfast.journal.signature import SigningKey
+from holdfast.journal.skips import SKIPS, SkipRecord, read_skips, sign_skips, write_skips
+
+ELSE = "a run of another name can skip steps from its beginning: --set run=... --set 'skip=\"{steps}\"'"
+
+
+@dataclass(frozen=True)
+class SkipResult:
+    """The result of `skip_steps`.
+
+    Attributes:
+        record: the list that is now in force.
+        start: the commit that the run continues from; None if the run had gone back already.
+        quarantined: the commits that don't count any more.
+    """
+
+    record: SkipRecord
+    start: Commit | None
+    quarantined: list[int]
+
+
+def skip_steps(
+    journal: Journal, steps: Steps, key: SigningKey | None = None, *, is_off: bool = False, reason: str = ""
+) -> SkipResult:
+    """Write a skip list, and take the run back to the newest verified commit before the first step that changes.
+
+    Args:
+        steps: the steps to skip, besides those that are skipped already.
+        is_off: take a skip of these steps back instead.
+
+    Raises:
+        WrongUse: the steps aren't trained, are skipped already (or, to take back, aren't), or no checkpoint before them
+            is left.
+        RecordDamaged: the list in force can't be read.
+    """
+    while True:
+        before = read_skips(journal)
+        known = Steps.parse(before.skip) if before else Steps()
+        newest = journal.newest()
+        # The process that has written this list may have died before the run had gone back, or may have had no key.
+        if before is not None and before.is_off == is_off and Steps.parse(before.changed) == steps:
+            if key is not None:
+                sign_skips(journal, before, key)
+            return SkipResult(before, None, finish_going_back(journal, before))
+        changed = steps - (steps - known) if is_off else steps - (known | _read_own(journal, newest))
+        first, start = _find_start(journal, newest, steps, changed, is_off=is_off)
+        if key is None and journal.store.exists(signature_name(first.number, first.attempt)):
+            raise WrongUse(f"the commits of run {journal.run!r} are signed", hint="sign the skip list, too: --key KEY")
+        skip = known - changed if is_off else known | changed
+        number = before.number + 1 if before else 1
+        with _pinned(journal, start):
+            try:
+                record = write_skips(journal, number, skip, changed, first.number, key, is_off=is_off, reason=reason)
+            except NameTaken:
+                continue  # another process was faster: judge its list
+            return SkipResult(record, start, finish_going_back(journal, record))
+
+
+def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
+    """Quarantine the commits that were trained without a list and have one of its steps; return their numbers.
+
+    An attempt calls it, too, because the process that has written the list may have died.
+
+    Raises:
+        NoVerifiedCheckpoint: no checkpoint before these commits verifies; none of them is quarantined.
+    """
+    name = record_name(SKIPS, record.number)
+
+    def stays(commit: Commit) -> bool:
+        return name in commit.records
+
+    if all(commit.number < record.first_commit or stays(commit) for commit in journal.candidates()):
+        return []
+    if find_verified_before(journal, record.first_commit) is None:
+        raise NoVerifiedCheckpoint(
+            f"run {journal.run!r} can't go back before step {Steps.parse(record.changed).first}: no checkpoint before "
+            f"commit {record.first_commit} verifies",
+            hint="restore the run's folder from a backup, or train under another name (--set run=...)",
+        )
+    did = "skipped what is to be trained" if record.is_off else "trained what is skipped"
+    reason = f"it, or a commit before it, has {did}: {record}"
+    return take_back(journal, record.first_commit, reason, stays)
+
+
+@contextlib.contextmanager
+def _pinned(journal: Journal, commit: Commit) -> Iterator[None]:
+    """Keep a commit's checkpoint during the block: a live attempt may prune it before it notices."""
+    is_pinned = commit.number in journal.numbers("pins")
+    journal.pin(commit.number)
+    try:
+        yield
+    finally:
+        if not is_pinned:
+            journal.unpin(commit.number)
+
+
+def _read_own(journal: Journal, newest: Commit | None) -> Steps:
+    """Return the steps that the run skips by its configuration, or by an earlier list."""
+    settings = journal.read_config(newest.config_fingerprint) if newest else None
+    return Steps.parse(str(settings.identity.get("skip", ""))) if settings else Steps()
+
+
+def _find_start(
+    journal: Journal, newest: Commit | None, steps: Steps, changed: Steps, *, is_off: bool
+) -> tuple[Commit, Commit]:
+    """Return the first commit that has one of the changed steps, and the verified commit before it.
+
+    Raises:
+        WrongUse: see `skip_steps`.
+    """
+    run = f"run {journal.run!r}"
+    if newest is None or steps.last > newest.step:
+        done = f"its newest commit has step {newest.step}" if newest else "it has no commits"
+        end = _find_end(journal, newest)
+        done = f"the run ends with step {end}" if end and steps.last > end else done
+        raise WrongUse(f"{steps.named} of {run}: not trained yet: {done}", hint=ELSE.format(steps=steps))
+    if not changed:
+        state = "not on its skip list" if is_off else "skipped already"
+        raise WrongUse(
+            f"{steps.named} of {run}: {state}", hint=f"holdfast show {journal.store.url} names its skipped steps"
+        )
+    first = newest
+    for first in _walk(journal, newest):
+        if first.origin and changed.first <= first.step:
+            raise WrongUse(f"step {changed.first} of {run} was not trained here: it was imported from {first.origin}")
+        parent = journal.find_parent(first)
+        if parent is None or parent.step < changed.first:
+            break
+    start = find_verified_before(journal, first.number)
+    if start is None:
+        oldest = [commit for commit in journal.candidates() if not checkpoint.verify(journal.store, commit)][-1:]
+        left = f"the oldest one is commit {oldest[0].number} at step {oldest[0].step}" if oldest else "none is left"
+        raise WrongUse(
+            f"{run} can't go back before step {changed.first}: no checkpoint before it verifies; {left}",
+            hint=f"retention.keep_every and holdfast pin keep older ones; {ELSE.format(steps=steps)}",
+        )
+    return first, start
+
+
+def _walk(journal: Journal, commit: Commit) -> Iterator[Commit]:
+    """Yield a commit and its ancestors, newest first."""
+    each: Commit | None = commit
+    while each is not None:
+        yield each
+        each = journal.find_parent(each)
+
+
+def _find_end(journal: Journal, newest: Commit | None) -> int:
+    """Return the run's last step; 0 if it isn't known."""
+    epochs = journal.read_epochs()
+    try:
+        metadata = checkpoint.read_metadata(journal.store, newest.path) if newest else None
+    except RecordDamaged:
+        return 0
+    return epochs * metadata.steps_per_epoch if epochs and metadata else 0

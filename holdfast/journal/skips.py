@@ -1,0 +1,157 @@
+"""The skip list of a run: the steps whose batches are drawn and not trained, and who decided that.
+
+``skips/00000001.json`` is the first list; each later number replaces the one before. The newest record decides. The
+records are created once, and each commit names the record that it was trained with.
+"""
+
+import contextlib
+import getpass
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from holdfast.config.steps import Steps
+from holdfast.errors import NameMissing, NameTaken, NotTrusted, RecordDamaged
+from holdfast.journal.journal import Journal
+from holdfast.journal.records import MAX_RECORD_BYTES, Record, Time, now, record_name
+from holdfast.journal.signature import MAX_ENVELOPE_BYTES, SigningKey, TrustedKey, verify_signature
+from holdfast.machine.host import name_host
+
+SKIPS = "skips"
+
+StepsText = Annotated[str, AfterValidator(lambda text: str(Steps.parse(text)))]
+
+
+class SkipRecord(Record):
+    """``skips/00000001.json``: the steps that a run skips from now on, besides those of its configuration."""
+
+    number: int = Field(ge=1)
+    skip: StepsText = Field(description="all steps to skip, such as 1200-1210,1300; empty for none")
+    changed: StepsText = Field(description="the steps that this record adds to the list before, or takes back")
+    is_off: bool = Field(description="whether it takes them back")
+    first_commit: int = Field(ge=1, description="the first commit that doesn't count any more, as it has such a step")
+    by: str = Field(description="who wrote it: the user and the host")
+    reason: str
+    created_at: Time
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the record and of its signature, if there is one."""
+        return [record_name(SKIPS, self.number), sign_name(self.number)]
+
+    def __str__(self) -> str:
+        did = "took back the skip of" if self.is_off else "skipped"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.by} {did} {Steps.parse(self.changed).named} on {self.created_at}{reason}"
+
+
+def sign_name(number: int) -> str:
+    """Return the name of the signature of a skip record: ``signatures/skip-00000001.json``."""
+    return f"signatures/skip-{number:08d}.json"
+
+
+def read_skips(journal: Journal, keys: Sequence[TrustedKey] = ()) -> SkipRecord | None:
+    """Return the skip list in force; None if the run never had one.
+
+    Args:
+        keys: the trusted keys, one of which has to have signed the list; empty to accept any list.
+
+    Raises:
+        RecordDamaged: the record can't be read. An older list isn't taken instead, because it has other steps.
+        NotTrusted: none of the keys has signed the list.
+    """
+    number = max(journal.numbers(SKIPS), default=0)
+    return read_skip(journal, number, keys) if number else None
+
+
+def list_skips(journal: Journal) -> list[SkipRecord]:
+    """Return all skip lists of a run that can be read, oldest first."""
+    found = []
+    for number in journal.numbers(SKIPS):
+        with contextlib.suppress(NameMissing, RecordDamaged):
+            found.append(read_skip(journal, number))
+    return found
+
+
+def read_skip(journal: Journal, number: int, keys: Sequence[TrustedKey] = ()) -> SkipRecord:
+    """Return the skip list of this number; see `read_skips`."""
+    name = record_name(SKIPS, number)
+    data = journal.store.read(name, 0, MAX_RECORD_BYTES + 1)
+    try:
+        record = SkipRecord.from_bytes(data, name)
+        if record.number != number:
+            raise RecordDamaged(f"{name} can't be read: it says that it is skip list {record.number}")
+    except RecordDamaged as error:
+        error.hint = error.hint or f"restore {name} from a backup: without it nobody knows which steps to skip"
+        raise
+    if keys:
+        check_skip_signed(journal, record, data, keys)
+    return record
+
+
+def check_skip_signed(journal: Journal, record: SkipRecord, data: bytes, keys: Sequence[TrustedKey]) -> None:
+    """Check that one of the keys signed a skip list.
+
+    Args:
+        data: the bytes of the record on the store.
+
+    Raises:
+        NotTrusted: no trusted key signed it, or the record was changed.
+    """
+    name, signature = record.names
+    try:
+        envelope = journal.store.read(signature, 0, MAX_ENVELOPE_BYTES + 1)
+    except NameMissing:
+        raise NotTrusted(
+            f"skip list {record.number} of run {journal.run!r} ({Steps.parse(record.changed).named}) is not signed",
+            hint="sign it: holdfast skip with the same steps and --key KEY; without resume.trusted_keys, unsigned "
+            "lists are accepted",
+        ) from None
+    verify_signature(envelope, journal.run, name, data, {}, keys)
+
+
+def write_skips(
+    journal: Journal, number: int, skip: Steps, changed: Steps, first_commit: int, key: SigningKey | None = None, *,
+    is_off: bool = False, reason: str = "",
+) -> SkipRecord:  # fmt: skip
+    """Create a skip list, after its signature.
+
+    Args:
+        number: one above the newest list's.
+        skip: all steps to skip.
+        changed: the steps that this list adds or takes back.
+        first_commit: the first commit that doesn't count any more.
+
+    Raises:
+        NameTaken: another process has created the list of this number.
+    """
+    record = SkipRecord(
+        number=number, skip=str(skip), changed=str(changed), is_off=is_off, first_commit=first_commit,
+        by=name_writer(), reason=reason, created_at=now(),
+    )  # fmt: skip
+    name, signature = record.names
+    if journal.store.exists(name):
+        raise NameTaken(name)
+    data = record.to_bytes()
+    if key is not None:
+        journal.store.replace(signature, key.sign(journal.run, name, data, {}))
+    journal.store.create(name, data)
+    journal.enter(name)
+    if key is not None:
+        journal.enter(signature)
+    return record
+
+
+def sign_skips(journal: Journal, record: SkipRecord, key: SigningKey) -> None:
+    """Sign a skip list that was written without a signature, or with another key."""
+    name, signature = record.names
+    journal.store.replace(signature, key.sign(journal.run, name, journal.store.read(name), {}))
+    journal.enter(signature)
+
+
+def name_writer() -> str:
+    """Return the user and the host of this process."""
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a container's user may have no name
+        return f"{getpass.getuser()}@{name_host()}"
+    return name_host()
