@@ -49,8 +49,8 @@ class NearForecast:
 
 
 @dataclass(frozen=True)
-class Life:
-    """An attempt's training until a loss, in seconds of training.
+class AtLoss:
+    """An attempt when it is lost, in seconds of training.
 
     Attributes:
         trained_s: the training until the loss.
@@ -91,7 +91,7 @@ class Timeline:
         self._every_s, self._inner = every_steps * measured.step_s, (steps - 1) // every_steps
         self.cycle_s = self._interval_s + (1 + self._inner) * measured.cost_s
 
-    def live(self, seconds: float) -> Life:
+    def live(self, seconds: float) -> AtLoss:
         """Return the training of an attempt that is lost so many seconds after its restart; negative: during it."""
         seconds = max(seconds, 0.0)
         cost_s, cycle_s = self._measured.cost_s, self.cycle_s
@@ -101,7 +101,7 @@ class Timeline:
         chunks = max(math.floor((whole_s + cost_s) / cycle_s), 0)
         blocks = math.floor((whole_s - chunks * cycle_s + cost_s) / (self._every_s + cost_s))
         near_s = chunks * self._interval_s + min(max(blocks, 0), self._inner) * self._every_s
-        return Life(self.train(seconds), committed * self._interval_s, near_s)
+        return AtLoss(self.train(seconds), committed * self._interval_s, near_s)
 
     def train(self, seconds: float) -> float:
         """Return the seconds of training within a time, of which saves take a part."""
@@ -134,7 +134,7 @@ def forecast_near(trace: Trace, measured: Measured, steps: int, near: NearSaves 
     return NearForecast(steps, near.survives if near else None, lost_steps, Spent.sum(parts).goodput)
 
 
-def _keep(life: Life, measured: Measured, near: NearSaves | None) -> tuple[float, float]:
+def _keep(life: AtLoss, measured: Measured, near: NearSaves | None) -> tuple[float, float]:
     """Return the training that survives a loss, and the same without the time that its rescue takes, in seconds."""
     gained_s = life.near_s - life.committed_s
     # An attempt adopts a save if copying it to the store takes less time than training its steps again.

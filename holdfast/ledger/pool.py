@@ -20,7 +20,7 @@ DRAWS = 100
 
 
 @dataclass(frozen=True)
-class Taken:
+class PoolLoss:
     """The mean loss of a pool, of several draws, in hours times the ranks of a run: GPU hours, if each rank has one.
 
     Attributes:
@@ -51,8 +51,8 @@ class PoolForecast:
     ranks: int
     steps: int
     preemptions: int
-    random: Taken
-    cheapest: Taken
+    random: PoolLoss
+    cheapest: PoolLoss
 
 
 Choose = Callable[[Sequence[float], random.Random], int]
@@ -78,11 +78,11 @@ def forecast_pool(trace: Trace, measured: Measured, steps: int, runs: int, ranks
         ranks: the ranks of each run.
     """
 
-    def replay(choose: Choose) -> Taken:
+    def replay(choose: Choose) -> PoolLoss:
         chance = random.Random(0)
         drawn = [_replay(trace, measured, steps, runs, choose, chance) for _ in range(DRAWS)]
         lost_h, restart_h, most = (math.fsum(column) / DRAWS for column in zip(*drawn, strict=True))
-        return Taken(lost_h * ranks, restart_h * ranks, most)
+        return PoolLoss(lost_h * ranks, restart_h * ranks, most)
 
     return PoolForecast(runs, ranks, steps, trace.preemptions, replay(choose_any), replay(choose_cheapest))
 
