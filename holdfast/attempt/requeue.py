@@ -17,9 +17,12 @@ it completes for another reason            ends: `scancel` ends it so, and Slurm
 """
 
 import contextlib
+import contextvars
 import logging
+import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 
@@ -39,6 +42,7 @@ ANSWER_WITHIN_S = 10.0  # the timeout of one request to Slurm's controller
 TRIES, TRY_AGAIN_S = 3, 1.0
 # The states, with their reasons, in which a job may be queued again. `scancel` gives COMPLETING with the reason None.
 RETURNING = (("RUNNING", None), ("COMPLETING", "TimeLimit"))
+TRACKED = re.compile(r"^ProctrackType\s*=\s*proctrack/cgroup\s*$", re.M)
 REQUEUE_HINT = "; #SBATCH --requeue in the batch file allows it"
 
 
@@ -53,6 +57,7 @@ def queued_again(config: RunConfig) -> Iterator[None]:
     if job is None:
         yield
         return
+    _begin_warning(config)
     journal = Journal(open_store(config.store), config.run)
     before, error = 0, None
     with contextlib.suppress(StoreError):
@@ -69,6 +74,37 @@ def queued_again(config: RunConfig) -> Iterator[None]:
                 _requeue(job)
             elif refusal:
                 log.info("job %s is not queued again: %s", job.name, refusal)
+
+
+def _begin_warning(config: RunConfig) -> None:
+    """Begin to ask, in a thread, how Slurm finds a step's processes, and say what a kill of this command then costs."""
+    run = contextvars.copy_context().run  # so that Prefect shows the line with the attempt's flow run
+    threading.Thread(target=run, args=(_warn_of_cgroups, config), name="slurm", daemon=True).start()
+
+
+def _warn_of_cgroups(config: RunConfig) -> None:
+    if not tracks_by_cgroups():
+        return
+    every = config.near.every_steps
+    saved = f"{every} steps (near.every_steps), on this node" if every else "chunk; near.every_steps saves more often"
+    log.info(
+        "this Slurm tracks processes by cgroups: if this command is killed, it kills the ranks, too, before they can "
+        "save; a save is made every %s", saved,
+    )  # fmt: skip
+
+
+def tracks_by_cgroups() -> bool:
+    """Return whether Slurm kills all processes of a step as soon as its command has ended; False if it doesn't say.
+
+    /proc/self/cgroup doesn't tell: other plugins of Slurm make cgroups for a step, too.
+    """
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ("scontrol", "show", "config"), capture_output=True, encoding="utf-8", errors="replace",
+            timeout=ANSWER_WITHIN_S,
+        )  # fmt: skip
+        return TRACKED.search(done.stdout) is not None
+    return False
 
 
 def find_refusal(

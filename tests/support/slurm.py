@@ -34,7 +34,7 @@ AuthType=auth/none
 CredType=cred/none
 AuthInfo=cred_expire=5
 MpiDefault=none
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracking}
 TaskPlugin=task/none
 SwitchType=switch/none
 SelectType=select/cons_tres
@@ -141,8 +141,13 @@ def find_processes(**variables: str) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def slurm_cluster(folder: Path, nodes: int) -> Iterator[Cluster]:
-    """Bring up a cluster, and end it and everything that runs on it after the block."""
+def slurm_cluster(folder: Path, nodes: int, *, tracking: str = "linuxproc", is_up: bool = True) -> Iterator[Cluster]:
+    """Bring up a cluster, and end it and everything that runs on it after the block.
+
+    Args:
+        tracking: how the nodes find a step's processes. With ``cgroup`` they need root.
+        is_up: whether to start the nodes, too; if not, only the controller answers.
+    """
     host = socket.gethostname()
     (folder / "state").mkdir(parents=True)
     names = [f"n{number}" for number in range(nodes)]
@@ -153,6 +158,7 @@ def slurm_cluster(folder: Path, nodes: int) -> Iterator[Cluster]:
             host=host,
             port=free_port(),
             user=getpass.getuser(),
+            tracking=tracking,
             folder=folder,
             lost_after_s=NODE_LOST_AFTER_S,
             nodes="\n".join(lines),
@@ -161,9 +167,10 @@ def slurm_cluster(folder: Path, nodes: int) -> Iterator[Cluster]:
     cluster = Cluster(folder)
     try:
         _start(cluster, "slurmctld", "slurmctld", "-D", "-c", "-f", cluster.conf)
-        for name in names:
-            cluster.start_node(name)
-        cluster.await_idle()
+        if is_up:
+            for name in names:
+                cluster.start_node(name)
+            cluster.await_idle()
         yield cluster
     finally:
         _end(cluster)

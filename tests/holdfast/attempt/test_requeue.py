@@ -1,6 +1,7 @@
 """Which endings queue a Slurm job again: a table. The queue itself is tested on a real Slurm."""
 
 import contextlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from holdfast.errors import (
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.store import open_store
+from tests.support import slurm
+from tests.support.waiting import await_equal
 
 JOB = SlurmJob("7", restarts=0, nodes=1, is_step=True, tasks=(1,), address="n0:15217")
 
@@ -131,7 +134,7 @@ def test_a_store_that_does_not_answer_may_do_so_in_the_next_life(
 
 @pytest.fixture
 def slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a squeue and a scontrol of our own on the path; return the file in which scontrol notes its arguments."""
+    """Put a squeue and a scontrol of our own on the path; return the file where scontrol notes a change to a job."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(requeue, "TRY_AGAIN_S", 0.0)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -163,7 +166,7 @@ def train_and_stop(folder: Path, **fields: object) -> None:
 )
 def test_the_state_of_the_job_decides(slurms: Path, tmp_path: Path, state: str, is_queued: bool) -> None:
     install(tmp_path, "squeue", f"echo '{state}'")
-    install(tmp_path, "scontrol", f'echo "$@" > {slurms}')
+    install(tmp_path, "scontrol", f'[ "$1" = show ] || echo "$@" > {slurms}')
     train_and_stop(tmp_path)
     assert slurms.exists() is is_queued
     assert not is_queued or slurms.read_text() == "requeue 7\n"
@@ -171,7 +174,7 @@ def test_the_state_of_the_job_decides(slurms: Path, tmp_path: Path, state: str, 
 
 def test_requeue_off_asks_nothing(slurms: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     install(tmp_path, "squeue", "echo 'RUNNING|None|'")
-    install(tmp_path, "scontrol", f"echo asked > {slurms}")
+    install(tmp_path, "scontrol", f'[ "$1" = show ] || echo asked > {slurms}')
     caplog.set_level("INFO")
     train_and_stop(tmp_path, requeue="off")
     assert not slurms.exists()
@@ -183,9 +186,47 @@ def test_a_slurm_that_refuses_is_one_warning(
     slurms: Path, tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(tmp_path, "squeue", "echo 'RUNNING|None|'")
-    install(tmp_path, "scontrol", f"echo asked > {slurms}")
+    install(tmp_path, "scontrol", f'[ "$1" = show ] || echo asked > {slurms}')
     install(tmp_path, broken, "echo 'disabled for this job' >&2; exit 1")
     train_and_stop(tmp_path)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "disabled for this job" in caplog.text
     assert not slurms.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.pool
+@pytest.mark.skipif(bool(slurm.find_missing()), reason="Slurm is not installed")
+@pytest.mark.parametrize(
+    ("tracking", "near", "said"),
+    [
+        ("linuxproc", {}, ""),
+        ("cgroup", {}, "a save is made every chunk; near.every_steps saves more often"),
+        (
+            "cgroup",
+            {"folder": "/none", "every_steps": 7},
+            "a save is made every 7 steps (near.every_steps), on this node",
+        ),
+    ],
+)
+def test_a_slurm_that_kills_the_ranks_with_the_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracking: str,
+    near: dict[str, object], said: str,
+) -> None:  # fmt: skip
+    """The controller of a real Slurm answers. Nodes that track by cgroups would need root, so there are none."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    config = RunConfig.model_validate(make_config(tmp_path / "runs").model_dump() | {"near": near})
+    with slurm.slurm_cluster(tmp_path / "slurm", 1, tracking=tracking, is_up=False) as cluster:
+        monkeypatch.setenv("SLURM_CONF", cluster.conf)
+        await_equal(requeue.tracks_by_cgroups, tracking == "cgroup")
+        caplog.set_level("INFO")
+        with queued_again(config):
+            await_equal(lambda: any(each.name == "slurm" for each in threading.enumerate()), False)
+    lines = [each for each in caplog.messages if "cgroups" in each]
+    told = "this Slurm tracks processes by cgroups: if this command is killed, it kills the ranks, too"
+    assert lines == ([f"{told}, before they can save; {said}"] if said else [])
+
+
+def test_without_scontrol_nothing_is_known_of_the_tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not requeue.tracks_by_cgroups()
