@@ -36,6 +36,7 @@ STOPPED_WITHIN_S = 3.0
 BEGUN: list[tuple[str, tuple[str, ...]]] = [
     *((metric.name, ()) for metric in METRICS.values() if metric.kind == "counter" and not metric.labels),
     *(("holdfast.commits", (reason,)) for reason in ("chunk", "preempted", "adopted")),
+    *(("holdfast.rank.restarts", (reason,)) for reason in ("rank_crashed", "rank_hung")),
     *(("holdfast.verdicts", ("gate", result)) for result in ("passed", "refused", "damaged")),
     *(("holdfast.verdicts", (judge, result)) for judge in ("rehearsal", "death") for result in ("passed", "refused")),
 ]

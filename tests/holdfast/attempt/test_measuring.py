@@ -222,7 +222,10 @@ def test_a_receiver_gets_the_metrics_of_a_run(tmp_path: Path, received: Received
         assert live(make_config(tmp_path, f"otlp:{received.url}")).complete
     assert newest(received, "holdfast.commits")[frozenset({"chat", "chunk"})] == 6
     assert newest(received, "holdfast.run.complete") == {frozenset({"chat"}): 1}
-    assert newest(received, "holdfast.rank.restarts") == {frozenset({"chat", "rank_crashed"}): 1}
+    assert newest(received, "holdfast.rank.restarts") == {
+        frozenset({"chat", "rank_crashed"}): 1,
+        frozenset({"chat", "rank_hung"}): 0,
+    }
     assert received.points.keys() <= METRICS.keys()
     assert all(each["service.name"] == "holdfast" for each in received.resources)
     assert all(each["service.instance.id"] == "chat" for each in received.resources)

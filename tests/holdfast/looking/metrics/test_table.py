@@ -205,3 +205,49 @@ def test_alerts_fire_when_they_should(tmp_path: Path, series: dict[str, str], al
     file.write_text(yaml.safe_dump({"rule_files": [rules], "tests": [test | {"promql_expr_test": asked}]}), "utf-8")
     done = promtool("test", "rules", file)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def find_expressions(title: str) -> list[str]:
+    """Return the expressions of a panel of the dashboard, as Grafana would send them for all runs."""
+    (panel,) = [each for each in DASHBOARD["panels"] if each["title"] == title]
+    asked = [each["expr"] for each in panel["targets"]]
+    return [each.replace("$run", ".+").replace("$__rate_interval", "4m") for each in asked]
+
+
+def ask_prometheus(folder: Path, series: dict[str, str], asked: list[tuple[str, str, float | None]]) -> None:
+    """Assert the value of expressions at times; None for no series. Values of series are a minute apart."""
+    expected = [
+        {
+            "expr": f"sum({expr})",
+            "eval_time": at,
+            "exp_samples": [] if number is None else [{"labels": "{}", "value": number}],
+        }
+        for expr, at, number in asked
+    ]
+    test = {"interval": "1m", "input_series": [{"series": k, "values": v} for k, v in series.items()]}
+    file = folder / "test.yaml"
+    file.write_text(yaml.safe_dump({"tests": [test | {"promql_expr_test": expected}]}), "utf-8")
+    done = promtool("test", "rules", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("title", ["Commit age", "Commit age and interval"])
+def test_the_age_of_a_commit_goes_on_while_no_attempt_lives(tmp_path: Path, title: str) -> None:
+    """A commit in minute 0, a kill after minute 5, another attempt's commit in minute 12, the end after minute 15."""
+    age, series = find_expressions(title)[0], {
+        "holdfast_commit_age_seconds{run='a',instance='x'}": "0+60x5 stale _x5 0+60x3 stale",
+        "holdfast_run_complete{run='a',instance='x'}": "0x5 stale _x5 0x2 1 stale",
+    }  # fmt: skip
+    ages = [("4m", 240), ("9m", 540), ("13m", 60), ("20m", None)]
+    ask_prometheus(tmp_path, series, [(age, at, seconds) for at, seconds in ages])
+    known = {name: values.partition(" stale")[0] + " stale" for name, values in series.items()}
+    ask_prometheus(tmp_path, known, [(age, "50m", 3000), (age, "70m", None)])
+
+
+def test_the_seconds_of_a_commit_are_left_out_while_none_is_made(tmp_path: Path) -> None:
+    stall = find_expressions("Seconds of a commit")[0]
+    series = {
+        "holdfast_stall_seconds_total{run='a',instance='x'}": "0x3 4x20",
+        "holdfast_commits_total{run='a',instance='x',reason='chunk'}": "0x3 2x20",
+    }
+    ask_prometheus(tmp_path, series, [(stall, "5m", 2), (stall, "12m", None)])
