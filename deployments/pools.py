@@ -46,7 +46,7 @@ def main(kind: Kind, /, *, pool: list[str] | None = None, set_: Assignments = No
     """Make the work pools of a kind on the configured server, or update them.
 
     Args:
-        kind: what a flow run is: a process of this repository on the worker's machine, a container, or a Job.
+        kind: the kind of the pools, in which a flow run is a process of this repository, a container, or a Job.
         pool: a pool to make, `stable` or `gpu`; both by default.
         set_: NAME=VALUE: the default of a variable of the job template; VALUE is text or JSON.
     """

@@ -34,7 +34,7 @@ def main(kind: Kind, /, *, store: str = "", set_: Assignments = None) -> None:
     """Make the work pools, the automations and the deployments on the configured server, or update them.
 
     Args:
-        kind: what a flow run is: a process of this repository on the worker's machine, a container, or a Job.
+        kind: the kind of the pools, in which a flow run is a process of this repository, a container, or a Job.
         store: the store of the deployments: a folder or URL that every worker can reach; `runs` by default.
         set_: NAME=VALUE: the default of a variable of the job template; VALUE is text or JSON.
     """

@@ -101,7 +101,7 @@ class RecipeError(WrongUse, ValueError):
 
 
 class ConfigDrift(WrongUse, RuntimeError):
-    """The settings differ from those that the run was made with."""
+    """The settings differ from the run's saved ones."""
 
 
 class RunUnknown(WrongUse, LookupError):
@@ -113,14 +113,14 @@ class DeterminismError(WrongUse, RuntimeError):
 
 
 class Damage(HoldfastError):
-    """Bytes on the store are not what was committed."""
+    """Bytes on the store differ from the committed ones."""
 
     exit_code = 2
     reason = "damaged"
 
 
 class CheckpointDamaged(Damage, ValueError):
-    """A checkpoint's bytes differ from what its commit says."""
+    """A checkpoint's bytes differ from those in its commit."""
 
 
 class RecordDamaged(Damage, ValueError):
@@ -136,7 +136,7 @@ class NotTrusted(Damage, PermissionError):
 
 
 class GateTripped(Damage, RuntimeError):
-    """A resumed model isn't the model that was saved, or isn't in good health."""
+    """The restored model differs from the saved one, or is unhealthy."""
 
     reason = "refused"
 
@@ -159,7 +159,7 @@ class GateTripped(Damage, RuntimeError):
 
 
 class Inexact(Damage, RuntimeError):
-    """New ranks that start from a commit don't train the same steps as the ranks that have trained without a stop."""
+    """New ranks that start from a commit train other steps than the ranks that never stopped."""
 
     reason = "inexact"
 
@@ -179,11 +179,11 @@ class StoreFull(StoreError):
 
 
 class StoreDenied(StoreError, PermissionError):
-    """The store denies this user reading or writing."""
+    """The store denies this user the right to read or write."""
 
 
 class Unreadable(StoreError, Damage):
-    """A name on the store is there and can't be read: the disk reports an error, or it is a link, a pipe or a device.
+    """A name on the store exists but can't be read: the disk reports an error, or it is a link, a pipe or a device.
 
     Unlike a cloud that doesn't answer, this concerns a single name and doesn't pass. So it counts as damage, with exit
     code 2.
@@ -224,7 +224,7 @@ class RankDied(RunStopped, ChildProcessError):
 
 
 class RankHung(RankDied):
-    """A rank made no progress any more. Its attempt has ended all ranks."""
+    """A rank makes no progress. Its attempt has ended all ranks."""
 
     reason = "rank_hung"
 
@@ -269,13 +269,13 @@ class SelfTestFailed(RunStopped, RuntimeError):
 
 
 class MachineQuarantined(RunStopped, RuntimeError):
-    """This machine, or a GPU of it, has computed wrongly, and the store has it in quarantine."""
+    """This machine, or a GPU of it, has computed wrongly, and the store has quarantined it."""
 
     reason = "machine_quarantined"
 
 
 class NodesMissing(RunStopped, TimeoutError):
-    """Too few nodes came to the rendezvous in time."""
+    """Too few nodes connected in time."""
 
 
 class ParentQuarantined(RunStopped, RuntimeError):

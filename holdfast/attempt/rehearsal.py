@@ -1,4 +1,4 @@
-"""Rehearsals: new ranks start from a commit, and have to train the next steps exactly as the living ranks do.
+"""Rehearsals: new ranks start from a commit, and must train the next steps exactly as the living ranks do.
 
 The living ranks have all of the program's state, even state that no checkpoint has. At a commit they train a few more
 steps, with a checksum of each component. New ranks restore the commit, pass the gate and train the same steps. If both

@@ -15,7 +15,7 @@ from holdfast.terminal.command import EXIT_CODES, run_app
 app = App(
     name="holdfast",
     help=f"Train runs, look at them, check them and keep them. RUN is <store>/<run>, or the name of a run in "
-    f"{DEFAULT_STORE}/, where runs lie by default.",
+    f"the default store, {DEFAULT_STORE}/.",
     help_epilogue=EXIT_CODES,
     help_format="plaintext",
     version=__version__,

@@ -26,20 +26,20 @@ def compare_command(
     trust_records: TrustRecords = False,
     json: Json = False,
 ) -> int:
-    """Tell whether two runs are the same training: the first difference, and what explains it best.
+    """Tell whether two runs are the same training. Show their first difference and its most likely cause.
 
     Compare content ids at the steps at which both have a checkpoint, the trails at every step, and then the records of
     settings, code, data, packages and machine.
 
-    The exit code is 0 if they are equal as far as both go, and 2 if they differ.
+    The exit code is 0 if the runs are equal as far as both have trained, and 2 if they differ.
 
     Args:
         run: <store>/<run>, or <store>/<run>@<commit> for the training that led to that commit; or a store of runs.
-        other: The other training, in the same form. If one of the two is a store, the other one's run in it is meant.
+        other: The other training, in the same form. If one of the two is a store, its run of the same name is compared.
         replay: Train the steps of the first difference again, to name the first tensor that differs.
-        recipe: The recipe of both, as in a configuration, in place of the recipes on record. Without it, a recipe on
-            record is trained only if its code is this folder's or Holdfast's own.
-        trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
+        recipe: The recipe of both, instead of the recorded ones, as in a configuration. By default a recorded recipe is
+            trained, but only if its code is in this folder or comes with Holdfast.
+        trust_records: Train the recorded recipe even if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
     places, trust = (_open(run), _open(other)), Trust(recipe, trust_records)

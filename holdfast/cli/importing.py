@@ -27,15 +27,15 @@ def import_command(
     set_: Set = None,
     json: Json = False,
 ) -> None:
-    """Make a new run that goes on from a checkpoint of another program: its weights, optimizer, scheduler and step.
+    """Make a new run that continues from another program's checkpoint: weights, optimizer, scheduler and step.
 
     Args:
         source: A file of torch.save, a Trainer's checkpoint-N, a Lightning .ckpt, a folder of accelerate's save_state
             or of torch.distributed.checkpoint, or safetensors with an optimizer's file beside them.
         run: <store>/<run>, or the new run's name in the configuration's store.
         config: The new run's configuration, a TOML file.
-        step: The step to go on from, if the source doesn't say it.
-        map_: OLD=NEW: another name for an object or a weight of the source, and all below it; OLD= leaves it out.
+        step: The step to continue from, if the source has none.
+        map_: OLD=NEW: rename an object or a weight of the source, and everything below it; OLD= leaves it out.
         set_: key=value: change a setting, for example --set epochs=8 or --set settings.lr=0.001.
         json: Print JSON.
     """

@@ -54,12 +54,12 @@ def _print_report(report: PruneReport) -> None:
 
 @app.command
 def pin(run: str, commit: str, /, *, off: Flag = False) -> None:
-    """Keep a checkpoint, whatever the retention says.
+    """Keep a checkpoint, regardless of retention.
 
     Args:
         run: <store>/<run>.
         commit: The commit's number, the name of its folder, or best.
-        off: Undo a pin, so that the retention may delete the checkpoint.
+        off: Undo a pin, so that retention may delete the checkpoint.
     """
     journal, found = _open_commit(run, commit)
     if off:
@@ -236,10 +236,10 @@ def receipt_command(
 
 @app.command(name="unpack")
 def unpack_command(tar: Path, store: str, /) -> None:
-    """Verify a packed checkpoint, and make a new run from it, under the name that its run had.
+    """Verify a packed checkpoint, and make a new run of the original name from it.
 
     Args:
-        tar: A file that pack has made.
+        tar: A file that holdfast pack has written.
         store: The folder, or URL of a bucket's folder, to put the run into.
     """
     try:

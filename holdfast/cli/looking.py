@@ -107,8 +107,8 @@ def show_command(
     Args:
         run: <store>/<run>, or the name of a run in the default store. Without it, list the runs of a store.
         store: The folder or URL whose runs to list.
-        limit: How many runs to list, the newest first. By default a list shows 100, and JSON all.
-        save: A folder to write all these texts and pictures to, a file each.
+        limit: The number of runs to list, the newest first. By default 100, and with --json all.
+        save: A folder for all texts and pictures of the run, each in its own file.
         json: Print JSON.
     """
     if run is None:
@@ -230,7 +230,7 @@ def verify_command(
     key: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
     json: Json = False,
 ) -> int:
-    """Read every record and every checkpoint of a run back and compare them with what was committed.
+    """Read every record and every checkpoint of a run back, and compare them with the commits.
 
     Args:
         run: <store>/<run>.

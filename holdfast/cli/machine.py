@@ -45,9 +45,9 @@ def doctor(
     With --store, try a store instead. The exit code is 3 if a run can't use the store.
 
     Args:
-        run: <store>/<run>, to judge whether it continues here with the bits of the machine that it was on.
-        store: A folder or URL that will hold runs: try each verb that a run needs of it, in a new folder that is
-            deleted again, and name the rights that are missing. Then list the machines in the store's quarantine.
+        run: <store>/<run>, to check whether it would continue here with the same bits.
+        store: A folder or URL that will hold runs: try each operation that a run needs, in a new folder that is deleted
+            again, and name missing rights. Then list the machines in the store's quarantine.
         release: With --store, release this machine from the store's quarantine instead, once it is repaired.
         json: Print JSON.
     """

@@ -47,7 +47,7 @@ def prove_command(
         steps: The number of steps; by default as many as fit into the time, at least 20, and at most all.
         within: The approximate time for the whole proof: 90s, 2m, 1h.
         kills: How often SIGKILL ends the ranks.
-        seed: The seed of the random chunks and kills; by default another one each time.
+        seed: The seed of the random chunks and kills; by default a new one each time.
         ranks: The numbers of ranks that train the run in turn, such as 1,2,4; by default the configuration's number.
             More than one number needs virtual ranks.
         set_: key=value: change a setting.
@@ -96,9 +96,9 @@ def audit_command(
 ) -> int:
     """Train chunks of a run again, and compare the bytes.
 
-    An audit begins with the checkpoint before its chunk. If the run was resumed from that checkpoint, it begins
-    one checkpoint earlier, to check the resume too. Then it judges all audits of the commit, of this host and of
-    others: whether the program or a machine gave other bytes. Such a machine is quarantined on the store.
+    An audit begins with the checkpoint before its chunk. If the run was resumed from that checkpoint, it begins one
+    checkpoint earlier, to check the resume too. Then it decides from all audits of the commit, on this host and others,
+    whether the program or a machine gave other bytes. The store quarantines such a machine.
 
     The exit code is 2 if bytes differ that are promised to be equal on this machine, and 0 otherwise.
 
@@ -106,23 +106,24 @@ def audit_command(
         run: <store>/<run>.
         commit: The commit's number, the name of its folder, or best; by default the newest.
         from_: An earlier commit to begin with; 0 for the beginning of the run.
-        random: Audit this many commits, chosen at random, instead.
-        share: Audit as many commits instead as fit into this share of the run's training time, such as 0.01, with all
-            its earlier audits: first the newest one that isn't certified, then others at random. A rest that is shorter
-            than a chunk counts the next time.
-        seed: The seed of these choices; by default another one each time. It is in the audits' records.
+        random: Audit this many commits instead, chosen at random.
+        share: Audit as many commits as fit into this share of the run's training time, such as 0.01, earlier audits
+            included: first the newest commit that isn't certified, then others at random. A rest that is shorter than a
+            chunk counts the next time.
+        seed: The seed of the random choice; by default a new one each time. The audits' records contain it.
         ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
         rank: Train only this rank's part of the first step of the commit's chunk, in one process, and compare its
-            gradient with the one on record. Nothing is recorded.
-        on_fault: What to do besides the record if the audits name a machine that computes wrongly. rollback: quarantine
-            the commits that it has trained since the newest certified one, so that the run continues from that one.
-            stop: hold the run: a live attempt ends at its next commit, and no other begins until holdfast release.
+            gradient with the recorded one. Nothing is recorded.
+        on_fault: What to do if the audits name a machine that computes wrongly. record: only record the verdict.
+            rollback: also quarantine the commits that it has trained since the newest certified one, so that the run
+            continues from that one. stop: hold the run: a live attempt ends at its next commit, and no other attempt
+            begins until holdfast release.
         receipt: A file of holdfast receipt: check that the run has its chain of commits, and train chunks of it again,
-            3 of them unless --random gives another number. Each has to end on the same bytes.
+            3 of them unless --random gives another number. Each must end on the same bytes.
         key: A trusted public key for the receipt: a PEM file, or env:NAME.
-        recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
-            trained only if its code is this folder's or Holdfast's own.
-        trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
+        recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
+            trained, but only if its code is in this folder or comes with Holdfast.
+        trust_records: Train the recorded recipe even if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
     journal = open_journal(run)
@@ -245,9 +246,9 @@ def explain_command(
         run: <store>/<run>.
         step: The step's number, from 1.
         most: The largest number of samples, and of parameters, to show.
-        recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
-            trained only if its code is this folder's or Holdfast's own.
-        trust_records: Train the recipe on record, also if its code is elsewhere, but never from a file in a store.
+        recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
+            trained, but only if its code is in this folder or comes with Holdfast.
+        trust_records: Train the recorded recipe even if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
     if most < 1:
@@ -272,9 +273,9 @@ def evaluate_command(
     Args:
         run: <store>/<run>.
         commit: The commit's number, the name of its folder, or best; by default the newest.
-        recipe: The recipe, as in a configuration, in place of the one on record. Without it, the one on record is
-            built only if its code is this folder's or Holdfast's own.
-        trust_records: Build the recipe on record, also if its code is elsewhere, but never from a file in a store.
+        recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
+            built, but only if its code is in this folder or comes with Holdfast.
+        trust_records: Build the recorded recipe even if its code is elsewhere, but never from a file in a store.
         json: Print JSON.
     """
     journal = open_journal(run)

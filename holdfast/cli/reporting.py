@@ -29,7 +29,7 @@ def report(
     Args:
         what: <store>/<run>, one or several; or a store, a folder or URL that holds runs.
         out: The file to write.
-        limit: How many runs of a store the index has, the newest first. By default 100.
+        limit: The number of runs in a store's index, the newest first. By default 100.
     """
     # Imported here, because this imports numpy, which takes time.
     from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows

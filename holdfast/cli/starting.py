@@ -81,12 +81,12 @@ def new(
     lightning: Flag = False,
     slurm: Flag = False,
 ) -> None:
-    """Write a starting point, NAME.py and NAME.toml, into this folder. It trains, is proved and resumes as it stands.
+    """Write a starting point, NAME.py and NAME.toml, into this folder. They train, prove and resume unchanged.
 
     Args:
         name: The name of the run and of both files.
         recipe: A function that returns model, data, optimizer and loss; Holdfast has the loop. This is the default.
-        loop: A training loop of your own.
+        loop: Your own training loop.
         trainer: A Hugging Face Trainer.
         lightning: A Lightning module.
         slurm: Write NAME.sbatch, too: a Slurm job that trains the run, and queues itself again until it is complete.

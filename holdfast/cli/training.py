@@ -24,12 +24,12 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
     """Train a run, or continue it from its last verified checkpoint, in this process and without Prefect.
 
     Killed at any moment, the same command finishes the run on the same bytes. With several nodes the command on node 0
-    trains the run, and the same command on each other node carries ranks for it.
+    trains the run, and the same command on each other node runs ranks for it.
 
     Args:
         config: The run's configuration, a TOML file.
         set_: key=value: change a setting, for example --set epochs=8 or --set settings.lr=0.001.
-        observer: module:Class: tell an observer of your own of each commit, in place of those of log.observers.
+        observer: module:Class: call a custom observer at each commit, instead of those of log.observers.
         json: Print JSON.
     """
     own = [f"log.observers={dumps(observer, ensure_ascii=False)}"] if observer else []

@@ -19,10 +19,10 @@ SHORTEST_S = 0.2
 def watch_command(
     place: str, /, *, every: Annotated[float, Parameter(name="--every")] = 2.0, limit: Limit = None
 ) -> int:
-    """Watch a run, or all runs of a store, as they train: anywhere the store can be read, without writing to it.
+    """Watch a run, or all runs of a store, as they train, from any machine that can read the store.
 
     On a terminal, show a live view until you press q. Elsewhere, print a line for each commit, and end when the run is
-    complete. While nothing is new, a poll costs one listing a run.
+    complete. A poll without news costs one listing for each run.
 
     The exit code is 2 if a record of the run is damaged or lost.
 

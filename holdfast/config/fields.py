@@ -153,7 +153,7 @@ class ChunkLength(Section):
 
 
 class Checkpoint(Section):
-    """The files of checkpoints. How a state is cut into files changes its content id, but none of its values."""
+    """The files of checkpoints. How a state is divided into files changes its content id, but none of its values."""
 
     part_bytes: Count = Field(default=PART_BYTES, ge=4096)
     """Largest number of bytes of tensors in one file of a checkpoint."""
@@ -171,8 +171,8 @@ class NearTier(Section):
     most_bytes: Count = Field(default=NEAR_BYTES, ge=1)
     """Largest number of bytes in the folder, of all runs together. The oldest copies are deleted to make room."""
     every_steps: Count = Field(default=0, ge=0)
-    """Also save into the folder alone after every n-th step, between two commits. The next attempt on this node adopts
-    the newest such save. 0 saves none.
+    """Also save after every n-th step, between two commits, into this folder alone. The next attempt on this node
+    adopts the newest such save. 0 saves none.
     """
 
     @model_validator(mode="after")
@@ -227,12 +227,12 @@ class Mesh(Section):
     """The shape of the ranks with compute.parallel = "fsdp". The product is the number of ranks of all nodes."""
 
     replicate: Annotated[Processes, Field(ge=1)] = 1
-    """Number of groups of ranks that each hold the whole model (HSDP). Gradients are averaged over them."""
+    """Number of groups of ranks that each have the whole model (HSDP). Gradients are averaged over them."""
     shard: Annotated[Processes, Field(ge=1)] = 1
-    """Number of ranks over which fully_shard cuts the model, or with tensor parallelism each part of the model."""
+    """Number of ranks over which fully_shard shards the model, or with tensor parallelism each part of the model."""
     tensor: Annotated[Processes, Field(ge=1)] = 1
     """Number of ranks that train the same samples with a part of each layer (tensor parallelism). The recipe's
-    parallelize shares the layers out.
+    parallelize divides the layers.
     """
 
     @property
@@ -268,30 +268,30 @@ class Compute(Section):
     starts them if there are several.
     """
     virtual_ranks: Annotated[Processes, IDENTITY] = Field(default=0, ge=0)
-    """Number of shares into which each batch is cut. Each share has random numbers of its own, and the shares'
+    """Number of shares into which each batch is divided. Each share has its own random numbers, and the shares'
     gradients are summed in a fixed order, so that any number of ranks up to this number trains the same bytes. 0: off;
     another number of ranks then gives other bytes.
     """
     nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = 1
-    """Number of machines that train the run together. "1:4" takes as many as come, from 1 to 4; "slurm", in a
+    """Number of machines that train the run together. "1:4" uses as many as connect, from 1 to 4; "slurm", in a
     configuration file or with --set, is the Slurm job's number of nodes. Start the same command on each machine, or let
-    Ray carry the ranks; see nodes.md and slurm.md.
+    Ray start the ranks; see nodes.md and slurm.md.
     """
     launcher: Annotated[Literal["torchrun", "ray", "attached"], OPERATIONAL] = "torchrun"
     """Launcher of the ranks. torchrun: the command on each machine, with a rendezvous if there are several. ray: one
-    command, which places the ranks on the nodes of a Ray cluster. attached: a launcher of your own has started them;
-    holdfast.attach sets it, and you don't. See launchers.md.
+    command, which places the ranks on the nodes of a Ray cluster. attached: another launcher has started them;
+    holdfast.attach sets this value, you don't. See launchers.md.
     """
     rendezvous: Annotated[str | None, OPERATIONAL] = None
-    """host:port at which several nodes meet: an address of node 0, and a free port there."""
+    """host:port at which several nodes connect: an address of node 0, and a free port there."""
     wait_s: Annotated[Seconds, OPERATIONAL] = Field(default=600.0, ge=1)
     """Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later."""
     lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(default=60.0, ge=5)
     """Seconds without a heartbeat after which another node counts as lost."""
     parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = "ddp"
-    """Parallelism of a recipe's model, or of one that a loop passes to run.wrap. ddp: each rank holds the whole model
-    and optimizer. fsdp: each rank holds a shard, cut by torch's fully_shard; checkpoints are written and read in
-    shards, too. With virtual ranks it changes no bit.
+    """Parallelism of a recipe's model, or of one that a loop passes to run.wrap. ddp: each rank has the whole model and
+    optimizer. fsdp: each rank has a shard of both, by torch's fully_shard; checkpoints are written and read in shards,
+    too. With virtual ranks it changes no bit.
     """
     mesh: Annotated[Mesh | None, IDENTITY] = None
     """Shape of the ranks with parallel = "fsdp", such as {replicate = 2, shard = 4, tensor = 2}. Without it each rank
@@ -302,8 +302,8 @@ class Compute(Section):
     loader_workers: Annotated[Processes, OPERATIONAL] = Field(default=0, ge=0)
     """Processes that load data, for each rank; 0 loads in the rank. The number never changes the trained bytes."""
     gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = "refuse"
-    """Answer to a fault that nvidia-smi reports of a GPU of the run, or that the self-test finds in a rank's device:
-    refuse to train on it, or warn of it.
+    """What to do about a fault that nvidia-smi reports of a GPU of the run, or that the self-test finds in a rank's
+    device: refuse to train on the device, or warn.
     """
 
     @field_validator("nodes", mode="wrap")
@@ -431,8 +431,8 @@ class Resume(Section):
     slurm.md.
     """
     drain_file: str | None = Field(default=None, min_length=1)
-    """File that exists while this machine is being drained. It may hold the number of seconds that are left. Preemption
-    notices of AWS, Google Cloud and Azure are found without a setting.
+    """File that exists while this machine is being drained. It may contain the number of seconds that are left.
+    Holdfast finds preemption notices of AWS, Google Cloud and Azure without a setting.
     """
     hung_after_s: Annotated[
         Literal["auto"] | Annotated[Seconds, Field(gt=0)], expected('a number of seconds, more than 0, or "auto"')
@@ -445,7 +445,7 @@ class Resume(Section):
     attempt's record lists the changes that this setting has allowed.
     """
     environment: Literal["record", "refuse"] = "record"
-    """Answer to a machine where equal bits are not promised: record that and continue, or refuse."""
+    """What to do on a machine where equal bits are not promised: record this and continue, or refuse."""
     tolerance: float = Field(default=1e-3, ge=0)
     """Largest difference of the probe on a machine where equal bits are not promised, relative to the probe's largest
     number.
@@ -457,12 +457,12 @@ class Resume(Section):
 
 
 class ProofSettings(Section):
-    """Rehearsals: new ranks start from a commit, and have to train the next steps exactly as the living ranks do."""
+    """Rehearsals: new ranks start from a commit, and must train the next steps exactly as the living ranks do."""
 
     rehearse: Literal["on", "first", "off", "record"] | None = None
     """When to rehearse: "on", after the first commit and then as often as share allows; "first", only then; "off",
-    never; "record", as "on", but a run that would not continue exactly trains on, and each later commit says so. Unset:
-    "on", but not if the run will be over within a minute.
+    never; "record", as "on", but a run that would not continue exactly trains on, and each later commit records this.
+    Unset: "on", but not if the run will end within a minute.
     """
     share: float = Field(default=0.005, ge=0, le=1)
     """Largest share of the training time that rehearsals after the first may take; 1 rehearses after every commit."""
@@ -473,16 +473,16 @@ class ProofSettings(Section):
 
 
 class Supervision(Section):
-    """The reaction to an attempt on a work pool that ends early."""
+    """What to do when an attempt on a work pool ends early."""
 
     max_preemptions: Count | None = Field(default=None, ge=0)
-    """Number of lost machines after which the run gives up, counted over the whole run; unset: no limit."""
+    """Number of lost machines, over the whole run, after which the run stops; unset: no limit."""
     max_failures: Count = Field(default=3, ge=1)
-    """Number of failed attempts in a row, without a committed step between them, after which the run gives up."""
+    """Number of failed attempts in a row, without a committed step between them, after which the run stops."""
 
 
 class InitFrom(Section):
-    """The checkpoint of another run whose weights a new run begins with."""
+    """The checkpoint of another run, with whose weights a new run begins."""
 
     run: str = Field(min_length=1)
     """The other run: its name on the same store, or STORE/RUN; or a folder with a model's weights, such as a Hugging
@@ -501,27 +501,27 @@ class InitFrom(Section):
 
 
 class Log(Section):
-    """The logs of a run that trains."""
+    """Logs, metrics and reports of a run."""
 
     every: Count = Field(default=10, ge=1)
     """Steps between two progress lines."""
     folder: str = "logs"
     """Folder for the ranks' own output, one file an attempt."""
     sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"] | Annotated[str, Field(pattern=CLASS)], ...] = ()
-    """Metric sinks: tensorboard, wandb, trackio, mlflow, or sinks of your own as module:Class."""
+    """Metric sinks: tensorboard, wandb, trackio, mlflow, or custom sinks as module:Class."""
     observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = ()
-    """Observers of your own as module:Class, which are told of each commit."""
+    """Custom observers as module:Class, which Holdfast calls at each commit."""
     metrics: str | None = None
-    """Place for the numbers of a dashboard: prometheus:PORT serves them to Prometheus, otlp:URL sends them to an
+    """Export of numbers for a dashboard: prometheus:PORT serves them to Prometheus, otlp:URL sends them to an
     OpenTelemetry collector.
     """
     peak_flops: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Peak of one rank's device in FLOP/s, for the model FLOPs utilization (MFU) of a recipe with flops_per_sample."""
     project: str = Field(default="holdfast", pattern=NAME)
-    """Name of the project, or of MLflow's experiment, that the sinks show the run in."""
+    """Name of the project, or of MLflow's experiment, in which the sinks show the run."""
     report_every_s: Seconds = Field(default=60.0, ge=0)
-    """Least seconds between two updates of report.html in the run's folder, each after a commit. The end of every
-    attempt updates it too. 0 writes no report.
+    """Minimum seconds between two updates of report.html in the run's folder, each after a commit. The end of every
+    attempt updates the report, too. 0 writes no report.
     """
 
     @field_validator("metrics")
@@ -540,7 +540,7 @@ class Log(Section):
 
 
 class RunConfig(Section):
-    """One training run: what to train, how long, and where it lies."""
+    """One training run: what to train, how long, and where to store it."""
 
     recipe: Annotated[str, IDENTITY] = Field(pattern=FUNCTION)
     """Function that builds or trains the model, as module:function or file.py:function."""
@@ -549,7 +549,7 @@ class RunConfig(Section):
     store: Annotated[str, OPERATIONAL] = Field(default=DEFAULT_STORE, min_length=1)
     """Folder that holds the runs: a path, s3://, gs:// or az:// URL."""
     epochs: Annotated[Count, SCHEDULE] = Field(default=1, ge=1)
-    """Epochs to train in all. Raise it later to train further."""
+    """Total number of epochs. Raise it later to train further."""
     seed: Annotated[int, IDENTITY] = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
     """Seed of Python's, NumPy's and torch's generators; 0 means 1234."""
     skip: Annotated[str, IDENTITY] = ""

@@ -40,7 +40,7 @@ _ROWS = (
     Metric("holdfast.run.steps", "gauge", "{step}", "Steps of the whole run."),
     Metric("holdfast.step", "gauge", "{step}", "Newest step that the ranks have reported."),
     Metric("holdfast.step.duration", "gauge", "s", "Seconds per step since the last report, including pauses."),
-    Metric("holdfast.throughput", "gauge", "{unit}/s", "Samples per second, or the recipe's units.", ("unit",)),
+    Metric("holdfast.throughput", "gauge", "{unit}/s", "Samples or other units per second.", ("unit",)),
     Metric("holdfast.mfu", "gauge", "1", "Share of the devices' peak FLOP/s that the model's FLOPs need."),
     Metric("holdfast.commits", "counter", "{commit}", "Commits, by reason.", ("reason",)),
     Metric("holdfast.commit.age", "gauge", "s", "Seconds since the newest commit."),
