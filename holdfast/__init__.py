@@ -10,9 +10,9 @@ Say what to train in a function: one that returns a `Recipe`, or one that takes 
 
 Under torchrun, ``accelerate launch`` or srun call `attach` in the script that they start.
 
-Public are the names in ``holdfast.__all__``, and those that the documentation imports from ``holdfast.adapters``,
-``attempt``, ``errors``, ``looking.sinks``, ``recipes``, ``schedule``, ``store`` and ``testing``. Everything else is
-private, whatever its name, and may change in any version.
+You may import the names in ``holdfast.__all__``, and those that the documentation imports from ``holdfast.adapters``,
+``attempt``, ``errors``, ``looking.sinks``, ``recipes``, ``schedule``, ``store`` and ``testing``. All other names are
+private and may change in any version.
 
 Importing this imports neither torch, nor Prefect, nor a cloud's SDK: some names are imported when they are first used.
 """

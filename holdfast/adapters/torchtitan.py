@@ -39,8 +39,9 @@ def train(run: Run, config: Any) -> Any:
     """Train as ``config.build().train()`` does, as the steps of a run.
 
     The run keeps the model, the optimizers, the schedulers, the Trainer's own ``state_dict`` and the position in the
-    data. ``training.steps`` is its length: the configuration's ``epochs`` divide it. The ranks train as the config's
-    ``parallelism`` says. Keep everything else that a step depends on before the call: ``run.keep(name=...)``.
+    data. The run's length is ``training.steps``, which must be a multiple of the configuration's ``epochs``. The
+    config's ``parallelism`` decides how the ranks train. Keep everything else that a step depends on before the call:
+    ``run.keep(name=...)``.
 
     Args:
         config: a ``Trainer.Config`` of torchtitan, such as ``llama3_debugmodel()``, or one of a subclass of the

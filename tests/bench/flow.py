@@ -58,8 +58,8 @@ def _measure(threads: int, rounds: int) -> list[Row]:
     return [
         compare(state, about, speed, "bare loop", bare_speed, REACH, unit="steps/s", least=True),
         compare(state, "processor time of flow and server", 100 * median["others"], unit="% of a core"),
-        compare(state, "time lost at a boundary, warm", median["lost"], "100 ms", REACH_BOUNDARY_S, 1.0),
-        compare(state, "pause of training at a boundary", median["stall"], "100 ms", REACH_BOUNDARY_S, 1.0),
+        compare(state, "time lost at a chunk's boundary", median["lost"], "100 ms", REACH_BOUNDARY_S, 1.0),
+        compare(state, "pause of training at a chunk's boundary", median["stall"], "100 ms", REACH_BOUNDARY_S, 1.0),
     ]
 
 

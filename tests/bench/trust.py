@@ -38,7 +38,7 @@ def run(full: bool) -> list[Row]:
             compare(
                 size, "training probe, at a save and a resume", found["both probes"] - found["probe"], "a step", step
             ),
-            compare(size, f"checksums, 1 step in {every}", found["checksums"] / every, "a step", step, REACH),
+            compare(size, f"checksums of 1 step in {every}, a step", found["checksums"] / every, "a step", step, REACH),
             compare(size, "generators kept apart", found["generators"], "a step", step),
             compare(size, "torch's flags", found["flags"], "a step", step),
         ]
