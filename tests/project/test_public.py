@@ -75,7 +75,9 @@ def test_the_pages_do_import_from_holdfast() -> None:
 @pytest.mark.parametrize("text", [str(holdfast.__doc__), (ROOT / "docs" / "install.md").read_text("utf-8")])
 def test_what_is_private_is_said(text: str) -> None:
     said = " ".join(text.split())
-    (sentence,) = re.findall(r"You may import the names in `+holdfast\.__all__`+, (.*?)\. All other names are private", said)
+    (sentence,) = re.findall(
+        r"You may import the names in `+holdfast\.__all__`+, (.*?)\. All other names are private", said
+    )
     named = {each.removeprefix("holdfast.") for each in re.findall(r"`+([\w.]+)`+", sentence)}
     assert {module.removeprefix("holdfast.") for module in PUBLIC if module != "holdfast"} >= named - {
         "adapters",
