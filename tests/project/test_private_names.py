@@ -131,6 +131,20 @@ def find_in_torch(module: str) -> Callable[[], Any]:
     return lambda: importlib.import_module(f"torch.{module}")
 
 
+def make_fsdp_state() -> Any:
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    state = FSDPState()
+    state.init((torch.nn.Linear(1, 1),), torch.device("cpu"), MixedPrecisionPolicy(), False)
+    return state
+
+
+def find_fsdp_module() -> Any:
+    return find_in_torch("distributed.fsdp")().FSDPModule
+
+
 def find_layout_functions() -> Any:
     return find_tensor_utils()._utils
 
@@ -268,6 +282,8 @@ OWNERS = [
     Owner("", find_in_torch("distributed.checkpoint.metadata"), "_MEM_FORMAT_ENCODING"),
     Owner("", find_in_torch("distributed.checkpoint.state_dict_loader"), "_load_state_dict"),
     Owner("", find_tensor_utils, "_utils"),
+    Owner("", find_fsdp_module, "_get_fsdp_state"),
+    Owner("", make_fsdp_state, "_mp_policy"),
     Owner("", find_layout_functions, "_compute_local_shape_and_global_offset"),
     # ---- torchdata, accelerate, fsspec
     Owner("", make_loader, "_iterator _initial_iter_for_state_dict"),

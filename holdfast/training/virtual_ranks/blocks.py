@@ -38,7 +38,6 @@ class BlockSum:
         block: a module that `fully_shard` has sharded.
         parameters: the names of the block's parameters, which are gathered and reduced together.
         rank: this rank's data rank.
-        ranks: the number of data ranks.
         group: the process group of the data ranks; None for all ranks.
 
     Attributes:
@@ -49,10 +48,10 @@ class BlockSum:
     """
 
     def __init__(
-        self, name: str, block: Any, parameters: Sequence[str], shares: int, rank: int, ranks: int, group: Any = None
+        self, name: str, block: Any, parameters: Sequence[str], shares: int, rank: int, group: Any = None
     ) -> None:
         self._name, self._block, self._names = name, block, parameters
-        self._shares, self._rank, self._ranks, self._group = shares, rank, ranks, group
+        self._shares, self._rank, self._group = shares, rank, group
         self._replicas, self._parts = find_grid(block.get_parameter(parameters[0])).shape
         self._allocated: list[Tensor] = []
         self._hooked: dict[int, nn.Parameter] = {}
@@ -146,7 +145,7 @@ class BlockSum:
         for parameter in self.parameters:
             parameter.grad = None  # otherwise FSDP2 would add to the last round's gradient
         received = pieces
-        if self._ranks > 1:
+        if len(pieces) > 1:
             received = torch.empty_like(pieces)
             distributed.all_to_all_single(received.view(-1), pieces.view(-1), group=self._group)
         for share, rows in zip(self._round, received, strict=False):  # a last round may have fewer shares than ranks
@@ -155,7 +154,7 @@ class BlockSum:
             self._open(output)
             # The remaining sums may be views of the memory that all ranks' rows were received in: copy them out of it.
             place = received.untyped_storage().data_ptr()
-            for node, part in self.tree.parts.items() if self._ranks > 1 else ():
+            for node, part in self.tree.parts.items() if len(received) > 1 else ():
                 if part.untyped_storage().data_ptr() == place:
                     self.tree.parts[node] = part.clone()
         elif self.tree.is_complete:
@@ -172,7 +171,7 @@ class BlockSum:
             return rows
         rows = functional.pad(rows, (0, -rows.shape[1] % self._replicas))
         pieces = rows.view(self._parts, self._replicas, -1).transpose(0, 1)
-        return pieces.reshape(self._ranks, -1)
+        return pieces.reshape(self._replicas * self._parts, -1)
 
     def _open(self, output: Tensor, piece: Tensor | None = None) -> None:
         """Write this rank's piece to the output; without one, write what changes no sum."""
@@ -239,7 +238,7 @@ class ShardSums:
     def attach(self, models: Sequence[Any]) -> None:
         """Register the sharded models whose gradients are summed. Outside of a step, take each rank's own gradient."""
         self._models = models
-        dealt = (self._shares, self._rank, self._ranks, self._group)
+        dealt = (self._shares, self._rank, self._group)
         self._blocks = [block for model in models for block in _make_sums(model, *dealt)]
 
     def begin(self, *, in_detail: bool) -> None:
@@ -293,12 +292,12 @@ class ShardSums:
                 block.parameters[place].grad = None
 
 
-def _make_sums(model: nn.Module, shares: int, rank: int, ranks: int, group: Any) -> list[BlockSum]:
+def _make_sums(model: nn.Module, shares: int, rank: int, group: Any) -> list[BlockSum]:
     found, seen = [], set[int]()
     names = {id(module): name or "the model" for name, module in model.named_modules()}
     for block in reversed(list_fsdp_modules(model)):  # inner blocks first: they have their parameters for themselves
         own = {name: each for name, each in block.named_parameters() if id(each) not in seen}
         seen |= {id(each) for each in own.values()}
         if own:
-            found.append(BlockSum(names[id(block)], block, list(own), shares, rank, ranks, group))
+            found.append(BlockSum(names[id(block)], block, list(own), shares, rank, group))
     return found

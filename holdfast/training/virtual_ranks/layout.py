@@ -23,7 +23,7 @@ def check_order(data: DataRanks) -> None:
             )
 
 
-def check_names(names: Sequence[Sequence[str]]) -> None:
+def check_one_model(names: Sequence[Sequence[str]]) -> None:
     """Raise RecipeError if the ranks hold parameters of other names, as the stages of a pipeline do.
 
     Args:

@@ -31,7 +31,7 @@ from holdfast.training.step_record import Unread
 from holdfast.training.virtual_ranks.blocks import ShardSums
 from holdfast.training.virtual_ranks.buckets import Turn
 from holdfast.training.virtual_ranks.elementwise import check_elementwise
-from holdfast.training.virtual_ranks.layout import check_layout, check_names, check_order
+from holdfast.training.virtual_ranks.layout import check_layout, check_one_model, check_order
 from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from holdfast.training.virtual_ranks.tree import sum_columns
 from holdfast.training.virtual_ranks.whole import PartSums, WholeSums
@@ -159,7 +159,7 @@ class VirtualRanks(Cooperation):
 
     def attach(self, models: Sequence[nn.Module]) -> None:
         if self.number > 1:
-            check_names(self.gather([name for model in models for name, _ in model.named_parameters()]))
+            check_one_model(self.gather([name for model in models for name, _ in model.named_parameters()]))
             check_layout(models, self.data, is_cut=self.is_cut, is_grouped=self.has_groups)
         self.sums.attach(models)
 
