@@ -51,7 +51,7 @@ def order_commits(commits: Sequence[T], seed: int, is_open: Callable[[T], bool])
     yield from filter(is_open, random.Random(seed).sample(others, len(others)))
 
 
-def fill(ordered: Iterable[T], cost_s: Callable[[T], float], left_s: float, longest_s: float) -> list[T]:
+def fill_time(ordered: Iterable[T], cost_s: Callable[[T], float], left_s: float, longest_s: float) -> list[T]:
     """Return the first commits whose audits fit into a time.
 
     Another commit is taken while the longest audit would still fit. If the commit's own length decided, a night would

@@ -15,7 +15,7 @@ from holdfast.journal import (
 from holdfast.journal.audits import UNREADABLE
 from holdfast.journal.reading import read_all
 from holdfast.journal.verdict import list_machines
-from holdfast.ledger.audit_share import Times, fill, order_commits
+from holdfast.ledger.audit_share import Times, fill_time, order_commits
 from holdfast.machine.host import name_host
 from holdfast.proof.audit import choose_span, list_replayable
 
@@ -67,7 +67,7 @@ def choose_by_share(journal: Journal, share: float, seed: int) -> ShareChoice:
     here = order_commits(replayable, seed, audits.is_open_here)
     longest_s = times.measure_longest(replayable)
     left_s = share * times.trained_s - audits.spent_s
-    chosen = fill(chain(elsewhere, here), audits.measure, left_s, longest_s)
+    chosen = fill_time(chain(elsewhere, here), audits.measure, left_s, longest_s)
     return ShareChoice(chosen, share, seed, times.trained_s, audits.spent_s, longest_s)
 
 

@@ -280,8 +280,9 @@ def test_a_run_that_is_stopped_begins_no_attempt_until_it_is_rolled_back(
     assert "rolled back to commit 1 (step 10): quarantined 2, 3, and released" in done.stdout
     assert engine.run(*OPTIONS, **{VARIABLE: "b"}).returncode == 0
     assert final_id(engine) == final_id(healthy) != final_id(struck)
-    for command in ("verify", "report", "goodput", "compare"):
-        done = engine.command(command, *([run, run] if command == "compare" else [run]))
+    out = str(tmp_path / "report.html")
+    for command in (["verify", run], ["report", run, "--out", out], ["goodput", run], ["compare", run, run]):
+        done = engine.command(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 

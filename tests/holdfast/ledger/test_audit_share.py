@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import pytest
 
 from holdfast.journal import AuditRecord, Commit, Origin, now
-from holdfast.ledger.audit_share import DAY_S, Times, fill, order_commits, plan_audits
+from holdfast.ledger.audit_share import DAY_S, Times, fill_time, order_commits, plan_audits
 from tests.support.makers import make_commit
 
 NUMBERS = [5, 4, 3, 2, 1]
@@ -44,8 +44,8 @@ def test_what_is_not_open_is_left_out_and_asked_for_late() -> None:
 def test_a_time_is_filled_while_the_longest_audit_would_fit() -> None:
     costs = {5: 4.0, 4: 3.0, 3: 9.0, 2: 1.0, 1: 1.0}
     for left_s, taken in ((8.9, []), (9.0, [5]), (13.0, [5, 4]), (16.0, [5, 4, 3]), (99.0, NUMBERS), (-1.0, [])):
-        assert fill(NUMBERS, costs.__getitem__, left_s, 9.0) == taken
-    assert fill([1, 2], {1: 0.1, 2: 0.2}.__getitem__, 0.1 + 0.2, 0.2) == [1, 2]
+        assert fill_time(NUMBERS, costs.__getitem__, left_s, 9.0) == taken
+    assert fill_time([1, 2], {1: 0.1, 2: 0.2}.__getitem__, 0.1 + 0.2, 0.2) == [1, 2]
 
 
 def audit(commit: int, start: int, sha256: str = "a" * 64) -> AuditRecord:
@@ -107,7 +107,7 @@ class Nights:
         left = range(made, max(made - self.kept, 0) if self.kept else 0, -1)
         ordered = order_commits(left, night, lambda number: number not in self.found)
         share_s = self.share * self.trained[made]
-        taken = fill(ordered, self.costs.__getitem__, share_s - self.spent_s, self.longest_s)
+        taken = fill_time(ordered, self.costs.__getitem__, share_s - self.spent_s, self.longest_s)
         self.found |= dict.fromkeys(taken, night)
         self.spent_s += sum(map(self.costs.__getitem__, taken))
         assert self.spent_s <= share_s * (1 + 1e-6), "never more than the share"
