@@ -9,7 +9,7 @@ PART_VARIABLE = "HOLDFAST_PART"
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """The part of one rank of a run.
 
     Attributes:
@@ -27,10 +27,10 @@ class Part:
         return json.dumps(asdict(self))
 
 
-def read_part() -> Part | None:
+def read_part() -> RankPart | None:
     """Return the part that this process trains; None if it trains as a rank of its own."""
     text = os.environ.get(PART_VARIABLE)
     if not text:
         return None
     found = json.loads(text)
-    return Part(found["rank"], found["ranks"], tuple(found["shares"]))
+    return RankPart(found["rank"], found["ranks"], tuple(found["shares"]))

@@ -13,7 +13,7 @@ from holdfast import checkpoint
 from holdfast.checkpoint.departure import list_part_differences
 from holdfast.errors import GateTripped, WrongUse
 from holdfast.journal import Commit, Journal
-from holdfast.machine.part import Part
+from holdfast.machine.part import RankPart
 from holdfast.proof.audit import list_notes, refuse_untrained
 from holdfast.proof.replay import make_pruned_error, ranks_at
 from holdfast.recipe.permission import BY_DEFAULT, Trust
@@ -101,7 +101,7 @@ def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DE
     return PartAudit(**known, differs_in=list_part_differences(parts, line.get("parts", [])), notes=notes)
 
 
-def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[Sequence[dict[str, Any]], Part]:
+def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[Sequence[dict[str, Any]], RankPart]:
     """Return the facts of a rank in a step, from a commit's trail, and the part that the rank trained."""
     lines = checkpoint.read_commit_lines(journal.store, commit)
     parts = [each for line in lines if line["step"] == step for each in line.get("parts", [])]
@@ -119,4 +119,4 @@ def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[
             hint=f"give one of them, for example --rank {ranks[-1]}",
         )
     shares = tuple(each["share"] for each in own if "share" in each)
-    return own, Part(rank, len(ranks), shares)
+    return own, RankPart(rank, len(ranks), shares)

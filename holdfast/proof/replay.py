@@ -14,7 +14,7 @@ from holdfast.config import Log, NearTier, RunConfig
 from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
 from holdfast.machine.gpus import check_gpus, gather_nodes
-from holdfast.machine.part import Part
+from holdfast.machine.part import RankPart
 from holdfast.provenance.changes import compare_identities
 from holdfast.provenance.drift import is_of_skips
 from holdfast.rank.launching import Ranks
@@ -70,7 +70,7 @@ def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
     return commit.epoch if checkpoint.read_ended_epoch(journal.store, commit) else max(config.epochs, commit.epoch + 1)
 
 
-def _choose_ranks(config: RunConfig, number: int | None, part: Part | None = None) -> RunConfig:
+def _choose_ranks(config: RunConfig, number: int | None, part: RankPart | None = None) -> RunConfig:
     """Return a run's configuration with another number of ranks; None keeps the number. A part is trained by one.
 
     Raises:
@@ -110,7 +110,7 @@ def ranks_at(
     settings: Commit,
     trust: Trust,
     number: int | None = None,
-    part: Part | None = None,
+    part: RankPart | None = None,
 ) -> Iterator[tuple[Ranks, Present]]:
     """Start ranks for the block, and restore a commit's state into them through the gate.
 

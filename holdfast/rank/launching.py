@@ -21,7 +21,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
 from holdfast.journal import Commit, Origin
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
-from holdfast.machine.part import PART_VARIABLE, Part
+from holdfast.machine.part import PART_VARIABLE, RankPart
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
 from holdfast.provenance.imports import claim_recipe
 from holdfast.rank.ending import RankLog
@@ -99,7 +99,7 @@ class Ranks:
         patience: float = 1.0,
         lived: Path | None = None,
         is_held: bool = False,
-        part: Part | None = None,
+        part: RankPart | None = None,
     ) -> None:
         """
         Args:

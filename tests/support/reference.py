@@ -153,6 +153,7 @@ SET_BY_HOLDFAST = {
     "HOLDFAST_LAUNCHER": "the process of another launcher, for the attempt",
     "HOLDFAST_LIVED": "the file of the steps that aren't committed yet",
     "HOLDFAST_LONGEST_EPOCH": "the most steps of an epoch in a proof, which shortens longer epochs",
+    "HOLDFAST_PART": "the rank whose part a process trains alone, for `holdfast audit --rank`",
     "HOLDFAST_PATIENCE": "the factor on the time limits for hanging ranks",
     "HOLDFAST_RANKS": "the mark by which an attempt finds its ranks",
 }

@@ -10,7 +10,7 @@ from torch import nn
 
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.machine.part import PART_VARIABLE, Part
+from holdfast.machine.part import PART_VARIABLE, RankPart
 from holdfast.training import Training, go_back
 from holdfast.training.loop import steps, train_step
 from holdfast.training.recording import read_lines
@@ -156,7 +156,7 @@ def test_a_rehearsal_leaves_the_facts_of_the_first_step(tmp_path: Path) -> None:
 
 def test_a_part_is_trained_alone_to_the_same_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Training(make_config(tmp_path))
-    monkeypatch.setenv(PART_VARIABLE, Part(1, 4, (3, 2)).to_text())
+    monkeypatch.setenv(PART_VARIABLE, RankPart(1, 4, (3, 2)).to_text())
     part = Training(make_config(tmp_path))
     for training in (whole, part):
         train_to(training, 1)
