@@ -78,9 +78,11 @@ class Run:
 
     @property
     def trail(self) -> list[dict[str, Any]]:
+        """The lines of the trail, without the facts of shares: which lines have them depends on the interruptions."""
         store = self.journal.store
         texts = [store.read(f"metrics/{name}").decode() for name in sorted(store.list("metrics"))]
-        return [json.loads(line) for text in texts for line in text.splitlines()]
+        lines = [json.loads(line) for text in texts for line in text.splitlines()]
+        return [{name: each for name, each in line.items() if name != "parts"} for line in lines]
 
     @property
     def trained(self) -> collections.Counter[int]:
