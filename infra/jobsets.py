@@ -188,6 +188,7 @@ def _find_contradictions(jobset: Object) -> Iterator[str]:
         subdomain = spec.get("network", {}).get("subdomain", metadata["name"])
         faults = [
             *_find_wrong_nodes(replicated, settings, f"{host}.{subdomain}"),
+            *_find_wrong_names(replicated, container),
             *_find_wrong_ends(replicated["template"]["spec"], container, settings),
         ]
         yield from (f"{where}: {fault}" for fault in faults)
@@ -219,6 +220,14 @@ def _find_wrong_nodes(replicated: Object, settings: dict[str, str], host: str) -
     found = settings.get("compute.rendezvous", "").rpartition(":")[0]
     if most != "1" and found != host:
         yield f"compute.rendezvous names {found or 'no host'}; node 0 is {host}"
+
+
+def _find_wrong_names(replicated: Object, container: str) -> Iterator[str]:
+    containers = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    (env,) = (each.get("env", []) for each in containers if each["name"] == container)
+    given = [each for each in env if each["name"] == "HOLDFAST_HOST"]
+    if [each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for each in given] != ["spec.nodeName"]:
+        yield "HOLDFAST_HOST must be spec.nodeName: an audit would name a pod in place of the node"
 
 
 def _find_wrong_ends(job: Object, container: str, settings: dict[str, str]) -> Iterator[str]:

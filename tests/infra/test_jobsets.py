@@ -33,6 +33,8 @@ PLANTED = [
     ((JOBSET,), "backoffLimit: 20", "backofLimit: 20", "backofLimit"),
     (BOTH, "Seconds: 90", "Seconds: 39", "terminationGracePeriodSeconds is 39; a save and the end may take 40 s"),
     ((JOBSET,), ".*Seconds: 90\n", "", "terminationGracePeriodSeconds is 30"),
+    (BOTH, "spec.nodeName", "metadata.name", "HOLDFAST_HOST must be spec.nodeName"),
+    (BOTH, ".*HOLDFAST_HOST.*\n", "", "HOLDFAST_HOST must be spec.nodeName"),
     ((JOBSET,), "- store=", "- resume.stop_within_s=80\n{}- --set\n{}- store=", "a save and the end may take 95 s"),
     ((JOBSET,), "podReplacementPolicy: Failed", "podReplacementPolicy: TerminatingOrFailed", "must be Failed"),
     (BOTH, "action: Ignore", "action: Count", "doesn't ignore DisruptionTarget"),

@@ -10,6 +10,7 @@ import yaml
 
 from deployments.pools import describe_pools
 from holdfast.config import RunConfig
+from holdfast.machine.host import VARIABLE
 from tests.conftest import ROOT
 from tests.support.cluster import GPU_TAINT, Object, matches, tolerates
 from tests.support.kubernetes_jobs import (
@@ -133,6 +134,12 @@ def test_prefect_leaves_an_attempt_alone_that_was_told_to_end(pool: str) -> None
     assert known["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "relinquish"
     assert known["NAME"] == "value"
     assert known["PREFECT_HOME"] == "/tmp/prefect"  # not the worker's
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_records_name_the_node_and_not_the_pod(pool: str) -> None:
+    (named,) = (each for each in container_of(render_job(pool))["env"] if each["name"] == VARIABLE)
+    assert named["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -385,7 +385,7 @@ class Cluster:
         home.mkdir()
         with (home / "log").open("wb") as log:
             process = subprocess.Popen(
-                container["args"], env=self._environment(container, home), cwd=ROOT, stdin=subprocess.DEVNULL,
+                container["args"], env=self._environment(pod, home), cwd=ROOT, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes[name] = process
@@ -401,8 +401,9 @@ class Cluster:
                 self._end(self._objects["pods", name], code if code >= 0 else 128 - code)
                 self._schedule()
 
-    def _environment(self, container: Object, home: Path) -> dict[str, str]:
-        """Return a container's environment. Its volumes are folders of its own."""
+    def _environment(self, pod: Object, home: Path) -> dict[str, str]:
+        """Return the environment of a pod's container. Its volumes are folders of its own."""
+        (container,) = pod["spec"]["containers"]
         known = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         for source in container.get("envFrom", []):
             reference = source["secretRef"]
@@ -418,6 +419,9 @@ class Cluster:
                     value = f"{home}{value}"
                     Path(value).mkdir(parents=True, exist_ok=True)
                 known[each["name"]] = value
+            elif "fieldRef" in each["valueFrom"]:
+                assert each["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+                known[each["name"]] = pod["spec"]["nodeName"]
             else:
                 reference = each["valueFrom"]["secretKeyRef"]
                 known[each["name"]] = self.secrets[reference["name"]][reference["key"]]

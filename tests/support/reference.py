@@ -121,6 +121,8 @@ SET_BY_YOU = {
     "[SECURITY.md](../SECURITY.md#who-can-run-code) has an example",
     "HOLDFAST_ALLOWED_STORES": "the stores that runs on this machine may use: folders and URLs, separated by "
     "commas. [adding-a-store.md](adding-a-store.md) has an example",
+    "HOLDFAST_HOST": "another name for this machine in records of attempts and audits, such as a pod's node: "
+    "[trust.md](trust.md#which-machine-it-was)",
     "HOLDFAST_HEARTBEAT_S": "the seconds between two heartbeats of a flow run, from 1 to 10, by default 3. Set the "
     "same value for `make up` or `deployments.setup`, and for all workers: [operating.md](operating.md#a-fleet)",
     "HOLDFAST_NODE": "the number of this node, from 0, if neither Slurm nor Kubernetes sets one: [nodes.md](nodes.md)",
@@ -136,7 +138,6 @@ SET_FOR_TESTS = {
     "returns it ([api.md](api.md#fault))",
     "HOLDFAST_FLIP": "a rank whose self-test fails; `holdfast.testing.faults.flip` returns it ([api.md](api.md#flip))",
     "HOLDFAST_HELM_CHARTS": "a folder of Helm charts, for `make check-infra` without a network",
-    "HOLDFAST_HOST": "another name for this machine, so that one machine can train and audit as several",
     "HOLDFAST_TERRAFORM_PLUGINS": "a folder of Terraform providers, for `make check-infra` without a network",
     "HOLDFAST_TEST_DEVICE": "the device on which the tests of ranks train; `make test-gpus` sets it",
 }
