@@ -54,13 +54,13 @@ class HeldBatches:
 
 
 class LoaderPosition:
-    """A loader as the run sees it: its batches, and its position.
+    """The batches and the position of a torchtitan loader, for the run.
 
-    The ``state_dict`` of torchtitan's loader is a pickle of torchdata's, for one data-parallel rank. The position here
-    is torchdata's ``state_dict`` itself.
+    torchtitan's loader is a subclass of torchdata's. Its ``state_dict`` has torchdata's ``state_dict`` as a pickle,
+    under the number of its data-parallel rank. Here the position is torchdata's ``state_dict``, not pickled.
 
     Raises:
-        RecipeError: a stream in the loader can't be put back to its exact position.
+        RecipeError: a stream in the loader can't restore its exact position.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -86,18 +86,18 @@ class LoaderPosition:
         return self._state.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position."""
+        """Restore a position."""
         self._state.load_state_dict(state)
 
 
 def _drain(dataset: Any) -> None:
-    """Let a text dataset yield the samples whose tokens are in its buffer before it reads on.
+    """Make a text dataset yield the samples whose tokens are in its buffer before it reads the next document.
 
-    After a resume torchtitan's dataset reads the next document first. The samples are the same, but from then on its
-    state is ahead of that of a run that was never killed.
+    After a resume torchtitan's dataset reads the next document first. The samples are the same, but from then on the
+    dataset's state is ahead of the state in a run that was never killed.
 
-    A Hugging Face stream that has loaded a state reports this state only once the stream is read. Until then this
-    dataset reports it.
+    A Hugging Face stream that has loaded a state returns this state from ``state_dict`` only once the stream is read.
+    Until then this dataset returns the loaded state.
     """
     own = type(dataset)
 
@@ -161,7 +161,7 @@ class TrainState:
         """Restore the state.
 
         Raises:
-            RecipeError: the degrees are other ones, so each rank would read another part of the data.
+            RecipeError: a degree of parallelism has changed, so each rank would read another part of the data.
         """
         for name, degree in self._degrees.items():
             trained = state["degrees"][name]
@@ -176,10 +176,10 @@ class TrainState:
 
 @contextlib.contextmanager
 def merged(model: torch.nn.Module) -> Iterator[None]:
-    """Keep fused weights fused in the model's state during the block: remove the hooks that would split them.
+    """Remove the hooks that split fused weights in the model's ``state_dict``; restore the hooks after the block.
 
-    torchtitan's modules with fused weights have hooks that split these into weights with the names of other programs,
-    each whole on all ranks. But an optimizer's moments belong to the fused weights.
+    torchtitan's modules with fused weights (``wqkv``) save them as separate weights (``wq``, ``wk``, ``wv``), each
+    gathered on all ranks. But an optimizer's moments belong to the fused weights.
     """
     found: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for module in model.modules():

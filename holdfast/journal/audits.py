@@ -80,7 +80,7 @@ def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audi
 
 
 def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) -> Iterator[AuditRecord]:
-    """Yield the audits that certify a commit, among those of these numbers."""
+    """Yield the audits that certify a commit, among its audits with these numbers."""
     for audit in read_audits(journal, commit.number, numbers):
         with contextlib.suppress(*UNREADABLE):
             is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
@@ -168,7 +168,7 @@ def list_refused(journal: Journal) -> set[int]:
 def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> AuditVerdict | None:
     """Return the verdict on the newest commit that has an audit and counts; None if there is none.
 
-    If it asks for the verdict on an earlier commit, return that one, if there is one.
+    If that verdict asks for an audit of an earlier commit that has a verdict, return the earlier commit's verdict.
 
     Args:
         audits: what `list_audits` has returned; by default it is called.

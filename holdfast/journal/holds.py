@@ -1,7 +1,8 @@
 """The hold on a run that a faulty machine has trained: nothing trains the run until a person releases it.
 
-A hold is an attempt that trains nothing. So the fence stops the attempt that trains the run now, at its next commit,
-and the next attempt finds the hold as the run's newest attempt. Another such attempt releases the run.
+A hold is an attempt that trains nothing. The attempt that trains the run now stops at its next commit, because the hold
+is newer. While the hold is the newest attempt, no attempt can train the run. A release is another attempt that trains
+nothing: the attempt after it trains the run again.
 """
 
 import os
@@ -15,14 +16,14 @@ from holdfast.machine.host import name_host
 
 
 def find_hold(journal: Journal) -> AttemptRecord | None:
-    """Return the hold of a run; None if nobody holds it."""
+    """Return the hold of a run; None if the run isn't held."""
     newest = journal.attempts()
     record = journal.find_attempt(newest) if newest else None
     return record if record is not None and record.why == HELD else None
 
 
 def hold_run(journal: Journal, verdict: AuditVerdict) -> bool:
-    """Hold a run for a verdict that names a machine, unless a person has released it since.
+    """Hold a run for a verdict that names a machine, unless a person has released the run after the verdict.
 
     Returns:
         whether the run is held, by this call or before.
@@ -65,7 +66,7 @@ def _claim(journal: Journal, reason: str, message: str, commit: int) -> None:
 
 
 def _is_released(journal: Journal, at: str) -> bool:
-    """Return whether a person has released the run at a time, or after it."""
+    """Return whether a person has released the run at or after a given time."""
     for number in range(journal.attempts(), 0, -1):
         record = journal.find_attempt(number)
         if record is not None and seconds_of(record.created_at) < seconds_of(at):

@@ -84,7 +84,7 @@ def find_fault(tests: Sequence[SelfTest], name: str = "rank") -> str:
     If no bits have a majority, all of these are named.
 
     Args:
-        name: the name of what has a device, for the message; a number follows it.
+        name: the message's word for the owner of a device, such as rank; a number follows it.
     """
     lines = []
     for number, test in enumerate(tests):

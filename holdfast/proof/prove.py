@@ -102,8 +102,8 @@ def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, li
     """Return the fields ``lost`` and ``unchanged`` of a `Proof`.
 
     Args:
-        is_equal: whether the runs end on the same bytes. If not, values may differ at the end as a consequence of an
-            earlier loss. Then the ends are compared only if no resume is known to have lost a value.
+        is_equal: whether the runs end on the same bytes. If they don't, and a resume has lost a value, the ends aren't
+            compared: other values may differ there as a consequence of the lost one.
     """
     lost = dict(resumed.lost)
     if is_equal or not lost:

@@ -91,7 +91,7 @@ class AttachedRanks(Ranks):
     """The ranks of one attempt, as processes that another launcher has started; see `Ranks`.
 
     Attributes:
-        door: the socket at which the ranks come to the attempt, set before an attempt is made; see `Door`.
+        door: the socket to which the ranks connect. The process sets it before it makes an attempt; see `Door`.
     """
 
     door: ClassVar[Door | None] = None
@@ -101,15 +101,15 @@ class AttachedRanks(Ranks):
         self, config: RunConfig, log_path: Path, commit: int = 0, *, patience: float = 1.0, lived: Path | None = None,
         is_held: bool = False,
     ) -> None:  # fmt: skip
-        """Wait until all ranks of this machine have come.
+        """Wait until all ranks of this machine have connected.
 
         Args:
             is_held: not used, because a launcher doesn't start ranks ahead.
 
         Raises:
             ConfigError: no process of a launcher has started this process.
-            RunStopped: the ranks have come already, and have ended.
-            NodesMissing, RankDied: the ranks don't come; see `Door.let_in`.
+            RunStopped: the ranks connected earlier, and have ended.
+            NodesMissing, RankDied: the ranks don't connect; see `Door.let_in`.
         """
         door = self.door
         if door is None:
@@ -156,7 +156,7 @@ class AttachedRanks(Ranks):
 
 
 def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: float) -> AttachedProcesses:
-    """Give each rank that comes its pipes and variables. Return the processes when all ranks have come."""
+    """Give each rank that connects its pipes and variables. Return the processes when all ranks have connected."""
     variables = {name: environment[name] for name in TOLD}
     (orders, to_ranks), (from_ranks, events) = os.pipe(), os.pipe()
     try:

@@ -1,8 +1,9 @@
 """The door between an attempt and the ranks of this machine that another launcher has started; imports no torch.
 
-These ranks aren't child processes of the attempt, so the attempt can't start them with its pipes. Each rank connects
-("knocks") to a socket whose name follows from the launcher's variables, and gets the variables and the pipes of a rank.
-The first rank of a machine makes the socket and starts the attempt, which inherits the socket.
+These ranks aren't child processes of the attempt, so the attempt can't start them with its pipes. Instead each rank
+connects to a socket (`knock`), and gets the variables and the pipes of a rank from the attempt. The socket's name is
+derived from the launcher's variables. The first rank of a machine makes the socket and starts the attempt, which
+inherits the socket.
 
 The socket has an abstract name, so that the kernel removes it when its processes end. Both sides check that the other
 side belongs to the same user. Source: unix(7).
@@ -41,12 +42,12 @@ ANSWER_BYTES = 65536
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a rank that knocks.
+    """The attempt's answer to a rank that connects.
 
     Attributes:
         variables: the environment variables of the ranks.
         files: the numbers of the rank's standard input, output and error, and of the pipe with the attempt's exit code.
-        code: the exit code of an attempt that has ended already; None if the attempt takes the rank.
+        code: the exit code of an attempt that has already ended; None if the attempt uses the rank.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -64,10 +65,10 @@ def name_door(slot: Slot) -> str:
 
 
 def make_door(name: str) -> socket.socket:
-    """Make the socket of this name. Ranks can knock from now on.
+    """Make the socket of this name. Ranks can connect from now on.
 
     Raises:
-        ConfigError: another start of a launcher has the same variables, and its ranks have not all come yet.
+        ConfigError: another start of a launcher has the same variables, and not all of its ranks have connected yet.
     """
     door = socket.socket(socket.AF_UNIX)
     deadline = time.monotonic() + NAME_WITHIN_S
@@ -88,7 +89,7 @@ def make_door(name: str) -> socket.socket:
 
 
 def knock(name: str, within_s: float) -> Answer:
-    """Knock at the door, and return the attempt's answer.
+    """Connect to the socket of this name, and return the attempt's answer.
 
     Raises:
         NodesMissing: no attempt has answered within ``within_s`` seconds.
@@ -132,10 +133,10 @@ def _read_peer(end: socket.socket) -> tuple[int, int]:
 
 
 class Door:
-    """The attempt's side of the door.
+    """The attempt's side of the socket.
 
     Attributes:
-        is_open: whether the ranks have not been let in yet.
+        is_open: whether the attempt has not answered the ranks yet.
     """
 
     def __init__(self, listening: socket.socket, count: int, first: int) -> None:
@@ -151,13 +152,13 @@ class Door:
         self._guests: list[int] = []
 
     def let_in(self, variables: Mapping[str, str], files: Sequence[int], within_s: float) -> list[int]:
-        """Wait until all ranks have knocked, and give each the variables and files. Return their process ids.
+        """Wait until all ranks have connected, and give each the variables and files. Return the ranks' process ids.
 
         Args:
             files: the numbers of the files for the ranks' standard input, output and error.
 
         Raises:
-            NodesMissing: a rank has not come within ``within_s`` seconds.
+            NodesMissing: a rank has not connected within ``within_s`` seconds.
             RankDied: the first rank has ended meanwhile.
         """
         self.is_open = False
@@ -173,7 +174,7 @@ class Door:
         return self._guests
 
     def _answer(self, answer: bytes, files: Sequence[int], within_s: float) -> bool:
-        """Answer each rank that knocks, until all have knocked. Return False if a rank hasn't knocked in time."""
+        """Answer each rank that connects, until all have. Return False if a rank hasn't connected in time."""
         self._listening.settimeout(LOOK_EVERY_S)
         deadline = time.monotonic() + within_s
         while len(self._guests) < self._count:
@@ -189,7 +190,7 @@ class Door:
         return True
 
     def close(self, code: int) -> None:
-        """Tell the ranks the attempt's exit code. Wait up to `TELL_WITHIN_S` for ranks that haven't knocked yet."""
+        """Tell the ranks the attempt's exit code. Wait up to `TELL_WITHIN_S` for ranks that haven't connected yet."""
         if self.is_open:
             self.is_open = False
             with self._listening:

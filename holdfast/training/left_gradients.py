@@ -24,10 +24,10 @@ class Gradients:
     """The gradients that a training step leaves for the next one.
 
     An optimizer takes a gradient when its ``step()`` updates the parameter. Most loops then set the gradient to None
-    before the next backward pass: such a gradient is no state, and no checkpoint has it. Other loops set gradients to
-    zero in place, or never clear them: their next training step depends on the gradients. An optimizer's second call of
-    ``step()`` shows which kind of loop it is. Before that call, and for loops of the second kind, checkpoints have all
-    gradients that the optimizer uses.
+    before the next backward pass: no checkpoint has such a gradient. Other loops set gradients to zero in place, or
+    never clear them: their next training step depends on the gradients. An optimizer's second call of ``step()`` shows
+    which kind of loop it is. Before that call, and for loops of the second kind, checkpoints have all gradients that
+    the optimizer uses.
 
     Attributes:
         lrs: the learning rates of all groups when the training step first calls an optimizer's ``step()``; None before.
@@ -106,9 +106,9 @@ class Gradients:
             each.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the left gradients by parameter name.
+        """Return, by parameter name, the gradients that the next training step may depend on.
 
-        The key "" has the kind of loop, and is missing if the loop sets all gradients to None.
+        The key "" records how the loop clears gradients. It is missing if the loop sets all of them to None.
         """
         found: dict[str, Any] = {}
         taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer's step()

@@ -15,9 +15,9 @@ STATE, GROUPS = "state", "param_groups"
 
 
 class Optimizers:
-    """Several optimizers with the interface of a single one, for code that saves an optimizer's state or names it.
+    """Several optimizers with the interface of a single one, for code that handles the state of one optimizer.
 
-    It has the parameter groups of all optimizers, in the order of the optimizers' names.
+    ``param_groups`` has the groups of all optimizers, in the order of the optimizers' names.
 
     Attributes:
         parts: the optimizers, by name.

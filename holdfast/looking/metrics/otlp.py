@@ -1,7 +1,7 @@
 """The exporter for OpenTelemetry: sends the readings as metrics, and an attempt's spans, by OTLP over HTTP.
 
-The threads of OpenTelemetry's SDK send them. Their queue and their time are bounded, and a receiver that doesn't answer
-loses what it doesn't take.
+The threads of OpenTelemetry's SDK send both. The queue and the time of each request are bounded: metrics and spans that
+the receiver doesn't accept in time are dropped.
 """
 
 import contextlib
@@ -58,8 +58,9 @@ class OtlpExporter:
         Args:
             url: the base of the receiver's URLs, to which ``/v1/metrics`` and ``/v1/traces`` are added.
             began: when the attempt began, in seconds since 1970.
-            key: the token in the attempt's record. If this attempt is killed, the next one sends its span with the ids
-                that follow from the key. Empty: random ids.
+            key: the token in the attempt's record, from which the ids of the attempt's span and trace are derived. If
+                this attempt is killed, the next attempt sends the killed attempt's span with the same ids. Empty for
+                random ids.
         """
         self._readings, self._ids = readings, _Ids()
         run = readings.common["run"]
@@ -108,7 +109,7 @@ class OtlpExporter:
         own.end(_to_ns(span.ended))
 
     def add_dead(self, dead: DeadAttempt) -> None:
-        """Queue the span of an attempt that died: in its own trace, where its chunks have named it as their parent."""
+        """Queue the span of an attempt that died. Its chunks' spans name it as their parent."""
         span = self._begin_attempt(dead.number, dead.began, dead.key)
         span.set_attributes(dead.attributes)
         span.set_status(Status(StatusCode.ERROR, dead.message))
@@ -136,14 +137,14 @@ class OtlpExporter:
 
 
 class _Ids(RandomIdGenerator):  # type: ignore[misc]
-    """Random ids, except those of an attempt's own span and trace, which follow from a key."""
+    """Random ids, except the ids of an attempt's own span and trace, which are derived from a key."""
 
     def __init__(self) -> None:
         self._fixed: tuple[int, int] | None = None
 
     @contextlib.contextmanager
     def following_from(self, key: str) -> Iterator[None]:
-        """Give the span that begins in the block the ids that follow from a key; random ids if it is empty."""
+        """Give the span that begins in the block ids that are derived from a key; random ids if the key is empty."""
         digest = hashlib.sha256(key.encode()).digest()
         self._fixed = (int.from_bytes(digest[:16]), int.from_bytes(digest[16:24])) if key else None
         yield

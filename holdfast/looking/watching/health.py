@@ -27,7 +27,7 @@ class Health:
     Attributes:
         text: the verdict in words, and what the run waits for: short, so that no terminal cuts it.
         detail: the reason for the verdict; empty if there is none.
-        expected_s: seconds from the newest sign of life to the next commit, as the last chunk predicts; 0 if unknown.
+        expected_s: expected seconds from the newest commit or claim to the next commit; 0 if unknown.
     """
 
     state: State
@@ -79,7 +79,10 @@ def _judge_ended(number: int, reason: str, text: str) -> Health:
 
 
 def predict(seen: Seen) -> float:
-    """Return the seconds from the newest sign to the next commit, as the newest commit predicts; 0 if it can't."""
+    """Return the expected seconds from the newest commit or claim to the next commit; 0 if unknown.
+
+    The estimate uses the speed and the costs that the newest commit has recorded.
+    """
     head = seen.head
     speed = find_speed(seen, head) if head else 0.0
     if head is None or not speed:
@@ -91,7 +94,7 @@ def predict(seen: Seen) -> float:
 
 
 def find_speed(seen: Seen, commit: Commit) -> float:
-    """Return the steps per second of a commit's chunk; 0 if it isn't known."""
+    """Return the steps per second of a commit's chunk; 0 if unknown."""
     parent = seen.find_parent(commit)
     if commit.parent and parent is None:
         return 0.0
