@@ -97,7 +97,7 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     """
     first = commit.attempt
     if commit.why == "adopted":
-        # The ranks of an earlier attempt trained it: one since its parent, and not always the one just before.
+        # An earlier attempt's ranks trained the commit. It may be any attempt from the parent's on, not only the last.
         parent = journal.find_parent(commit)
         first = parent.attempt if parent else 1
     attempts = map(journal.read_attempt, range(first, commit.attempt + 1))

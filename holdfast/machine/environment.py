@@ -27,7 +27,7 @@ CPU_VARIABLES = (
 GPU_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_*EMULAT*", "NVIDIA_TF32_OVERRIDE",
     "TORCH_ALLOW_TF32*", "TORCH_*PREFER*", "TORCH_CUDNN_*", "DISABLE_ADDMM_CUDA_LT",
-    # The order in which NCCL adds follows from its algorithm, and from all that its rings and channels are made of.
+    # NCCL's order of summation depends on its algorithm, and on the layout of its rings and channels.
     "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_*", "NCCL_COLLNET_*", "NCCL_M*_NCHANNELS", "NCCL_M*_CTAS", "NCCL_NTHREADS",
     "NCCL_BUFFSIZE", "NCCL_*_THRESHOLD", "NCCL_RINGS", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE",
     "NCCL_TUNER_*", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_CROSS_NIC", "NCCL_P2P_*", "NCCL_SHM_DISABLE",

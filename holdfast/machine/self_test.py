@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Bits = dict[str, str]  # for each part of a step, the SHA-256 of its result and gradients
 
-UNPROMISED = ("driver", "cpu_flags")  # keys of an environment that the contract doesn't compare, and that may matter
+UNPROMISED = ("driver", "cpu_flags")  # keys that `judge` doesn't compare, although they may change bits
 KEY = "self_test"  # the key of a `SelfTest` in a record's environment
 RECORDED = ("host", "where", "sha256", "flags")
 HINT = "train on another machine and have this one examined; --set compute.gpu_health=warn trains anyway"
@@ -153,7 +153,7 @@ def _is_comparable(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool
     """Return whether the self-tests of two machines have to give equal bits."""
     if saved[KEY]["flags"] != current[KEY]["flags"] or judge(saved, current).promise != "identical":
         return False
-    # The contract leaves a GPU's name free. Two GPUs of one architecture may yet differ in memory or clock.
+    # `judge` doesn't compare the names of GPUs, but GPUs of one architecture may differ in memory or clock rate.
     return _name_gpus(saved) == _name_gpus(current)
 
 

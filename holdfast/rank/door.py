@@ -29,9 +29,9 @@ from holdfast.terminal import spell_s
 # starts the attempt, but may die before the attempt could ask for its parent's id.
 DOOR_VARIABLE = "HOLDFAST_DOOR"
 LOOK_EVERY_S = 0.5
-# How long the socket's name may still be in use by an earlier attempt, whose ranks died before all of them had come.
+# How long an earlier attempt may still use the socket's name, if a rank died before all of them had connected.
 NAME_WITHIN_S = 10.0
-# How long an attempt that has failed waits for ranks that haven't come yet, to tell them its exit code.
+# How long an attempt that has failed waits for ranks that haven't connected yet, to tell them its exit code.
 TELL_WITHIN_S = 10.0
 # Variables of the launcher that differ between two starts of its processes.
 KEYS = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
@@ -99,7 +99,7 @@ def knock(name: str, within_s: float) -> Answer:
         with socket.socket(socket.AF_UNIX) as own:
             try:
                 own.connect(name)
-            except OSError:  # the first rank of this machine has not come yet
+            except OSError:  # the first rank of this machine hasn't made the socket yet
                 time.sleep(LOOK_EVERY_S / 10)
                 continue
             own.settimeout(max(LOOK_EVERY_S, deadline - time.monotonic()))
@@ -180,7 +180,7 @@ class Door:
         while len(self._guests) < self._count:
             if time.monotonic() > deadline or not is_running(self._first):
                 return False
-            with contextlib.suppress(OSError):  # no rank has knocked, or it has gone away again
+            with contextlib.suppress(OSError):  # no rank has connected, or it has disconnected again
                 guest, _ = self._listening.accept()
                 with guest:
                     process, user = _read_peer(guest)

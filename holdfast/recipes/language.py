@@ -76,7 +76,7 @@ def language(
     held_out = Windows(text[-held_out_bytes:], context)
     model = Decoder(context, layers, heads, width, dropout)
     if compiled:
-        model.compile(dynamic=False)  # in place: names in the state, and so the content id, have no prefix
+        model.compile(dynamic=False)  # in place: torch.compile(model) would change the state's names and the content id
     return Recipe(
         model=model,
         data=windows,

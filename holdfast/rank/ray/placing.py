@@ -19,8 +19,8 @@ from holdfast.terminal import counted, spell_s
 
 REACHED_WITHIN_S = 5.0
 LOOK_EVERY_S = 1.0
-# The time after which a number of nodes counts as having no room. Ray reserves bundles in milliseconds, on a busy
-# cluster in a second.
+# The longest wait for room on fewer nodes than the largest number. Ray reserves bundles in milliseconds, or in a second
+# on a busy cluster.
 RESERVED_WITHIN_S = 5.0
 SHOWN_LETTERS = 300
 
@@ -58,7 +58,7 @@ def connect() -> None:
         )
     try:
         if address != "auto":
-            _reach(address)  # Ray itself tries for minutes, and may then end the process
+            _reach(address)  # fail early: ray.init tries to connect for minutes, and may then end the process
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise NodesMissing(

@@ -44,7 +44,7 @@ def _is_elementwise(optimizer: Any, group: dict[str, Any], values: Tensor) -> bo
     try:
         whole, rows = _step(optimizer, group, values, len(values)), _step(optimizer, group, values, 1)
         return whole.keys() == rows.keys() and all(torch.equal(whole[name], rows[name]) for name in whole)
-    except Exception:  # a user's optimizer may refuse such a tensor
+    except Exception:  # a user's optimizer may raise for a tensor of the trial's shape
         return False
 
 
