@@ -143,7 +143,7 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     record = _read(tar, name, size_bytes)
     commit = Commit.from_bytes(record, name)
     if record_name("commits", commit.number) != name:
-        raise Damage(f"{name} says that it is commit {commit.number}")
+        raise Damage(f"{name} has the record of commit {commit.number}")
     made: list[str] = []
     try:
         records = _copy_all(tar, journal, commit, made) | {name: record}

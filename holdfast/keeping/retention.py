@@ -76,8 +76,8 @@ def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> 
     if policy.metric not in known and any(commit.step % steps_per_epoch == 0 for commit in commits):
         # With a misspelt metric, no commit would be among the best, and the real best would be deleted.
         raise ConfigError(
-            f"retention.keep_best.metric = {policy.metric!r}: no checkpoint has it, because evaluate (of a loop: "
-            "run.observe(evaluate=...)) hasn't returned it, so nothing is pruned",
+            f"retention.keep_best.metric = {policy.metric!r}: no checkpoint has it, because the recipe's evaluate "
+            "(in a loop: run.observe(evaluate=...)) hasn't returned it, so nothing is pruned",
             hint=did_you_mean(policy.metric, known),
         )
     return rank_by_metric(commits, policy)[: policy.count]

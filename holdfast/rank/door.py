@@ -166,9 +166,9 @@ class Door:
         with self._listening:
             if not self._answer(answer, [*files, self._told_of_end], within_s):
                 if not is_running(self._first):
-                    raise RankDied("the first rank of this machine has ended before the others came")
+                    raise RankDied("the first rank of this machine has ended before the others connected")
                 raise NodesMissing(
-                    f"{len(self._guests)} of {self._count} ranks came to the attempt within {spell_s(within_s)}",
+                    f"{len(self._guests)} of {self._count} ranks connected to the attempt within {spell_s(within_s)}",
                     hint="every process of the launcher has to call holdfast.attach; compute.wait_s sets the time",
                 )
         return self._guests

@@ -81,7 +81,7 @@ def _step(optimizer: Any, group: dict[str, Any], values: Tensor, rows: int) -> d
 def _refuse(optimizer: Any, dtype: torch.dtype) -> ConfigError:
     name, kind = type(optimizer).__name__, str(dtype).removeprefix("torch.")
     return ConfigError(
-        f'compute.parallel = "fsdp": virtual ranks can\'t train with {name} here: it steps rows of a {kind} tensor to '
-        "other bits than the whole tensor",
-        hint=f'{name} without fused=True, another optimizer such as AdamW, or compute.parallel = "ddp"',
+        f'compute.parallel = "fsdp": virtual ranks can\'t train with {name} here: a step on rows of a {kind} tensor '
+        "gives other bits than a step on the whole tensor",
+        hint=f'use {name} without fused=True, another optimizer such as AdamW, or compute.parallel = "ddp"',
     )

@@ -87,7 +87,7 @@ def test_an_attempt_that_dies_is_an_early_end_for_the_rank_that_knocks(name: str
 def test_a_rank_that_does_not_come_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = Door(make_door(name), 2, os.getpid())
     guests = Guests(name, 1)
-    with pytest.raises(NodesMissing, match="1 of 2 ranks came to the attempt within 1 s"):
+    with pytest.raises(NodesMissing, match="1 of 2 ranks connected to the attempt within 1 s"):
         attempt.let_in({}, [0, 1, 2], 1.0)
     guests.wait()
     with pytest.raises(NodesMissing, match="has not answered within 0 s"):
