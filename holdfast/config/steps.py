@@ -7,6 +7,7 @@ from typing import Self
 
 MOST_STEPS = 2**53
 RANGE = re.compile(r"(\d{1,16})(?:\s*-\s*(\d{1,16}))?")
+SHOWN_CHARS = 40
 EXPECTED = "expected steps such as 1200-1210, or 1200-1210,1300"
 
 
@@ -43,7 +44,7 @@ class Steps:
             found = RANGE.fullmatch(part.strip())
             first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
             if not 1 <= first <= last <= MOST_STEPS:
-                raise ValueError(f"{EXPECTED}, from 1; found {part.strip()!r}")
+                raise ValueError(f"{EXPECTED}, from 1; found {part.strip()[:SHOWN_CHARS]!r}")
             ranges.append((first, last))
         return cls.of(ranges)
 
