@@ -18,7 +18,14 @@ from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
 from holdfast.attempt.lineage import Past, describe_job, judge_drift, judge_environment, judge_self_test
 from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer, Observers, judge_restore
-from holdfast.attempt.opening import Known, apply_skips, await_completed, describe_beginning, describe_ready
+from holdfast.attempt.opening import (
+    Known,
+    apply_skips,
+    await_completed,
+    describe_beginning,
+    describe_ready,
+    has_other_skips,
+)
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks
 from holdfast.attempt.rehearsal import Rehearsals
@@ -328,9 +335,17 @@ class Attempt:
         return is_end and not checkpoint.verify(self.journal.store, newest)
 
     def _resume(self) -> None:
-        """Restore the head into the ranks. A saved checkpoint that has no commit yet may be adopted as the head."""
+        """Restore the head into the ranks. A saved checkpoint that has no commit yet may be adopted as the head.
+
+        A skip list that was written since these ranks were started has taken the run back: new ranks follow it. A later
+        list quarantines the head, which the next commit notices.
+        """
         self._pipeline.uncommitted.clear()
         self.line.resume(self._restore)
+        while has_other_skips(self.journal, self.line.skip_records):
+            self.ranks.end_running()
+            self._start_again()
+            self.line.resume(self._restore)
         self._is_fresh = True
         if self.head is None:
             self.ranks.begin_from_ancestor()
@@ -401,6 +416,9 @@ class Attempt:
         self._resume()
 
     def _start_again(self) -> None:
+        if has_other_skips(self.journal, self.line.skip_records):
+            self.ranks.ahead.end()  # these ranks have the list before
+            _, self.line.skip_records = self._read_skips(self.line.trusted_keys)
         self.ranks.build_again(self.head)
         self._follow_skips()
         self._forget_order_to_stop()
@@ -495,11 +513,8 @@ class Attempt:
             return self.line.follow()
         except (FolderTaken, ParentQuarantined) as error:
             log.warning("%s; the steps of that checkpoint are trained again", error)
-            is_meant = isinstance(error, ParentQuarantined) and not self.is_stopping
-            if is_meant:
-                _, self.line.skip_records = self._read_skips(self.line.trusted_keys)  # new ranks follow a new list
             self.fall_back()
-            if is_meant:
+            if isinstance(error, ParentQuarantined) and not self.is_stopping:
                 self.ranks.check_machine()
             return self.head
         self._pipeline.uncommitted.pop(0)

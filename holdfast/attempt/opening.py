@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from holdfast.attempt.skipping import finish_going_back
 from holdfast.config import RunConfig
 from holdfast.errors import NameMissing, RecordDamaged, RunUnknown, WrongUse
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, record_name
 from holdfast.journal.endings import Ending
 from holdfast.journal.records import HELD, RELEASED
 from holdfast.journal.signature import TrustedKey
-from holdfast.journal.skips import read_skips
+from holdfast.journal.skips import SKIPS, read_skips
 from holdfast.machine.host import name_host
 from holdfast.machine.processes import is_running
 from holdfast.rank.messages import Ready
@@ -147,6 +147,12 @@ def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[Trust
         numbers = ", ".join(map(str, quarantined))
         log.warning("skip list %d: commits that don't count any more: %s", record.number, numbers)
     return given.with_skip(record.skip), [*filter(journal.store.exists, record.names)]
+
+
+def has_other_skips(journal: Journal, names: Sequence[str]) -> bool:
+    """Return whether a run has another skip list than the one whose records have these names; see `apply_skips`."""
+    number = max(journal.numbers(SKIPS), default=0)
+    return number > 0 and record_name(SKIPS, number) not in names
 
 
 def await_completed(journal: Journal, number: int) -> bool:

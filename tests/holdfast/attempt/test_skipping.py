@@ -8,8 +8,11 @@ import pytest
 
 from holdfast import AttemptView, Commit, Observer, Progress
 from holdfast.attempt import Line, live
+from holdfast.attempt.attempt import Attempt
+from holdfast.attempt.opening import Known
+from holdfast.attempt.pipeline import Chunk
 from holdfast.attempt.skipping import finish_going_back, skip_steps
-from holdfast.checkpoint import read_commit_lines
+from holdfast.checkpoint import Saved, read_commit_lines
 from holdfast.cli.app import app
 from holdfast.config import ChunkLength, Compute, Log, ProofSettings, Resume, Retention, RunConfig
 from holdfast.config.steps import Steps
@@ -284,6 +287,48 @@ class TestWithRanks:
         assert live(reference).complete
         assert list_ends(config) == list_ends(reference)
         assert len(open_run(config).numbers("attempts")) == 1
+
+    def test_new_ranks_follow_a_list_that_came_before_the_old_ones_were_lost(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The attempt has no later commit of the old ranks at which it would notice that the run went back."""
+        config, original, done = make_config(tmp_path, "r", {}), Attempt.train_chunk, list[int]()
+
+        def lose_ranks(attempt: Attempt, chunk: Chunk) -> Saved | None:
+            if chunk.number == 4 and not done:
+                done.extend(skip_steps(attempt.journal, Steps.parse(str(POISONED_STEP))).quarantined)
+                attempt.close()
+            return original(attempt, chunk)
+
+        monkeypatch.setattr(Attempt, "train_chunk", lose_ranks)
+        assert live(config).complete
+        assert done == [3]
+        reference = make_config(tmp_path, "reference", {}, skip=str(POISONED_STEP))
+        assert live(reference).complete
+        assert list_ends(config)[40] == list_ends(reference)[40]
+        later = [each for each in open_run(config).candidates() if each.step > POISONED_STEP]
+        assert all("skips/00000001.json" in each.records for each in later)
+        assert len({each.config_fingerprint for each in later}) == 1
+
+    def test_a_list_that_comes_while_an_attempt_begins_is_followed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = make_config(tmp_path, "r", {})
+        assert live(config).complete
+        original, done = Attempt._claim, list[int]()
+
+        def claim_late(attempt: Attempt, known: Known) -> bool:
+            found = original(attempt, known)
+            if not done:
+                done.extend(skip_steps(attempt.journal, Steps.parse(str(POISONED_STEP))).quarantined)
+            return found
+
+        monkeypatch.setattr(Attempt, "_claim", claim_late)
+        assert live(config.model_copy(update={"epochs": 2})).complete
+        assert done == [3, 4]
+        reference = make_config(tmp_path, "reference", {}, skip=str(POISONED_STEP), epochs=2)
+        assert live(reference).complete
+        assert list_ends(config) == list_ends(reference)
 
     def test_the_undo_ends_on_the_bytes_without_a_list(self, tmp_path: Path) -> None:
         config = make_config(tmp_path, "r", {})
