@@ -10,7 +10,7 @@ import os
 from holdfast.errors import Superseded, WrongUse
 from holdfast.journal.endings import Ending
 from holdfast.journal.journal import Journal
-from holdfast.journal.records import HELD, RELEASED, AttemptRecord, seconds_of
+from holdfast.journal.records import HELD, RELEASED, AttemptRecord, record_name, seconds_of
 from holdfast.journal.verdict import AuditVerdict
 from holdfast.machine.host import name_host
 
@@ -32,9 +32,9 @@ def hold_run(journal: Journal, verdict: AuditVerdict) -> bool:
         StoreError: the store can't be written.
     """
     while find_hold(journal) is None:
-        if _is_released(journal, verdict.at):
+        if _is_released(journal, verdict):
             return False
-        _claim(journal, HELD, verdict.describe(), verdict.commit)
+        _claim(journal, HELD, verdict.describe(), {"commit": verdict.commit, "host": verdict.host})
     return True
 
 
@@ -48,13 +48,13 @@ def release_run(journal: Journal) -> None:
     hold = find_hold(journal)
     if hold is None:
         raise WrongUse(f"run {journal.run!r} is not held", hint="holdfast show says how its last attempt ended")
-    _claim(journal, RELEASED, f"from the hold of attempt {hold.number}", 0)
+    _claim(journal, RELEASED, f"from the hold of attempt {hold.number}", {"hold": hold.number})
 
 
-def _claim(journal: Journal, reason: str, message: str, commit: int) -> None:
+def _claim(journal: Journal, reason: str, message: str, facts: dict[str, object]) -> None:
     """Claim the next attempt, and end it; do nothing if another process claims it first."""
     newest = journal.newest()
-    lineage: dict[str, object] = {reason: message, "commit": commit} if commit else {}
+    lineage = {reason: message, **facts}
     if newest is not None:
         lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
     number = journal.next_attempt()
@@ -62,15 +62,26 @@ def _claim(journal: Journal, reason: str, message: str, commit: int) -> None:
         journal.claim_attempt(number, reason, name_host(), os.getpid(), {}, lineage)
     except Superseded:
         return
+    journal.enter(record_name("attempts", number))  # no commit names it, so that its loss would go unnoticed
     journal.end_attempt(number, Ending(reason, message, newest.step if newest else 0))
 
 
-def _is_released(journal: Journal, at: str) -> bool:
-    """Return whether a person has released the run at or after a given time."""
+def _is_released(journal: Journal, verdict: AuditVerdict) -> bool:
+    """Return whether a person has released the run from a hold for a verdict's machine since its last wrong training.
+
+    The release of a hold for another machine says nothing: the person may not have known of this one.
+    """
     for number in range(journal.attempts(), 0, -1):
         record = journal.find_attempt(number)
-        if record is not None and seconds_of(record.created_at) < seconds_of(at):
+        if record is not None and seconds_of(record.created_at) < seconds_of(verdict.at):
             return False
-        if record is not None and record.why == RELEASED:
+        if record is not None and record.why == RELEASED and _find_host(journal, record) in ("", verdict.host):
             return True
     return False
+
+
+def _find_host(journal: Journal, release: AttemptRecord) -> str:
+    """Return the machine for which the hold was that a release has ended; empty if no record says so."""
+    number = release.lineage.get("hold")
+    hold = journal.find_attempt(number) if isinstance(number, int) else None
+    return str(hold.lineage.get("host", "")) if hold else ""

@@ -14,7 +14,7 @@ from holdfast.keeping.verification import verify_run
 from holdfast.ledger.timeline import find_trainer
 from holdfast.proof.rollback import stop_run
 from holdfast.store.local import LocalStore
-from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_commit, make_line, resume, save_next, train
+from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_commit, make_line, resume, root, save_next, train
 
 
 @pytest.fixture
@@ -61,6 +61,24 @@ def test_a_release_ends_the_hold_until_the_machine_deviates_again(line: Line) ->
     time.sleep(1.1)  # records have whole seconds
     assert hold_run(line.journal, verdict(at=now()))
     assert line.journal.attempts() == 4
+
+
+def test_a_release_says_nothing_of_another_machine(line: Line) -> None:
+    """The person who released the run for one machine didn't know of the other."""
+    before = now()
+    hold_run(line.journal, verdict("a", at=before))
+    release_run(line.journal)
+    assert not hold_run(line.journal, verdict("a", at=before))
+    assert hold_run(line.journal, verdict("b", at=before))
+    release_run(line.journal)
+    assert not hold_run(line.journal, verdict("a", at=before))
+
+
+def test_a_lost_hold_is_noticed(line: Line) -> None:
+    hold_run(line.journal, verdict())
+    (root(line) / "attempts/00000002.json").unlink()
+    problems = verify_run(Journal(LocalStore(str(root(line).parent)), "run")).problems
+    assert problems == ["attempts/00000002.json is missing"]
 
 
 def test_an_attempt_that_begins_at_the_same_time_is_held_too(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
