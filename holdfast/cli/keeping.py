@@ -102,7 +102,8 @@ def release(run: str, /, *, rollback: Flag = False) -> None:
         release_run(journal)
         print(f"run {journal.run} is released: the next attempt goes on from its newest commit")
         return
-    commit = journal.find_commit(int(hold.lineage.get("commit", 0)))
+    number = hold.lineage.get("commit")
+    commit = journal.find_commit(number) if isinstance(number, int) else None
     verdict = read_verdict(journal, commit) if commit else None
     if verdict is None or verdict.kind != "machine":
         raise WrongUse(

@@ -47,7 +47,8 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     """Quarantine the commits that a faulty machine has trained, and those that continue from them; release the run.
 
     They begin after the newest certified commit; if the verdict's own commit is wrong, after the newest one before it.
-    The next attempt continues from the commit before them. An attempt that trains now notices at its next commit.
+    The next attempt continues from the commit before them. An attempt that trains now notices at its next commit. A
+    run without such commits is only released: an interrupted call may have quarantined them.
 
     Args:
         verdict: a verdict that names a machine.
@@ -58,7 +59,7 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     released = read_release(open_store(journal.store_url), verdict)
     first = _find_first(journal, verdict, released)
     if first is None:
-        return _nothing_of(journal, verdict)
+        return _release(journal, verdict, _nothing_of(journal, verdict))
     if find_verified_before(journal, first.number) is None:
         return (
             f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number}, the first one that "
@@ -69,10 +70,20 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     newest = journal.newest()
     assert newest is not None
     said = f"run {journal.run} is rolled back to commit {newest.number} (step {newest.step}): quarantined {listed}"
-    if find_hold(journal) is None:
+    return _release(journal, verdict, said)
+
+
+def _release(journal: Journal, verdict: AuditVerdict, said: str) -> str:
+    """Release a run that is held for a verdict's machine, and not for another. Return a line that begins with another.
+
+    Args:
+        said: a line about the run.
+    """
+    hold = find_hold(journal)
+    if hold is None or hold.lineage.get("host", verdict.host) != verdict.host:
         return said
     release_run(journal)
-    return f"{said}, and released: the next attempt trains on from there"
+    return f"{said}, and released: the next attempt trains on from its newest commit"
 
 
 def _nothing_of(journal: Journal, verdict: AuditVerdict) -> str:

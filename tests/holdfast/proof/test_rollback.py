@@ -19,8 +19,9 @@ from holdfast.journal import (
     record_name,
     release_machine,
 )
+from holdfast.journal.holds import find_hold
 from holdfast.proof.audit import go_back_now, keep_verdict
-from holdfast.proof.rollback import choose_to_certify, roll_back
+from holdfast.proof.rollback import choose_to_certify, roll_back, stop_run
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, train
@@ -106,6 +107,32 @@ def test_the_commits_of_a_machine_since_its_release_stay(line: Line) -> None:
     assert list_candidates(again) == [6, 2, 1]
     worse = verdict("a", 6, is_own=True, at=now())
     assert "is rolled back to commit 2" in roll_back(again.journal, worse)
+
+
+def test_an_interrupted_rollback_of_a_held_run_is_finished_by_the_next(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = verdict("a", 3, is_own=True, at=now())
+    stop_run(line.journal, found)
+
+    def interrupt(journal: Journal) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr("holdfast.proof.rollback.release_run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            roll_back(line.journal, found)
+    assert list_candidates(line) == [2, 1]
+    assert find_hold(line.journal)
+    said = roll_back(line.journal, found)
+    assert said.startswith("run run has no commit of a after its newest certified one, and released: ")
+    assert find_hold(line.journal) is None
+
+
+def test_a_rollback_leaves_a_hold_for_another_machine(line: Line) -> None:
+    stop_run(line.journal, verdict("a", 3, is_own=True, at=now()))
+    assert roll_back(line.journal, verdict("b", 5, is_own=True, at=now())).endswith("quarantined 5")
+    assert find_hold(line.journal)
 
 
 def test_nothing_is_rolled_back_to_checkpoints_that_are_lost(line: Line) -> None:
