@@ -53,6 +53,8 @@ def skip_steps(
             if key is not None:
                 sign_skips(journal, before, key)
             return SkipResult(before, None, finish_going_back(journal, before))
+        if before is not None and finish_going_back(journal, before):
+            continue  # the process that has written the list in force hadn't gone back yet
         changed = steps - (steps - known) if is_off else steps - (known | _read_own(journal, newest))
         first, start = _find_start(journal, newest, steps, changed, is_off=is_off)
         if key is None and journal.store.exists(signature_name(first.number, first.attempt)):
@@ -80,7 +82,8 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
     def stays(commit: Commit) -> bool:
         return name in commit.records
 
-    if all(commit.number < record.first_commit or stays(commit) for commit in journal.candidates()):
+    newest = journal.newest()  # where it was trained with the list, the run had gone back before
+    if newest is None or newest.number < record.first_commit or stays(newest):
         return []
     if find_verified_before(journal, record.first_commit) is None:
         raise NoVerifiedCheckpoint(

@@ -102,6 +102,20 @@ class TestOnTheStore:
         assert finish_going_back(line.journal, record) == [], "a commit that was trained with the list counts"
         assert skip(line, text) == []
 
+    def test_another_skip_finishes_one_that_was_killed(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without that, no attempt could follow the list: a commit that counts has trained a step of it."""
+        last = 4 * STEPS_PER_EPOCH
+        with monkeypatch.context() as killed:
+            killed.setattr("holdfast.attempt.skipping.take_back", raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                skip(line, str(2 * STEPS_PER_EPOCH))
+        with pytest.raises(
+            WrongUse, match=rf"step {last} .*: not trained yet: its newest commit has step {STEPS_PER_EPOCH}"
+        ):
+            skip(line, str(last))
+        assert list_candidates(line) == [1]
+        assert [each.skip for each in list_skips(line.journal)] == [str(2 * STEPS_PER_EPOCH)]
+
     def test_bad_input_is_named(self, line: Line) -> None:
         last = 4 * STEPS_PER_EPOCH
         for text, expected in (
