@@ -121,18 +121,25 @@ def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None)
         audits: what `list_audits` has returned; by default it is called.
     """
     numbers = list_audits(journal) if audits is None else audits
-    if commit.number not in numbers:
+    verdict = _judge(journal, commit, numbers)
+    if verdict is None:
         return None
-    try:
-        trainers = list_trainers(journal, commit)
-    except UNREADABLE:
-        return None
-    verdict = judge_commit(commit, trainers, list(read_audits(journal, commit.number, numbers[commit.number])))
     if verdict.ask and verdict.ask.commit == commit.parent:
         return _ask_before_parent(journal, commit, verdict, numbers)
     if verdict.kind != "machine":
         return verdict
     return verdict.count_earlier(_count_agreeing(journal, {**numbers, commit.number: []}))
+
+
+def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | None:
+    """Return the verdict by the audits of the commit alone; None if it has none, or an attempt can't be read."""
+    if commit.number not in audits:
+        return None
+    try:
+        trainers = list_trainers(journal, commit)
+    except UNREADABLE:
+        return None
+    return judge_commit(commit, trainers, list(read_audits(journal, commit.number, audits[commit.number])))
 
 
 def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, audits: Audits) -> AuditVerdict:
@@ -141,7 +148,7 @@ def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, 
     The gate refuses to begin with the parent, so that only such a replay can tell whether the commit is right.
     """
     parent = journal.find_parent(commit)
-    found = read_verdict(journal, parent, audits) if parent else None
+    found = _judge(journal, parent, audits) if parent else None
     if parent is None or found is None or found.kind != "certified":
         return verdict
     hosts = list_machines(commit, list_trainers(journal, commit))

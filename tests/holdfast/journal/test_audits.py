@@ -1,6 +1,7 @@
 """Audits on record, the commits that they certify, and what retention keeps for them."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from holdfast.journal import (
     list_audits,
     list_certified,
     now,
+    read_newest_verdict,
     read_verdict,
     record_audit,
+    record_name,
 )
 from holdfast.journal.audits import list_refused, list_waiting
 from holdfast.keeping.retention import prune_by_policy
@@ -183,3 +186,30 @@ def test_a_certified_commit_that_the_gate_refuses_is_left_out_of_the_next_replay
     assert found.ask == Ask(commit.number, first.number, ("host",))
     assert [*list_waiting(line.journal, parent.number)] == [found.ask]
     assert list_refused(line.journal) == {parent.number}
+
+
+def test_a_chain_of_doubted_parents_is_judged_at_any_length(line: Line) -> None:
+    """Whoever may write to the store may put such audits there; show has to answer all the same."""
+    commit = train(line)
+    for number in range(2, 200):
+        fields = {
+            "number": number,
+            "parent": number - 1,
+            "step": number * STEPS_PER_EPOCH,
+            "path": f"epoch-{number:04d}",
+        }
+        forged = commit.model_copy(update=fields)
+        line.journal.store.create(record_name("commits", number), forged.to_bytes())
+        record = AuditRecord(
+            commit=number, number=1, from_commit=number - 1, notes=[], host="another", environment={},
+            checkpoint_sha256="", created_at=now(),
+        )  # fmt: skip
+        line.journal.store.create(audit_name(number, 1), record.to_bytes())
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    try:
+        found = read_newest_verdict(line.journal)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert found is not None
+    assert (found.kind, found.ask and found.ask.commit) == ("undecided", 1)
