@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
-from holdfast.errors import Damage
+from holdfast.errors import Damage, NameMissing, NotTrusted, RecordDamaged, Unreadable
 from holdfast.journal import Commit, Journal
 from holdfast.journal.signature import TrustedKey
 from holdfast.journal.signing import check_signed
+from holdfast.journal.skips import read_skips
 from holdfast.keeping.verification.checkpoints import check_checkpoint, check_uncommitted
 from holdfast.keeping.verification.records import check_records
 from holdfast.keeping.verification.report import VerifyReport
@@ -30,7 +31,8 @@ def verify_run(
     Args:
         everything: also check quarantined checkpoints and those that no commit names.
         deep: also check that each state can be read and agrees with its commit.
-        trusted_keys: each commit that counts must be signed with one of these keys; by default none needs to be.
+        trusted_keys: each commit that counts, and the skip list in force, must be signed with one of these keys; by
+            default none needs to be.
         watch: called with the number of bytes read so far and the total.
 
     Raises:
@@ -42,7 +44,7 @@ def verify_run(
         problems, notes = records.problems, records.notes
         if trusted_keys:
             signed = pool.map(lambda commit: _check_signed(journal, commit, trusted_keys), records.live)
-            problems += [problem for problem in signed if problem]
+            problems += [problem for problem in (*signed, _check_skips_signed(journal, trusted_keys)) if problem]
     chosen = [(commit, "counts") for commit in records.live]
     if everything:
         chosen += [(commit, "quarantined") for commit in records.quarantined]
@@ -74,6 +76,16 @@ def _check_signed(journal: Journal, commit: Commit, trusted_keys: Sequence[Trust
         check_signed(journal, commit, trusted_keys)
     except Damage as error:
         return str(error)
+    return None
+
+
+def _check_skips_signed(journal: Journal, trusted_keys: Sequence[TrustedKey]) -> str | None:
+    try:
+        read_skips(journal, trusted_keys)
+    except NotTrusted as error:
+        return str(error)
+    except (NameMissing, RecordDamaged, Unreadable):  # reported with the other records
+        return None
     return None
 
 

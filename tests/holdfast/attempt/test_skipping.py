@@ -188,11 +188,14 @@ class TestOnTheStore:
         assert "skips/00000001.json is missing" in verify_run(Journal(store, "run"), everything=True).problems
 
     def test_a_run_with_signed_commits_asks_for_a_key(self, line: Line, tmp_path: Path) -> None:
+        problems = verify_run(line.journal, trusted_keys=[trusted]).problems
+        assert "skip list 1 of run 'run' (step 40) is not signed" in problems
         key, _ = make_key(tmp_path / "key")
         line._signing_key = key
         saved = save_next(line)
         line.commit(saved, "chunk")
         with pytest.raises(WrongUse, match=r"the commits of run 'run' are signed"):
+        assert not [each for each in verify_run(line.journal, trusted_keys=[trusted]).problems if "skip" in each]
             skip(line, str(5 * STEPS_PER_EPOCH))
 
 
