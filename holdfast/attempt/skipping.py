@@ -123,16 +123,17 @@ def _find_start(
         WrongUse: see `skip_steps`.
     """
     run = f"run {journal.run!r}"
-    if newest is None or steps.last > newest.step:
-        done = f"its newest commit has step {newest.step}" if newest else "it has no commits"
-        end = _find_end(journal, newest)
-        done = f"the run ends with step {end}" if end and steps.last > end else done
-        raise WrongUse(f"{steps.named} of {run}: not trained yet: {done}", hint=ELSE.format(steps=steps))
     if not changed:
         state = "not on its skip list" if is_off else "skipped already"
         raise WrongUse(
             f"{steps.named} of {run}: {state}", hint=f"holdfast show {journal.store.url} names its skipped steps"
         )
+    if newest is None or steps.last > newest.step:
+        done = f"its newest commit has step {newest.step}" if newest else "it has no commits"
+        end = _find_end(journal, newest)
+        done = f"the run ends with step {end}" if end and steps.last > end else done
+        hint = "train the run past the skipped steps first" if is_off else ELSE.format(steps=steps)
+        raise WrongUse(f"{steps.named} of {run}: not {'passed' if is_off else 'trained'} yet: {done}", hint=hint)
     first = newest
     for first in _walk(journal, newest):
         if first.origin and changed.first <= first.step:

@@ -154,6 +154,8 @@ def skip_command(
         print(f"the run goes on from commit {done.start.number} ({done.start.path}, step {done.start.step})")
     if done.quarantined:
         print(f"commits that don't count any more: {', '.join(map(str, done.quarantined))}")
+    if find_hold(journal):
+        print(f"the run is held, and goes on once you release it: holdfast release {journal.store.url}")
 
 
 def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:

@@ -103,8 +103,13 @@ def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DE
 
 def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[Sequence[dict[str, Any]], RankPart]:
     """Return the facts of a rank in a step, from a commit's trail, and the part that the rank trained."""
-    lines = checkpoint.read_commit_lines(journal.store, commit)
-    parts = [each for line in lines if line["step"] == step for each in line.get("parts", [])]
+    lines = [line for line in checkpoint.read_commit_lines(journal.store, commit) if line["step"] == step]
+    if any(line.get("skipped") for line in lines):
+        raise WrongUse(
+            f"--rank {rank}: step {step} of run {journal.run!r} was skipped: its batch was drawn and not trained",
+            hint="only the first step of a chunk can be judged so; without --rank, an audit judges the whole chunk",
+        )
+    parts = [each for line in lines for each in line.get("parts", [])]
     ranks = sorted({each["rank"] for each in parts})
     own = [each for each in parts if each["rank"] == rank]
     if not any("gradient" in each for each in parts):

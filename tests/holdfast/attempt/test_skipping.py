@@ -17,12 +17,14 @@ from holdfast.cli.app import app
 from holdfast.config import ChunkLength, Compute, Log, ProofSettings, Resume, Retention, RunConfig
 from holdfast.config.steps import Steps
 from holdfast.errors import ConfigDrift, NotTrusted, NoVerifiedCheckpoint, ParentQuarantined, RecordDamaged, WrongUse
-from holdfast.journal import Journal
+from holdfast.journal import AuditVerdict, Journal, now
+from holdfast.journal.holds import hold_run
 from holdfast.journal.signature import SigningKey
 from holdfast.journal.skips import list_skips, read_skips
 from holdfast.keeping.verification import verify_run
 from holdfast.proof.audit import audit_commit
 from holdfast.proof.explanation import explain_step
+from holdfast.proof.part import audit_part
 from holdfast.proof.prove import prove
 from holdfast.recipe.permission import Trust
 from holdfast.store import open_store
@@ -140,6 +142,25 @@ class TestOnTheStore:
         with pytest.raises(WrongUse, match=rf"steps {last - 1}-{last} of .*: skipped already"):
             skip(line, f"{last - 1}-{last}")
 
+    def test_a_skip_is_taken_back_once_the_run_has_passed_its_steps(self, line: Line) -> None:
+        text = str(4 * STEPS_PER_EPOCH)
+        skip(line, text)
+        with pytest.raises(WrongUse, match=r"step 40 .*: not passed yet: its newest commit has step 30") as raised:
+            skip(line, text, is_off=True)
+        assert raised.value.hint == "train the run past the skipped steps first"
+        with pytest.raises(WrongUse, match=r"step 41 .*: not on its skip list"):
+            skip(line, "41", is_off=True)
+
+    def test_a_held_run_stays_held(self, line: Line, capsys: pytest.CaptureFixture[str]) -> None:
+        url = line.journal.store.url
+        hold_run(line.journal, AuditVerdict("machine", 2, "it differs", host="a", at=now()))
+        with pytest.raises(SystemExit) as done:
+            app(["skip", url, str(4 * STEPS_PER_EPOCH)])
+        assert done.value.code == 0
+        out = capsys.readouterr().out
+        assert "the run goes on from commit 3 (" in out
+        assert out.endswith(f"the run is held, and goes on once you release it: holdfast release {url}\n")
+
     def test_the_run_keeps_a_checkpoint_that_verifies(self, line: Line) -> None:
         damage(line, line.journal.read_commit(1).path)
         with pytest.raises(WrongUse, match=r"can't go back before step .*: no checkpoint before it verifies"):
@@ -167,11 +188,14 @@ class TestOnTheStore:
         skip(line, text)
         with pytest.raises(NotTrusted, match=r"skip list 1 .* is not signed"):
             read_skips(line.journal, [trusted])
+        problems = verify_run(line.journal, trusted_keys=[trusted]).problems
+        assert "skip list 1 of run 'run' (step 40) is not signed" in problems
         skip(line, text, other)
         with pytest.raises(NotTrusted, match=r"was not made with a trusted key"):
             read_skips(line.journal, [trusted])
         skip(line, text, key)
         assert read_skips(line.journal, [trusted]) is not None
+        assert not [each for each in verify_run(line.journal, trusted_keys=[trusted]).problems if "skip" in each]
         record = read_skips(line.journal)
         assert record is not None
         path = root(line) / "skips/00000001.json"
@@ -188,14 +212,11 @@ class TestOnTheStore:
         assert "skips/00000001.json is missing" in verify_run(Journal(store, "run"), everything=True).problems
 
     def test_a_run_with_signed_commits_asks_for_a_key(self, line: Line, tmp_path: Path) -> None:
-        problems = verify_run(line.journal, trusted_keys=[trusted]).problems
-        assert "skip list 1 of run 'run' (step 40) is not signed" in problems
         key, _ = make_key(tmp_path / "key")
         line._signing_key = key
         saved = save_next(line)
         line.commit(saved, "chunk")
         with pytest.raises(WrongUse, match=r"the commits of run 'run' are signed"):
-        assert not [each for each in verify_run(line.journal, trusted_keys=[trusted]).problems if "skip" in each]
             skip(line, str(5 * STEPS_PER_EPOCH))
 
 
@@ -377,6 +398,14 @@ class TestWithRanks:
             assert live(killed, [kill]).complete
             assert kill.is_done
             assert list_ends(killed)[32] == list_ends(config)[32], step
+
+    def test_no_rank_has_a_part_of_a_skipped_step(self, tmp_path: Path) -> None:
+        config = make_config(tmp_path, "r", {"ranks": 2}, skip="11")
+        assert live(config).complete
+        journal, trust = open_run(config), Trust(recipe=config.recipe)
+        with pytest.raises(WrongUse, match=r"--rank 1: step 11 of run 'r' was skipped"):
+            audit_part(journal, journal.read_commit(2), 1, trust)
+        assert audit_part(journal, journal.read_commit(3), 1, trust).is_identical
 
     def test_what_cannot_be_skipped_is_refused_by_name(self, tmp_path: Path) -> None:
         config = make_config(tmp_path, "r", {}, "draw_batches", skip="3")
