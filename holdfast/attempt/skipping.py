@@ -43,6 +43,7 @@ def skip_steps(
         WrongUse: the steps aren't trained, are skipped already (or, to take back, aren't), or no checkpoint before them
             is left.
         RecordDamaged: the list in force can't be read.
+        NotTrusted: the new list keeps steps of the list in force, which this key hasn't signed.
     """
     while True:
         before = read_skips(journal)
@@ -55,6 +56,8 @@ def skip_steps(
             return SkipResult(before, None, finish_going_back(journal, before))
         if before is not None and finish_going_back(journal, before):
             continue  # the process that has written the list in force hadn't gone back yet
+        if key is not None and known - steps:
+            read_skips(journal, [key.trusted])  # the signature vouches for its other steps, too
         changed = steps - (steps - known) if is_off else steps - (known | _read_own(journal, newest))
         first, start = _find_start(journal, newest, steps, changed, is_off=is_off)
         if key is None and journal.store.exists(signature_name(first.number, first.attempt)):

@@ -150,6 +150,8 @@ def skip_command(
         journal, chosen, load_signing_key(signing_key) if signing_key else None, is_off=off, reason=reason
     )
     print(f"{chosen.named} of run {journal.run}: {'not skipped any more' if off else 'skipped'}")
+    if done.record.skip not in ("", str(chosen)):
+        print(f"all skipped steps: {done.record.skip}")
     if done.start is not None:
         print(f"the run goes on from commit {done.start.number} ({done.start.path}, step {done.start.step})")
     if done.quarantined:

@@ -70,6 +70,11 @@ class SigningKey:
     key_id: str
     _private: ec.EllipticCurvePrivateKey = field(repr=False)
 
+    @property
+    def trusted(self) -> TrustedKey:
+        """The public half."""
+        return TrustedKey(self.key_id, self._private.public_key())
+
     def sign(self, run: str, record_name: str, record: bytes, files: Mapping[str, str]) -> bytes:
         """Sign a commit's record and files; return the envelope for `verify_signature`.
 

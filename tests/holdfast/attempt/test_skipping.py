@@ -20,7 +20,7 @@ from holdfast.errors import ConfigDrift, NotTrusted, NoVerifiedCheckpoint, Paren
 from holdfast.journal import AuditVerdict, Journal, now
 from holdfast.journal.holds import hold_run
 from holdfast.journal.signature import SigningKey
-from holdfast.journal.skips import list_skips, read_skips
+from holdfast.journal.skips import list_skips, read_skips, write_skips
 from holdfast.keeping.verification import verify_run
 from holdfast.proof.audit import audit_commit
 from holdfast.proof.explanation import explain_step
@@ -205,6 +205,24 @@ class TestOnTheStore:
         path.write_bytes(path.read_bytes().replace(b'"1"', b'"2"'))
         with pytest.raises(RecordDamaged, match=r"skips/00000001\.json can't be read"):
             read_skips(line.journal)
+
+    def test_a_signature_vouches_for_no_step_of_a_list_that_its_key_has_not_signed(
+        self, line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whoever may write to the store may put a list there."""
+        (key, trusted), last = make_key(tmp_path / "key"), 4 * STEPS_PER_EPOCH
+        write_skips(line.journal, 1, Steps.parse("1000-2000"), Steps.parse("1000-2000"), 99)
+        with pytest.raises(NotTrusted, match=r"skip list 1 of run 'run' \(steps 1000-2000\) is not signed"):
+            skip(line, str(last), key)
+        assert list_candidates(line) == [4, 3, 2, 1]
+        write_skips(line.journal, 2, Steps(), Steps.parse("1000-2000"), 99, is_off=True)
+        skip(line, str(last), key)
+        found = read_skips(line.journal, [trusted])
+        assert found is not None
+        assert found.skip == str(last)
+        with pytest.raises(SystemExit):
+            app(["skip", line.journal.store.url, str(last - STEPS_PER_EPOCH), "--key", str(tmp_path / "key")])
+        assert "\nall skipped steps: 30,40\n" in capsys.readouterr().out
 
     def test_a_lost_list_is_noticed(self, line: Line, store: LocalStore) -> None:
         skip(line, str(4 * STEPS_PER_EPOCH))
