@@ -14,7 +14,16 @@ from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 from holdfast.checkpoint.shown import SUFFIXES, list_shown, read_newest
 from holdfast.cli.app import Flag, Json, Limit, app, print_json
 from holdfast.config import DEFAULT_STORE
-from holdfast.errors import Damage, HoldfastError, RunUnknown, StoreDenied, StoreError, WrongUse
+from holdfast.errors import (
+    Damage,
+    HoldfastError,
+    RecordDamaged,
+    RunUnknown,
+    StoreDenied,
+    StoreError,
+    Unreadable,
+    WrongUse,
+)
 from holdfast.journal import (
     MOST_SHOWN,
     Audits,
@@ -28,7 +37,7 @@ from holdfast.journal import (
 from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.reading import read_all
 from holdfast.journal.signature import load_trusted_key
-from holdfast.journal.skips import list_skips
+from holdfast.journal.skips import list_skips, read_skips
 from holdfast.keeping.verification import CheckedCheckpoint, verify_run
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store import open_store
@@ -194,8 +203,11 @@ def _describe_audits(journal: Journal) -> dict[str, str]:
 
 def _describe_skips(journal: Journal) -> dict[str, str]:
     """Return a row with the steps that the run's skip list has, and who decided so last; nothing without a list."""
-    records = list_skips(journal)
-    return {"skipped steps": one_line(f"{records[-1].skip or 'none'}; {records[-1]}")} if records else {}
+    try:
+        record = read_skips(journal)
+    except (RecordDamaged, Unreadable) as error:  # an older list isn't in force
+        return {"skipped steps": one_line(str(error))}
+    return {"skipped steps": one_line(f"{record.skip or 'none'}; {record}")} if record else {}
 
 
 def _name_shown(journal: Journal) -> str:

@@ -224,6 +224,18 @@ class TestOnTheStore:
             app(["skip", line.journal.store.url, str(last - STEPS_PER_EPOCH), "--key", str(tmp_path / "key")])
         assert "\nall skipped steps: 30,40\n" in capsys.readouterr().out
 
+    def test_show_names_a_damaged_list_and_not_the_one_before(
+        self, line: Line, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write_skips(line.journal, 1, Steps.parse("31"), Steps.parse("31"), 99)
+        write_skips(line.journal, 2, Steps.parse("31,33"), Steps.parse("33"), 99)
+        path = root(line) / "skips/00000002.json"
+        path.write_bytes(path.read_bytes().replace(b'"33"', b'"34"'))
+        with pytest.raises(SystemExit):
+            app(["show", line.journal.store.url])
+        (row,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("skipped steps")]
+        assert "skips/00000002.json can't be read" in row
+
     def test_a_lost_list_is_noticed(self, line: Line, store: LocalStore) -> None:
         skip(line, str(4 * STEPS_PER_EPOCH))
         (root(line) / "skips/00000001.json").unlink()
