@@ -17,9 +17,7 @@ from holdfast.machine.host import name_host
 
 def find_hold(journal: Journal) -> AttemptRecord | None:
     """Return the hold of a run; None if the run isn't held."""
-    newest = journal.attempts()
-    record = journal.find_attempt(newest) if newest else None
-    return record if record is not None and record.why == HELD else None
+    return journal.find_hold(journal.attempts())
 
 
 def hold_run(journal: Journal, verdict: AuditVerdict) -> bool:

@@ -212,9 +212,28 @@ class Journal(RunFolder):
         Raises:
             RunHeld: an audit does.
         """
+        hold = self.find_hold(newest)
+        if hold is not None:
+            raise RunHeld.of(self.run, self.store.url, str(hold.lineage.get(HELD, "audits have named a machine")))
+
+    def find_hold(self, newest: int) -> AttemptRecord | None:
+        """Return the hold of a run; None if no audit holds it.
+
+        If the hold's record is damaged, return what its ending says of it: the run must not train on unnoticed.
+
+        Args:
+            newest: the number of the newest attempt; 0 if there is none.
+        """
         record = self.find_attempt(newest) if newest else None
-        if record is not None and record.why == HELD:
-            raise RunHeld.of(self.run, self.store.url, str(record.lineage.get(HELD, "audits have named a machine")))
+        if record is not None:
+            return record if record.why == HELD else None
+        ending = self.read_ending(newest) if newest else None
+        if ending is None or ending.reason != HELD:
+            return None
+        return AttemptRecord(
+            number=newest, why=HELD, created_at=ending.created_at, host="", pid=0, environment={},
+            lineage={HELD: ending.message},
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def fenced(self, attempt: int) -> Iterator[None]:

@@ -81,6 +81,16 @@ def test_a_lost_hold_is_noticed(line: Line) -> None:
     assert problems == ["attempts/00000002.json is missing"]
 
 
+def test_a_damaged_hold_holds_until_the_run_is_released(line: Line) -> None:
+    hold_run(line.journal, verdict())
+    path = root(line) / "attempts/00000002.json"
+    path.write_bytes(path.read_bytes().replace(b'"held"', b'"hold"', 1))
+    with pytest.raises(RunHeld, match=r"run 'run' is held: commit 2: machine: it differs"):
+        line.journal.check_held(2)
+    release_run(line.journal)
+    line.journal.check_held(3)
+
+
 def test_an_attempt_that_begins_at_the_same_time_is_held_too(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Journal.claim_attempt
     began: list[int] = []
