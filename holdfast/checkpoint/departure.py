@@ -135,14 +135,16 @@ def _compare_lines(one: Line, other: Line) -> Iterator[str]:
 
 
 def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
-    """Return the facts of each rank or share in both lines. Only shares are compared if the numbers of ranks differ."""
-    ones, others = (
-        {(each.get("share"), each["rank"]): each for each in line.get("parts", [])} for line in (one, other)
-    )
+    """Return the facts of each rank or share in both lines.
+
+    Only shares are compared if the ranks differ in number, or divide the shares or the sums differently.
+    """
+    names = ("share", "model_part", "rank", "grid")
+    ones, others = ({tuple(map(each.get, names)): each for each in line.get("parts", [])} for line in (one, other))
     if ones.keys() == others.keys():
         return [(ones[key], others[key]) for key in sorted(ones, key=str)]
-    shares = {share: each for (share, _), each in others.items() if share is not None}
-    return [(each, shares[share]) for (share, _), each in ones.items() if share in shares]
+    shares = {key[:2]: each for key, each in others.items() if "share" in each}
+    return [(each, shares[key[:2]]) for key, each in ones.items() if key[:2] in shares]
 
 
 def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[str]:

@@ -45,6 +45,7 @@ class BlockSum:
         used: for each parameter, whether any of this rank's shares has computed a gradient in this step.
         checksums: for each parameter, a checksum of the last share's gradient; only in a detailed step.
         fact: a checksum of this rank's rows of the sum over all shares; only in a detailed step.
+        grid: the numbers of replicas and of shards, on which this rank's rows depend.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class BlockSum:
         self._name, self._block, self._names = name, block, parameters
         self._shares, self._rank, self._group = shares, rank, group
         self._replicas, self._parts = find_grid(block.get_parameter(parameters[0])).shape
+        self.grid = f"{self._replicas}x{self._parts}"
         self._allocated: list[Tensor] = []
         self._hooked: dict[int, nn.Parameter] = {}
         self._round: range | None = None
@@ -221,7 +223,7 @@ class ShardSums:
 
     Attributes:
         turns: the shares that this rank trains, one in each round.
-        facts: if the step is recorded in detail, a checksum of this rank's rows of the whole sum.
+        facts: if the step is recorded in detail, a checksum of this rank's rows of the whole sum, and the blocks' grid.
     """
 
     def __init__(self, shares: int, rank: int, ranks: int, group: Any = None) -> None:
@@ -283,6 +285,7 @@ class ShardSums:
             block.finish()
         if self._is_detailed:
             self.facts["sum"] = "".join(block.fact for block in self._blocks)
+            self.facts["grid"] = ",".join(sorted({block.grid for block in self._blocks}))
         places = [(block, place) for block in self._blocks for place in range(len(block.used))]
         device = self._blocks[0].parameters[0].device
         used = torch.tensor([block.used[place] for block, place in places], dtype=torch.int32, device=device)

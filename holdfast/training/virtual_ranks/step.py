@@ -290,10 +290,12 @@ class VirtualRanks(Cooperation):
 
     def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
         accum = len(step.samples) // len(self.own)
+        # Ranks of one data rank each have the gradient of their own part of the model.
+        part = {"model_part": self.data.meshes.index(self.data.peers)} if len(self.data.meshes) > 1 else {}
         own: list[dict[str, Any]] = []
         for place, (share, facts) in enumerate(zip(self.own, self.facts, strict=True)):
             samples = combine(step.samples[place * accum : (place + 1) * accum])
-            own.append({"rank": self.own_number, "share": share, "samples": samples, **facts})
+            own.append({"rank": self.own_number, "share": share, **part, "samples": samples, **facts})
         return [*own, {"rank": self.own_number, **self.sums.facts}]
 
     def mean_of_shares(self, numbers: Sequence[Tensor]) -> Tensor:

@@ -104,3 +104,22 @@ def test_a_difference_in_some_shares_is_named_with_the_rank_that_trained_them() 
 def test_sums_are_compared_for_one_number_of_ranks_only() -> None:
     assert named(SHARES, [*SHARES[:5], {"rank": 1, "sum": "other"}]) == ("sum of all gradients of rank 1",)
     assert named(SHARES, ON_ONE) == ()
+
+
+def test_sums_are_compared_for_one_layout_of_the_model_only() -> None:
+    sharded, replicated = (
+        [*SHARES[:4], *({"rank": rank, "sum": f"{grid} {rank}", "grid": grid} for rank in range(2))]
+        for grid in ("1x2", "2x1")
+    )
+    assert named(SHARES, sharded) == named(sharded, replicated) == ()
+    changed = [*sharded[:5], {**sharded[5], "sum": "other"}]
+    assert named(sharded, changed) == ("sum of all gradients of rank 1",)
+
+
+def test_shares_are_compared_for_the_same_part_of_the_model() -> None:
+    pairs = [(number, part) for part in range(2) for number in range(2)]
+    two = [share(number, part, model_part=part, gradient=f"{number} {part}") for number, part in pairs]
+    four = [{**each, "rank": 2 * each["share"] + each["model_part"]} for each in two]
+    assert named(two, four) == named(four, two) == ()
+    wrong = [{**each, "gradient": "x"} if each["rank"] == 3 else each for each in four]
+    assert named(wrong, two) == ("gradient of rank 3 (share 1)",)
