@@ -76,8 +76,8 @@ def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DE
         trust: how to choose the recipe, and whether to accept the one in the run's records.
 
     Raises:
-        WrongUse: the trail has no such rank, or no gradient of single ranks; or the checkpoint before was pruned, or
-            the recipe is not trusted.
+        WrongUse: the trail has no such rank, or no gradient of single ranks, or other ranks trained the same samples
+            with it; or the checkpoint before was pruned, or the recipe is not trusted.
         CheckpointDamaged: the checkpoint before is damaged.
         RunStopped: the process ended early.
     """
@@ -112,16 +112,23 @@ def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[
     parts = [each for line in lines for each in line.get("parts", [])]
     ranks = sorted({each["rank"] for each in parts})
     own = [each for each in parts if each["rank"] == rank]
-    if not any("gradient" in each for each in parts):
+    if not any("gradient" in each for each in own or parts):
         raise WrongUse(
             f"--rank {rank}: the trail of commit {commit.number} has no gradient of a single rank",
-            hint="one rank without virtual ranks, ranks that hold shards, and earlier versions record none: audit the "
-            "chunk on as many ranks as trained it, without --rank",
+            hint="one rank without virtual ranks, ranks that hold shards, a step that averages gradients before its "
+            "last backward pass, a skipped step, and earlier versions record none: audit the chunk on as many ranks as "
+            "trained it, without --rank",
         )
     if not own:
         raise WrongUse(
             f"--rank {rank}: ranks 0 to {ranks[-1]} have trained step {step} of run {journal.run!r}",
             hint=f"give one of them, for example --rank {ranks[-1]}",
+        )
+    if any("model_part" in each for each in own):
+        raise WrongUse(
+            f"--rank {rank}: several ranks have trained each sample of step {step} together, each with a part of the "
+            "model: one process alone can't",
+            hint="audit the chunk without --rank; with --ranks, as few as hold the model once are enough",
         )
     shares = tuple(each["share"] for each in own if "share" in each)
     return own, RankPart(rank, len(ranks), shares)

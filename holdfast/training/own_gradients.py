@@ -21,20 +21,23 @@ class OwnGradients:
     def __init__(self) -> None:
         self._names: list[str] = []
         self._sums: dict[str, Callable[[], int]] = {}
+        self._again: list[tuple[Callable[[], int], Callable[[], int]]] = []
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Watch the gradients of a step that is trained in the block.
 
-        Several backward passes add to a gradient, so the last one counts. DDP averages a gradient after the hooks here
-        have seen it. A model with shards isn't watched, because FSDP2 and DTensor reduce gradients before they are in
-        the parameters.
+        Several backward passes add to a gradient, so the last one counts, unless the gradient was changed between them:
+        DDP averages it after each pass outside of ``no_sync()``, and what is then added is no rank's own. DDP averages
+        a gradient after the hooks here have seen it. A model with shards isn't watched, because FSDP2 and DTensor
+        reduce gradients before they are in the parameters.
         """
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self._names, self._sums = [*trained], {}
+        self._names, self._sums, self._again = [*trained], {}, []
         if any(map(is_sharded, model.parameters())):
             trained = {}
         hooks = [_watch(each, self._make_note(name)) for name, each in trained.items()]
+        hooks += [each.register_hook(self._make_check(name, each)) for name, each in trained.items()]
         try:
             yield
         finally:
@@ -48,9 +51,21 @@ class OwnGradients:
 
         return note
 
+    def _make_check(self, name: str, parameter: Tensor) -> Callable[[Tensor], None]:
+        """Return a hook that is run before a backward pass adds to a parameter's gradient."""
+
+        def check(_: Tensor) -> None:
+            if name in self._sums and parameter.grad is not None and parameter.grad.layout == torch.strided:
+                self._again.append((self._sums[name], begin_checksum(parameter.grad)))
+
+        return check
+
     def describe(self) -> str:
-        """Return a checksum of the step's gradients, 16 hex characters; empty if none was seen. Wait for the device."""
-        if not self._sums:
+        """Return a checksum of the step's gradients, 16 hex characters. Wait for the device.
+
+        Empty if none was seen, or if one was changed between two backward passes.
+        """
+        if not self._sums or any(noted() != found() for noted, found in self._again):
             return ""
         return join_checksums([self._sums[name]() if name in self._sums else None for name in self._names])
 

@@ -148,6 +148,9 @@ def test_ranks_of_a_mesh_rehearse_and_are_audited_with_other_data_ranks(nursery:
         done = nursery.call("tests.support.forked:command", "audit", str(tmp_path / "r"), "--ranks", str(ranks))
         assert done.returncode == code, done.stderr
         assert said in done.stdout + done.stderr
+    done = nursery.call("tests.support.forked:command", "audit", str(tmp_path / "r"), "--rank", "1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("error: --rank 1: several ranks have trained each sample of step 7 together")
 
 
 def test_a_proof_crosses_numbers_of_data_ranks(nursery: Lives, tmp_path: Path) -> None:
