@@ -37,7 +37,7 @@ class OwnGradients:
         if any(map(is_sharded, model.parameters())):
             trained = {}
         hooks = [_watch(each, self._make_note(name)) for name, each in trained.items()]
-        hooks += [each.register_hook(self._make_check(name, each)) for name, each in trained.items()]
+        hooks += [_watch_before(each, self._make_check(name, each)) for name, each in trained.items()]
         try:
             yield
         finally:
@@ -72,4 +72,9 @@ class OwnGradients:
 
 def _watch(parameter: Any, note: Callable[[Tensor], None]) -> RemovableHandle:
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(note)
+    return handle
+
+
+def _watch_before(parameter: Any, check: Callable[[Tensor], None]) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_hook(check)
     return handle
