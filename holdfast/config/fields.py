@@ -400,12 +400,23 @@ class Compute(Section):
         """Return a copy with other ranks or nodes. With virtual ranks a mesh's data-parallel dimensions follow them.
 
         Raises:
-            ConfigError: the mesh's tensor dimension doesn't divide the number of ranks.
+            ConfigError: the mesh's tensor dimension doesn't divide the number of ranks; or without virtual ranks the
+                mesh has another number of ranks.
         """
         found = self.model_copy(update=update)
-        if found.mesh is None or not found.virtual_ranks or found.ranks == "all":
+        if found.mesh is None or found.ranks == "all":
             return found
-        return found.model_copy(update={"mesh": found.mesh.resize(found.ranks * found.node_range[0])})
+        least, most = found.node_range
+        ranks = found.ranks * least
+        if found.virtual_ranks:
+            return found.model_copy(update={"mesh": found.mesh.resize(ranks)})
+        if least == most and ranks != found.mesh.size:
+            raise ConfigError(
+                f"compute.ranks = {found.ranks}: compute.mesh has {found.mesh.size} ranks, but the run has {ranks}",
+                hint=f"start {found.mesh.size} ranks, or set a mesh of {ranks}; with compute.virtual_ranks the mesh "
+                "follows the number of ranks",
+            )
+        return found
 
     @property
     def tensor_ranks(self) -> int:

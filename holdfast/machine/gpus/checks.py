@@ -23,6 +23,7 @@ def settle_ranks(config: RunConfig) -> RunConfig:
     there is one rank. A configuration that has a number is returned unchanged.
 
     Raises:
+        ConfigError: the configuration's mesh has another number of ranks.
         GpuUnhealthy: the GPUs can't be counted, because one of them or the driver doesn't answer.
     """
     compute = config.compute
@@ -32,7 +33,10 @@ def settle_ranks(config: RunConfig) -> RunConfig:
     if compute.virtual_ranks:
         tensor = compute.tensor_ranks
         count = max(1, min(count // tensor, compute.virtual_ranks)) * tensor
-    return config.with_ranks(count)
+    try:
+        return config.with_ranks(count)
+    except ConfigError as error:
+        raise explain_ranks(error, count) from None
 
 
 def gather_nodes(config: RunConfig) -> RunConfig:

@@ -372,7 +372,8 @@ def test_with_virtual_ranks_a_mesh_follows_the_number_of_ranks() -> None:
         assert each.compute.mesh == Mesh(shard=2, tensor=2)
         assert RunConfig.model_validate_json(each.model_dump_json()) == each
     fixed = config.model_copy(update={"compute": config.compute.model_copy(update={"virtual_ranks": 0})})
-    assert fixed.with_ranks(4).compute.mesh == Mesh(tensor=2)
+    with pytest.raises(ConfigError, match="mesh has 2 ranks, but the run has 4"):
+        fixed.with_ranks(4)
 
 
 def test_a_mesh_of_ranks_that_its_tensor_dimension_does_not_divide_is_refused() -> None:

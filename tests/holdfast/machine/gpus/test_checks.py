@@ -52,6 +52,21 @@ def test_with_virtual_ranks_on_a_mesh_all_is_whole_tensor_groups(
     assert (settled.ranks, settled.mesh.size, settled.mesh.tensor) == (ranks, ranks, 2)
 
 
+@pytest.mark.parametrize(("device", "found"), [("auto", 1), ("auto", 3), ("cpu", 4)])
+def test_all_is_refused_if_a_mesh_without_virtual_ranks_has_another_number(
+    machine: Machine, device: str, found: int
+) -> None:
+    machine(*[HOPPER] * found)
+    asked = config(ranks="all", device=device, parallel="fsdp", mesh={"shard": 2, "tensor": 2})
+    ranks = 1 if device == "cpu" else found
+    expected = f'compute.ranks = "all", which is {ranks} here: compute.mesh has 4 ranks, but the run has {ranks}'
+    with pytest.raises(ConfigError, match=f"^{expected}$"):
+        settle_ranks(asked)
+    with pytest.raises(ConfigError, match="mesh has 4 ranks, but the run has 1"):
+        asked.attached(1, 1)
+    assert asked.attached(2, 2).compute.mesh == asked.compute.mesh
+
+
 def test_all_is_one_rank_on_a_cpu(machine: Machine) -> None:
     machine(HOPPER, HOPPER)
     assert settle_ranks(config(ranks="all", device="cpu")).compute.ranks == 1
