@@ -61,8 +61,6 @@ class PartAudit(BaseModel):
         if self.gate:
             return f"{what} can't be trained from the checkpoint before it\n  {self.gate}"
         lines = [f"{what}: trained alone, it differs from the record in {checkpoint.shorten(self.differs_in, 3)}"]
-        if self.differs_in[0].startswith("samples"):
-            lines.append("  other samples: a program that divides its data itself can't be trained in one rank's place")
         return "\n".join([*lines, *(f"  equal bytes are not promised here: {note}" for note in self.notes)])
 
 
@@ -77,7 +75,8 @@ def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DE
 
     Raises:
         WrongUse: the trail has no such rank, or no gradient of single ranks, or other ranks trained the same samples
-            with it; or the checkpoint before was pruned, or the recipe is not trusted.
+            with it; or this process takes other samples; or the checkpoint before was pruned, or the recipe is not
+            trusted.
         CheckpointDamaged: the checkpoint before is damaged.
         RunStopped: the process ended early.
     """
@@ -98,7 +97,23 @@ def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DE
             (line,) = ranks.await_rehearsed().lines
     except GateTripped as error:
         return PartAudit(**known, gate=str(error))
-    return PartAudit(**known, differs_in=list_part_differences(parts, line.get("parts", [])), notes=notes)
+    again = line.get("parts", [])
+    if _list_indices(parts) != _list_indices(again):
+        raise WrongUse(
+            f"--rank {rank}: alone, this process takes other samples in step {step} than rank {rank} has taken",
+            hint="the main rank draws the order of a torch DataLoader's pass, which begins with this step; or the "
+            "program divides its data by run.rank: audit another commit's chunk, or leave --rank out",
+        )
+    return PartAudit(**known, differs_in=list_part_differences(parts, again), notes=notes)
+
+
+def _list_indices(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the digests of the indices of the samples in a rank's facts, without those of the samples' content.
+
+    A stream's samples have no indices; its names of samples are left out.
+    """
+    names = [str(each["samples"]) for each in parts if "samples" in each]
+    return [name.partition("-")[0] for name in names if "-" in name]
 
 
 def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[Sequence[dict[str, Any]], RankPart]:

@@ -230,10 +230,7 @@ class SeparateRanks(Cooperation):
         Args:
             data: the data ranks, if some ranks train the same samples; by default each rank has samples of its own.
         """
-        if part := read_part():
-            every = tuple(range(part.ranks))
-            data = DataRanks(every, part.rank, (every,))
-        super().__init__(accelerator, data.count if data else accelerator.num_processes, data)
+        super().__init__(accelerator, (data or separate(accelerator)).count, data)
         self._is_told = data is not None
         self._gradients = OwnGradients()
 

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, distributed, nn
 
 from holdfast.errors import RecipeError
+from holdfast.machine.part import read_part
 from holdfast.state import is_sharded
 
 HINT = "call run.data_parallel(mesh) before the loop, with the mesh dimensions whose ranks get different samples"
@@ -62,9 +63,13 @@ class DataRanks:
 
 
 def separate(accelerator: Accelerator) -> DataRanks:
-    """Return data ranks with which each rank trains samples of its own."""
-    every = tuple(range(accelerator.num_processes))
-    return DataRanks(every, int(accelerator.process_index), (every,))
+    """Return data ranks with which each rank trains samples of its own.
+
+    A process that trains one rank's part alone gets the data rank of that rank.
+    """
+    part = read_part()
+    every = tuple(range(part.ranks if part else accelerator.num_processes))
+    return DataRanks(every, part.rank if part else int(accelerator.process_index), (every,))
 
 
 def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
@@ -78,6 +83,8 @@ def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
     """
     rank = int(accelerator.process_index)
     ranks = _list_ranks(mesh, rank)
+    if read_part():  # only a rank that trains its samples alone has a part
+        return separate(accelerator)
     found = gather_object([ranks]) if accelerator.num_processes > 1 else [ranks]
     pairs = [(each.index(number), len(each)) for number, each in enumerate(found)]
     check_groups(pairs)

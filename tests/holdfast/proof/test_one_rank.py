@@ -85,6 +85,24 @@ def test_equal_ranks_name_the_rank_without_virtual_ones(nursery: Lives, tmp_path
     check_parts(nursery, run, 2)
 
 
+@pytest.mark.slow
+def test_one_rank_of_a_loop_takes_its_own_samples_or_is_refused(nursery: Lives, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'recipe = "tests.support.ranked:train"\nrun = "r"\nstore = "{tmp_path}"\nchunk.steps = 2\nlog.folder = '
+        f'"{tmp_path}"\ncompute.device = "cpu"\ncompute.ranks = 2\nsettings.shuffles = true\n'
+    )
+    divided = tmp_path / "divided.toml"
+    divided.write_text(path.read_text().replace("true", "false").replace('run = "r"', 'run = "d"'))
+    for each in (path, divided):
+        done = nursery.call("tests.support.forked:train", str(each), [])
+        assert done.returncode == 0, done.stderr
+    for run, commit, code in (("r", "1", 1), ("r", "2", 0), ("d", "1", 0), ("d", "2", 0)):
+        done = audit(nursery, str(tmp_path / run), "--commit", commit, "--rank", "1")
+        assert done.returncode == code, done.stdout + done.stderr
+        assert code == 0 or "alone, this process takes other samples in step 1 than rank 1 has taken" in done.stderr
+
+
 def test_a_trail_without_single_ranks_is_refused(tmp_path: Path) -> None:
     line = make_line(LocalStore(str(tmp_path)))
     train_line(line)
