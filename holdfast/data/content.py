@@ -16,7 +16,7 @@ ROW_WORDS = 1024
 
 DEEPEST = 8
 
-# The types whose ``repr`` has the whole value.
+# The types whose ``repr`` shows the whole value.
 SHOWN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -28,7 +28,10 @@ def digest_content(batch: Any) -> str:
 
 
 def combine(names: list[str]) -> str:
-    """Combine the names of several micro-batches into one. The parts of ``indices-content`` are combined separately."""
+    """Combine several names into one name of the same form.
+
+    The halves of ``indices-content`` are combined separately.
+    """
     if len(names) == 1:
         return names[0]
     columns = zip(*(name.split("-") for name in names), strict=True)
@@ -52,7 +55,7 @@ def _add(value: Any, sha256: Any, depth: int = 0) -> None:
             _add(item, sha256, depth + 1)
     elif isinstance(value, SHOWN) or not (hasattr(value, "__dict__") or read_slots(value)):
         sha256.update(repr(value).encode())
-    else:  # an object's repr may have its address, or shorten long contents
+    else:  # an object's repr may show the object's address, or shorten long contents
         sha256.update(type(value).__qualname__.encode())
         if depth < DEEPEST:  # bounded, because an object may refer to itself
             _add(read_attributes(value), sha256, depth + 1)
@@ -69,7 +72,7 @@ def _add_bytes(data: np.ndarray[Any, np.dtype[np.uint8]], sha256: Any) -> None:
     if data.nbytes <= HASHED_BYTES:
         sha256.update(data)
         return
-    # A changed word changes the sums of its row and its column; swapped words or rows change some sums, too.
+    # If a word changes, the sums of its row and its column change. If words or rows are swapped, some sums change, too.
     whole = data.nbytes // (8 * ROW_WORDS) * 8 * ROW_WORDS
     words = data[:whole].view(np.uint64).reshape(-1, ROW_WORDS)
     for axis in (0, 1):

@@ -18,14 +18,15 @@ class IterableBatches:
     """
 
     has_state = True
-    has_common_position = False  # each rank reads another part of the data
+    has_common_position = False  # each rank reads a different part of the data
     is_at_end = False  # not known before the next batch is read
 
     def __init__(self, batches: Any, ranks: Gathering) -> None:
         self._given, self._ranks = batches, ranks
         self._batches: Iterator[Any] | None = None
         self._pass = -1
-        self._is_shared: bool | None = None  # whether the ranks get different batches; None until the first batch
+        # whether the ranks get different batches; None before the first batch, when this isn't known
+        self._is_shared: bool | None = None
         restart_never(batches)
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
@@ -38,13 +39,13 @@ class IterableBatches:
         return False
 
     def move_to(self, step: int, per_epoch: int) -> str:
-        """Read the batches of ``step`` steps, one for each, and drop them. Return "", because the position is exact."""
+        """Read one batch for each of ``step`` steps, and drop it. Return "": the position is then known exactly."""
         for _ in range(step):
             next(self)
         return ""
 
     def __next__(self) -> tuple[str, Any]:
-        for _ in range(2):  # at the end of a pass, try a second time with a new pass
+        for _ in range(2):  # if the pass is at its end, try a second time, with a new pass
             if self._batches is None:
                 self._pass += 1
                 begin_pass(self._given, self._pass)
@@ -77,5 +78,5 @@ class IterableBatches:
         return {"pass": self._pass, "iterable": read_position(self._given)}
 
     def describe(self) -> dict[str, int]:
-        """Return the fingerprint's part about the data's size; empty, because the size isn't known."""
+        """Return what the fingerprint records of the data's size: nothing, because the size isn't known."""
         return {}

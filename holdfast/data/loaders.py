@@ -1,4 +1,4 @@
-"""The batches of the data that a loop passes: a torch ``DataLoader``, an iterable, or none."""
+"""The batches of the data that a user's loop passes to `Run.steps`: a torch ``DataLoader``, an iterable, or no data."""
 
 import copy
 import functools
@@ -30,7 +30,7 @@ from holdfast.state import capture_rng, digest_rng, has_methods, restore_rng
 
 
 class NoBatches:
-    """The empty source for a loop that makes its own batches."""
+    """A source without batches, for a loop that makes its own batches."""
 
     has_state = False
     has_common_position = True
@@ -43,28 +43,29 @@ class NoBatches:
         raise AssertionError("the loop makes its own batches")
 
     def state_dict(self) -> None:
-        """Return None, because there is no position."""
+        """Return None, because there is no position to save."""
 
     def describe(self) -> dict[str, int]:
-        """Return the fingerprint's part about the data's size; empty, because the size isn't known."""
+        """Return what the fingerprint records of the data's size: nothing, because the size isn't known."""
         return {}
 
 
 class LoaderBatches:
-    """The batches of a map-style ``DataLoader``, in the order of its own sampler, from any step on.
+    """The batches of a map-style ``DataLoader`` in the order of the loader's own sampler, beginning at any step.
 
     At the beginning of each pass the sampler draws from its usual generators, so the order is the same as that of the
-    loader without Holdfast. A checkpoint has the states of these generators at the beginning of the pass, the samplers'
-    attributes, and the position in the pass. On resume the sampler draws the same order again, and no batch has to be
-    read and skipped. If the dataset's length has changed since the pass began, the checkpoint has the order itself.
+    loader without Holdfast. A checkpoint contains the states of these generators at the beginning of the pass, the
+    samplers' attributes, and the position in the pass. On resume the sampler draws the same order again, and no batch
+    has to be read and skipped. If the dataset's length has changed since the pass began, the checkpoint contains the
+    order itself.
 
-    All ranks draw the main rank's order, and divide each batch between them. A loader that accelerate has prepared for
-    several ranks, or that has a ``DistributedSampler``, divides the data itself.
+    All ranks draw the main rank's order, and share out each batch. A loader that accelerate has prepared for several
+    ranks, or that has a ``DistributedSampler``, divides the data itself.
 
     Args:
-        loader: the loader. Its settings for workers apply, except for their number.
+        loader: the loader. Its settings for workers apply, except for the number of workers.
         shares: the parts of each batch that this rank trains, one after the other.
-        workers: the configuration's number of workers.
+        workers: the number of workers in the configuration.
     """
 
     has_state = True
@@ -77,9 +78,9 @@ class LoaderBatches:
         self._is_main = ranks.own_number == 0
         self._is_shared = shares_out(loader)
         self.has_common_position = not self._is_shared
-        self._pass, self._given = 0, 0  # the number of the pass, and of its batches that were given
-        self._number = 0  # the number of batches that were given in the whole run
-        self._parts = 0  # the number of parts of the next batch that were given already
+        self._pass, self._given = 0, 0  # the number of the pass, and how many of its batches were returned
+        self._number = 0  # the number of batches that were returned in the whole run
+        self._parts = 0  # the number of parts of the next batch that were returned already
         self._before: dict[str, Any] | None = None  # the states at the beginning of the pass
         self._samples = 0  # the size of the dataset at the beginning of the pass
         self._indices: list[list[Any]] | LongPass = []
@@ -92,7 +93,7 @@ class LoaderBatches:
         """Begin after ``step`` steps; see `Batches.begin`.
 
         Args:
-            saved: the result of `state_dict` after ``step`` steps, if there is one.
+            saved: the result of `state_dict` after ``step`` steps; None if no state was saved.
         """
         if saved is not None:
             self._pass, self._given, self._number = saved["pass"], saved["given"], saved["number"]
@@ -110,14 +111,14 @@ class LoaderBatches:
         return False
 
     def move_to(self, step: int, per_epoch: int) -> str:
-        """Move to the first batch after ``step`` steps, which another program has trained.
+        """Move to the first batch after ``step`` steps that another program has trained.
 
         Args:
             per_epoch: the number of steps of an epoch. A step takes as many batches as make an epoch equal to a pass;
                 if that isn't possible, it takes one batch.
 
-        Returns: a text on the part of the position that isn't known; empty if the position is exact. The order of the
-            pass in progress is known only if the sampler uses no generator, or if it seeds its generator with the
+        Returns: a text that says which part of the position isn't known; empty if the position is exact. The order of
+            the pass in progress is known only if the sampler uses no generator, or if it seeds its generator with the
             pass's number.
         """
         length = len(self._loader)
@@ -174,8 +175,8 @@ class LoaderBatches:
         if not self._is_main:
             self._restore(self._before)
         self._list_indices()
-        # Ranks other than the main rank have random numbers of their own, so put these back. But a rank with the main
-        # rank's numbers keeps the states after the draw of the order, as the main rank does.
+        # A rank whose random numbers differ from the main rank's gets back its own states. A rank with the main rank's
+        # numbers keeps the states after the draw of the order, as the main rank does.
         own, main = (each["global"] | {"cuda": []} for each in (now, self._before))
         if not self._is_main and digest_rng(own) != digest_rng(main):
             restore_rng(own)
@@ -186,7 +187,7 @@ class LoaderBatches:
             )
 
     def _list_indices(self) -> None:
-        """Draw the order of a pass from the sampler. First draw one random number, as a loader's iterator does."""
+        """Draw the order of a pass from the sampler. First draw one random number, as a loader's own iterator does."""
         loader = self._loader
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         if is_long(loader):
@@ -216,14 +217,15 @@ class LoaderBatches:
         return make_loader(samples, self._requests, self._workers, self._seed, like=self._loader)
 
     def _capture(self) -> dict[str, Any]:
-        """Return the states on which the order of batches depends: the global generators', and `_capture_own`'s."""
+        """Return the states on which the order of batches depends: of the global generators, and of `_capture_own`."""
         return {"global": {name: each for name, each in capture_rng().items() if name != "cuda"}, **self._capture_own()}
 
     def _capture_own(self) -> dict[str, Any]:
         """Return the states of the loader and its samplers: generators, epoch numbers, and attributes."""
         own = [each.get_state() for each in list_generators(self._loader)]
         epochs = [getattr(each, "epoch", None) for each in list_samplers(self._loader)]
-        # Copy the attributes: the states of a pass's beginning are kept, and a loop may change a sampler's weights.
+        # Copy the attributes, because the states must stay as they were at the pass's beginning, and a loop may change
+        # a sampler's weights.
         attributes = [copy.deepcopy(each.state_dict()) for each in self._attributes]
         return {"own": own, "epochs": epochs} | ({"samplers": attributes} if any(attributes) else {})
 
@@ -253,16 +255,16 @@ class LoaderBatches:
 
     @property
     def unused_workers(self) -> int:
-        """Return the number of the loader's own workers if this process loads the data instead."""
+        """Return the loader's ``num_workers`` if no worker is started, because this process loads the data."""
         return 0 if self._workers else self._loader.num_workers
 
     def describe(self) -> dict[str, int]:
-        """Return the fingerprint's part about the data's size."""
+        """Return what the fingerprint records of the data's size."""
         return {"samples": len(self._loader.dataset)}  # type: ignore[arg-type]
 
 
 def list_saved(source: Any) -> list[Any]:
-    """Return the objects inside a source of batches whose state a checkpoint has.
+    """Return the objects inside a source of batches whose state a checkpoint contains.
 
     Args:
         source: the result of `take_apart`; None if a loop makes its own batches. An iterable is saved with everything
@@ -274,7 +276,7 @@ def list_saved(source: Any) -> list[Any]:
 
 
 def is_torch_loader(source: Any) -> bool:
-    """Return whether a source of batches is a loader over a map-style dataset, without a state of its own."""
+    """Return whether a source of batches is a loader over a map-style dataset that has no ``state_dict``."""
     return isinstance(source, DataLoader) and not has_methods(source)
 
 
@@ -284,7 +286,7 @@ def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
 
 
 def list_batch_sizes(source: Any) -> list[int]:
-    """Return the different sizes of a source's batches; empty if they aren't known, or depend on the number of ranks.
+    """Return the distinct sizes of a source's batches; empty if they aren't known, or depend on the number of ranks.
 
     Args:
         source: the result of `take_apart`. Sizes are known only for a loader over map-style data with a batch size.
@@ -314,7 +316,7 @@ def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":
     """Return the ``DataLoader`` inside a loader that accelerate has prepared, or the loader itself.
 
     Args:
-        instead: code for the error's hint: the loader to use in place of this one, with which a run resumes exactly.
+        instead: code for the error's hint: a loader to use in place of this one, with which a run can resume exactly.
 
     Raises:
         RecipeError: the loader's position can't be restored.

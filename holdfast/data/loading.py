@@ -56,17 +56,19 @@ class Batches:
         self._loader: Any = None
         self._batches: Iterator[tuple[str, Any]] | None = None
         self._is_reread = order is None and not has_exact_state(data)
-        self._read = ""  # a digest of the samples that were read, for a stream that a resume has to read again
+        # a digest of the samples read so far, for a stream that saves no position, so that a resume has to read it
+        # again
+        self._read = ""
         restart_never(data)
 
     @property
     def has_state(self) -> bool:
-        """Return whether the data is a stream with a saved position of its own, beyond the step."""
+        """Return whether the data is a stream that saves its position itself."""
         return self._order is None and not self._is_reread
 
     @property
     def has_common_position(self) -> bool:
-        """Return whether all ranks have the same position in the data, which any number of ranks can continue."""
+        """Return whether all ranks have the same position in the data. Any number of ranks can then resume from it."""
         return not self._is_reread
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch = lambda done, total: None) -> bool:
@@ -74,14 +76,14 @@ class Batches:
 
         Args:
             stop: the last step to load.
-            saved: the result of `state_dict` after ``step`` steps, if it was saved.
-            watch: called now and then with the number of skipped micro-batches, and the number of all to skip.
+            saved: the result of `state_dict` after ``step`` steps; None if no state was saved.
+            watch: called now and then with the number of micro-batches skipped so far, and the number to skip in all.
 
         Returns: True if a stream had to be read again from its beginning.
 
         Raises:
             StateError: a position was saved, but the data has no ``load_state_dict``.
-            RecipeError: a stream that was read again gave other samples than the first time.
+            RecipeError: a stream that was read again returned other samples than the first time.
         """
         self._read = ""
         read = saved.get(READ) if isinstance(saved, dict) else None
@@ -137,7 +139,7 @@ class Batches:
 
         Args:
             ranks: the number of shares into which to cut the micro-batch. If it is None, or doesn't divide the batch
-                size, which may have changed since the save, the number of shares in training is used.
+                size, which may have changed since the save, the number of shares of a training step is used.
         """
         assert self._order is not None
         share = replace(self._shares[0], rank=0)
@@ -147,7 +149,7 @@ class Batches:
         return Samples(self._data, self._collate, self._seed).__getitems__(Indices(0, indices))[1]
 
     def read_names(self, step: int, shares: Iterable[int]) -> list[str]:
-        """Load a step's micro-batches of map-style data in some shares, and return their names.
+        """Load some shares of a step's micro-batches of map-style data, and return the names of these micro-batches.
 
         The names have the order in which `__next__` returns them to a rank that trains these shares.
 
@@ -172,8 +174,8 @@ class Batches:
     def state_dict(self) -> Any:
         """Return the data's position in the form of a state.
 
-        A stream with ``state_dict`` returns its own position, and another stream a digest of the samples that were
-        read. Map-style data returns None, because its position is the step.
+        For a stream with ``state_dict`` this is the stream's own position. For a stream without it, this is a digest of
+        the samples that were read. For map-style data it is None, because the position follows from the step.
         """
         if self._order is not None or self._loader is None:
             return None

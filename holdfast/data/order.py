@@ -58,7 +58,7 @@ def _indices(order: Order, number: int, start: int, stop: int) -> NDArray[np.int
 
 
 def permute(positions: NDArray[np.uint64], size: int, seed: int, number: int) -> NDArray[np.int64]:
-    """Return the images of some positions under a permutation of ``range(size)``, and compute no others.
+    """Return the images of some positions under a permutation of ``range(size)``; compute no other images.
 
     A Feistel network permutes the range up to the next power of four. Applying it again until the result is below
     ``size`` (cycle walking) permutes ``range(size)``. The result is the same on every machine and with every library
@@ -66,7 +66,7 @@ def permute(positions: NDArray[np.uint64], size: int, seed: int, number: int) ->
 
     Args:
         positions: numbers below ``size``; shape (n,).
-        number: the number of the permutation among the permutations of the seed, which is the number of the pass.
+        number: the number of the permutation among all permutations of one seed: the number of the pass.
 
     Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002): cycle walking, generalized Feistel.
     """

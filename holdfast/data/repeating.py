@@ -1,4 +1,4 @@
-"""The micro-batches of a stream of samples. The stream is read again at the end of each pass."""
+"""The micro-batches of a stream of samples, which is read from its beginning in each pass."""
 
 import itertools
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class Repeating(IterableDataset[tuple[str, Any]]):
     def __init__(self, data: Any, collate: Any, share: Share, seed: int) -> None:
         self._data, self._collate, self._share, self._seed = data, collate, share, seed
         self._pass = 0
-        self._given = 0  # the number of micro-batches that were given, over all passes
+        self._given = 0  # the number of micro-batches returned so far, over all passes
         self._is_resumed = False
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -26,8 +26,8 @@ class Repeating(IterableDataset[tuple[str, Any]]):
         place = worker.id if worker else 0
         while True:
             before = self._given
-            # Every rank reads the same stream, and takes its part of a batch later. Until then all ranks draw the same
-            # numbers.
+            # Every rank reads the same whole batches, and cuts out its own part later. While reading, all ranks draw
+            # the same random numbers.
             with seeded(self._seed, self._given, 0, place):
                 samples = self._begin_pass()
             while (batch := self._take(samples, place)) is not None:

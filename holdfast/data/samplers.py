@@ -16,7 +16,7 @@ MOST_LISTED = 2**22
 
 
 class LongPass:
-    """The indices of the batches of a long pass, in the order of the loader's sampler. They can be iterated over once.
+    """The indices of the batches of a long pass, in the order of the loader's sampler: iterable, but only once.
 
     The sampler draws from a generator that it creates and seeds at the beginning of the pass. So it draws the same
     order after a resume.
@@ -26,7 +26,7 @@ class LongPass:
         batches: Any = loader.batch_sampler if loader.batch_sampler is not None else ([each] for each in loader.sampler)
         self._length = len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)  # type: ignore[arg-type]
         begun = iter(batches)
-        # Take the first batch now: with it the sampler draws its seed.
+        # Take the first batch now, because the sampler draws its seed when it makes the first batch.
         self._batches = itertools.chain([next(begun)], begun)
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ def is_long(loader: "DataLoader[Any]") -> bool:
 
 
 class Requests:
-    """The requests for the rest of a pass. A loader that serves several passes has one such object for all of them."""
+    """The requests for the rest of a pass. A loader that serves several passes keeps one `Requests` for all passes."""
 
     def __init__(self) -> None:
         self._rest: Iterable[Any] = ()
@@ -93,15 +93,16 @@ def keep_attributes(sampler: Any) -> Attributes:
 
 
 def shares_out(loader: "DataLoader[Any]") -> bool:
-    """Return whether a loader gives each rank batches of its own."""
-    # Imported here, because loader processes import this module, too, and would wait for accelerate.
+    """Return whether a loader itself gives each rank different batches, as a loader prepared by accelerate does."""
+    # Imported here and not at the top: loader processes import this module, too, and would wait for accelerate's
+    # import.
     from accelerate.data_loader import BatchSamplerShard
 
     return isinstance(loader.batch_sampler, BatchSamplerShard) or isinstance(loader.sampler, DistributedSampler)
 
 
 def pack_indices(indices: list[list[Any]]) -> dict[str, Any]:
-    """Return the indices of batches as a state to save: all indices in one flat sequence, and each batch's size.
+    """Return the indices of batches in a form to save: all indices in one flat sequence, and each batch's size.
 
     The flat sequence is an array if all indices are numbers, as usual, and a list otherwise.
     """

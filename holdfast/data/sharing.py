@@ -40,13 +40,13 @@ class Share:
 
 
 class Gathering(Protocol):
-    """The methods of `holdfast.training.cooperation.Cooperation` that this room needs."""
+    """The methods of `holdfast.training.cooperation.Cooperation` that `holdfast.data` needs."""
 
     @property
     def own_number(self) -> int: ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values that all ranks pass, by rank. All ranks call it together."""
+        """Return the values that all ranks pass to this call, by rank. All ranks call it together."""
         ...
 
     def gather_samples(self, name: str) -> list[str]:
@@ -61,7 +61,7 @@ def list_divisors(number: int) -> str:
 
 @contextlib.contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Seed the CPU's generators from the numbers for the block, and restore their states afterwards."""
+    """Seed the CPU's generators from ``numbers`` during the block, and restore their states afterwards."""
     seed = int.from_bytes(hashlib.sha256("/".join(map(str, numbers)).encode()).digest()[:8], "little")
     python, numpy, cpu = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     random.seed(seed)

@@ -1,12 +1,14 @@
-"""The only module that uses torchdata: its loader, which can save its position, and facts about loaders and nodes.
+"""The only module that uses torchdata: the ``StatefulDataLoader``, which can save its position, and facts about nodes.
 
-torchdata 0.11, its newest release, was made for torch 2.6. Its maintainers want this state in torch's own `DataLoader`:
-https://github.com/pytorch/pytorch/issues/166732. When the oldest torch in pyproject.toml has it, make these changes:
+torchdata 0.11, its newest release, was made for torch 2.6. Its maintainers want to move the saved position into torch's
+own `DataLoader`: https://github.com/pytorch/pytorch/issues/166732. When the oldest torch in pyproject.toml has a
+`DataLoader` that saves its position, make these changes:
 
 - Let `make_loader` in `holdfast.data.workers` make torch's `DataLoader`, and let `is_begun` check that class.
 - Remove torchdata from the dependencies, from `VERSIONS` in `holdfast.provenance.recorded`, from the environment and
-  its contract, and from pytest's filter of the warning of `set_vital`. A saved environment with it stays readable.
-- Keep the functions about nodes, without an import of torchdata, for users who have it installed.
+  its contract, and from pytest's filter of the warning of `set_vital`. A saved environment that names torchdata stays
+  readable.
+- Keep the functions about nodes, without an import of torchdata, for users who have torchdata installed.
 """
 
 from collections.abc import Iterator
@@ -19,17 +21,20 @@ from holdfast.errors import RecipeError
 
 __all__ = ["StatefulDataLoader", "is_begun", "restart_never", "walk_nodes"]
 
-# The private attributes of a StatefulDataLoader: its iterator, and whether reading the state has made the iterator.
+# The private attributes of a StatefulDataLoader: its iterator, and whether a read of the state has created the
+# iterator.
 ITERATOR, IS_OF_STATE = "_iterator", "_initial_iter_for_state_dict"
 
 
 def is_begun(loader: Any) -> bool:
     """Return whether an iteration over a StatefulDataLoader has begun; False for any other value.
 
-    Reading a StatefulDataLoader's state makes an iterator, too, which the next ``iter`` takes.
+    A read of a StatefulDataLoader's state creates an iterator, too, which the next ``iter`` uses; it doesn't count as
+    begun.
 
     Raises:
-        RecipeError: in this version of torchdata the loader lacks the attributes that show it.
+        RecipeError: in this version of torchdata the loader lacks the attributes that show whether an iteration has
+            begun.
     """
     if isinstance(loader, StatefulDataLoader) and not (hasattr(loader, ITERATOR) and hasattr(loader, IS_OF_STATE)):
         raise RecipeError(
@@ -41,7 +46,7 @@ def is_begun(loader: Any) -> bool:
 
 
 def walk_nodes(node: Any) -> Iterator[Any]:
-    """Yield all nodes in a graph of torchdata's nodes, the given loader or node first."""
+    """Yield all nodes in a graph of torchdata's nodes. The given loader or node comes first."""
     if type(node).__module__.startswith("torchdata.nodes"):
         yield node
         for inner in vars(node).values():
@@ -51,8 +56,8 @@ def walk_nodes(node: Any) -> Iterator[Any]:
 def restart_never(data: Any) -> None:
     """Keep torchdata's ``Loader`` of nodes from restarting at the end of a pass.
 
-    The loader would begin the next pass before a batch is asked for. After a resume at the end of a pass, its state
-    would then never change.
+    With restarts the loader would begin the next pass before anyone asks for a batch. After a resume at the end of a
+    pass, its state would then never change.
     """
     if hasattr(data, "restart_on_stop_iteration"):
         data.restart_on_stop_iteration = False

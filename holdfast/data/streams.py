@@ -1,4 +1,4 @@
-"""Streams of other libraries: does their saved state restore their exact position, and how does a pass begin?"""
+"""Streams of other libraries: whether their saved state restores their exact position, and how a pass begins."""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -10,12 +10,13 @@ from holdfast.data.stateful import is_begun, walk_nodes
 from holdfast.errors import RecipeError
 from holdfast.state import has_methods
 
-# The part of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The shuffle
-# buffer will be refilled before starting to yield new examples."
+# The class of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The
+# shuffle buffer will be refilled before starting to yield new examples."
 BUFFER = "BufferShuffledExamplesIterable"
 # The attribute of a Hugging Face stream that holds its outermost iterable.
 EXAMPLES = "_ex_iterable"
-# A stream is composed of parts. The key, in a part's state, of the state of the part from which it reads.
+# A stream is a chain of parts: each part reads from another part. This key in a part's state has the state of the part
+# from which this part reads.
 SOURCE = "examples_iterable"
 
 
@@ -25,11 +26,11 @@ def has_exact_state(data: Any) -> bool:
 
 
 def read_position(data: Any) -> Any:
-    """Return a stream's state, the same whether the stream was resumed before or not.
+    """Return a stream's state in a form that doesn't depend on whether the stream was resumed before.
 
     When a Hugging Face stream that groups samples resumes, it reads on from its ``previous_state``. The state of its
-    source then has no effect, and is left out here: it shows how far the source was read, which depends on the places
-    of earlier resumes.
+    source then has no effect. It is left out here, because it shows how far the source was read, and this depends on
+    where earlier resumes took place.
     """
     return _without_effect(data.state_dict())
 
@@ -66,7 +67,8 @@ def refuse_inexact(keeping: str, value: Any) -> None:
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
-        flaw = "its position is known only after a batch is read"  # so after a restore the gate couldn't compare it
+        # so the gate couldn't compare the state after a restore
+        flaw = "its position is known only after a batch is read"
     if is_begun(value):
         flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"
     if flaw:
@@ -76,7 +78,7 @@ def refuse_inexact(keeping: str, value: Any) -> None:
 
 
 def _list_parts(data: Any) -> list[Any]:
-    """Return a stream and the datasets inside its loader."""
+    """Return the given loader or stream, and the datasets inside it."""
     parts = [data]
     for each in parts:
         inner = getattr(each, "dataset", None)
@@ -90,7 +92,7 @@ def _examples_of(data: Any) -> Any:
     """Return the outermost iterable of a Hugging Face stream; None for any other data.
 
     Raises:
-        RecipeError: this version of datasets keeps the iterable in another place.
+        RecipeError: this version of the library datasets keeps the iterable under another name.
     """
     found = getattr(data, EXAMPLES, None)
     if found is None and type(data).__module__.partition(".")[0] == "datasets" and has_methods(data):
@@ -103,7 +105,7 @@ def _examples_of(data: Any) -> Any:
 
 
 def _walk_examples(examples: Any) -> Iterator[Any]:
-    """Yield the parts that a Hugging Face stream is composed of."""
+    """Yield the parts of a Hugging Face stream, each of which reads from another part."""
     if examples is not None:
         yield examples
         for inner in [getattr(examples, "ex_iterable", None), *getattr(examples, "ex_iterables", [])]:
@@ -116,10 +118,10 @@ def _is_random(sampler: Any) -> bool:
 
 
 def begin_pass(data: Any, number: int) -> None:
-    """Tell a stream, or the dataset inside a loader, the number of the pass that begins.
+    """Pass the number of the beginning pass to a stream, or to the dataset inside a loader.
 
-    Streams seed the shuffle of a pass with this number. A Hugging Face stream also needs a new number to begin at its
-    beginning: as long as the number is the same, it continues from the state that it has loaded.
+    Streams seed the shuffle of a pass with this number. A Hugging Face stream also needs a new number to start at its
+    beginning: while the number stays the same, the stream continues from the state that it has loaded.
     """
     for each in _list_parts(data):
         if hasattr(each, "set_epoch"):

@@ -29,7 +29,7 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
     """Return a loader whose iterator yields the data's items unchanged, and draws no global random numbers.
 
     Args:
-        data: a map-style dataset whose ``__getitems__`` answers a request, or a stream.
+        data: a map-style dataset whose ``__getitems__`` takes a request, or a stream.
         requests: an iterable of requests; None for a stream.
         workers: the number of loader processes.
         like: the loader from which to take ``worker_init_fn``, ``persistent_workers`` and ``prefetch_factor``.
@@ -56,17 +56,17 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
 class StayingWorkers:
     """The workers of a user's own loader. With ``persistent_workers`` they stay alive for the next pass.
 
-    If the dataset has changed since the workers were started, for example by a curriculum, new workers replace them,
-    because the workers of a resumed run would get the changed dataset, too.
+    If the dataset has changed since the workers were started, for example by a curriculum, new workers replace the old
+    workers, because the workers of a resumed run would get the changed dataset, too.
     """
 
     def __init__(self, like: "DataLoader[Any]", workers: int) -> None:
         self._like, self._stays = like, bool(workers and like.persistent_workers)
         self._loader: Any = None
-        self._data = ""  # a digest of the dataset that the workers were given
+        self._data = ""  # a digest of the dataset as the workers got it
 
     def find(self, make: Callable[[], Any]) -> Any:
-        """Return the last pass's loader if its workers may stay; otherwise return a new loader from ``make``."""
+        """Return the loader of the last pass if its workers may stay; otherwise return a new loader from ``make``."""
         if not self._stays:
             return make()
         data = digest_content(self._like.dataset)
@@ -92,7 +92,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
             hint="define the named function or class at the top of a module, or set compute.loader_workers = 0",
         ) from error
     started = {*multiprocessing.active_children()} - others
-    _workers.intersection_update(others)  # all other workers have ended
+    _workers.intersection_update(others)  # forget the workers that have ended
     _workers.update(started)
     return found
 
@@ -101,11 +101,12 @@ def start_loading(loader: Any) -> Iterator[Any]:
 _workers: set[Any] = set()
 
 
-@atexit.register  # after multiprocessing has registered its own function, so that this one runs first
+@atexit.register  # registered after multiprocessing's own exit function, and therefore run before it
 def _kill_workers() -> None:
-    """Kill the workers. They ignore SIGTERM, which multiprocessing would send before it waits for them."""
+    """Kill the workers, because they ignore the SIGTERM that multiprocessing would send before it waits for them."""
     if _workers:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler treats a killed worker as an error
+        # torch's handler of SIGCHLD would raise an error for a killed worker
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for each in _workers:
         each.kill()
 
@@ -113,8 +114,8 @@ def _kill_workers() -> None:
 def shorten_socket_paths() -> None:
     """Put the sockets of loader workers into a short folder if TMPDIR is too long for their paths.
 
-    With a longer path a worker couldn't send its first batch, and the rank would wait for ever. multiprocessing uses
-    the short folder in this process and its children, and removes it at the end. Other temporary files stay in TMPDIR.
+    If a path is too long, a worker can't send its first batch, and the rank waits for ever. multiprocessing uses the
+    short folder in this process and its children, and removes it at the end. Other temporary files stay in TMPDIR.
     """
     usual = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES:
@@ -135,5 +136,6 @@ def _begin_worker(begin: Callable[[int], object] | None, worker: int) -> None:
         signal.signal(each, signal.SIG_IGN)
     if begin is not None:
         info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.data)  # the user's dataset; `info` itself is read-only
+        # give user code its own dataset; `info` itself is read-only
+        object.__setattr__(info, "dataset", info.dataset.data)
         begin(worker)
