@@ -1,1 +1,1 @@
-"""The search for state that no checkpoint has, which explains a difference that a rehearsal has found."""
+"""The search for state that no checkpoint contains. It explains a difference that a rehearsal has found."""

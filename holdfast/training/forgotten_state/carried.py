@@ -1,8 +1,8 @@
-"""The variables that a function carries from one pass of its loop to the next, found in its bytecode.
+"""The variables that a function carries from one iteration of its loop to the next, found in its bytecode.
 
-A checkpoint restores objects, not variables: a variable that a pass reads before it assigns it has another value after
-a resume, unless its object is kept. The search takes place while the function runs its loop: the instruction that runs
-shows which loop is meant.
+A checkpoint restores objects, not variables. If an iteration reads a variable before assigning it, the variable has
+another value after a resume, unless its object is kept. The search takes place while the function runs its loop: the
+instruction that is running shows which loop to examine.
 """
 
 import bisect
@@ -59,13 +59,14 @@ def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
         live = _find_live(places, {*places})[min(places)]
         stored |= {name.removeprefix(own) for each in places.values() for name in each.stores if name.startswith(own)}
         read |= {name.removeprefix(own) for name in live if name.startswith(own)}
-        # A text may be an attribute's name, as in `getattr(self, "count", 0)`: count it as read.
+        # A string may be an attribute's name, as in `getattr(self, "count", 0)`. So count each string as a read of this
+        # attribute.
         read |= {each for each in code.co_consts if isinstance(each, str)}
     return stored - read
 
 
 def _find_loop(frame: types.FrameType) -> tuple[dict[int, _Instruction], int, set[int]]:
-    """Return a function's instructions, the offset of the running one, and the offsets of the loop around it.
+    """Return a function's instructions, the offset of the running instruction, and the offsets of the loop around it.
 
     If the function isn't inside a loop, the set of offsets is empty.
     """
@@ -81,7 +82,7 @@ def _find_loop(frame: types.FrameType) -> tuple[dict[int, _Instruction], int, se
 
 
 def _reach(start: int, nexts: dict[int, list[int]]) -> set[int]:
-    """Return the instructions that can be reached from `start`; `start` itself only if it lies on a cycle."""
+    """Return the instructions that may run after `start`; among them `start` itself only if it lies on a cycle."""
     found: set[int] = set()
     waiting = [*nexts.get(start, ())]
     while waiting:
@@ -92,7 +93,7 @@ def _reach(start: int, nexts: dict[int, list[int]]) -> set[int]:
 
 
 def _find_live(places: dict[int, _Instruction], among: set[int]) -> dict[int, set[str]]:
-    """Return, for each instruction in `among`, its live variables: names that may be read before they are assigned."""
+    """Return the live variables at each instruction in `among`: the names that may be read before they are assigned."""
     live: dict[int, set[str]] = {each: set() for each in among}
     is_changed = True
     while is_changed:
@@ -126,12 +127,12 @@ def _read_places(code: types.CodeType) -> dict[int, _Instruction]:
             place.nexts.append(instructions[index + 1].offset)
         if each.opcode in (*dis.hasjrel, *dis.hasjabs) and each.offset not in exits:
             place.nexts.append(offsets[bisect.bisect_left(offsets, each.argval)])
-        # An inner loop almost always runs at least once. So assume that it does: then the variables that it assigns
-        # don't count as carried.
+        # Assume that an inner loop runs at least once, because it almost always does. Then the variables that the inner
+        # loop assigns don't count as carried.
         place.nexts += [exits[later] for later in place.nexts if later in exits and later < each.offset]
     for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]
         handler = [each.opname for each in instructions if each.offset >= entry.target][:2]
-        if "WITH_EXCEPT_START" not in handler:  # `with` doesn't count: few context managers suppress errors
+        if "WITH_EXCEPT_START" not in handler:  # leave out `with`, because few context managers suppress errors
             for offset in (each for each in places if entry.start <= each < entry.end):
                 places[offset].nexts.append(offsets[bisect.bisect_left(offsets, entry.target)])
     return places
@@ -145,7 +146,8 @@ def _note_names(place: _Instruction, instructions: list[dis.Instruction], index:
         for kind, name in zip(kinds, names, strict=False):
             if kind != "LOAD":
                 place.stores.add(name)
-            elif name not in place.stores:  # an instruction that stores the name first doesn't read the old value
+            # a combined instruction that stores the name before it loads it doesn't read the old value
+            elif name not in place.stores:
                 place.reads.add(name)
     elif each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR") and index:
         before = instructions[index - 1]

@@ -20,8 +20,8 @@ from torch import Tensor
 from holdfast.machine.processes import read_age
 from holdfast.state import is_generator, is_sharded, read_generator
 
-# The limits of a digest: a container's items, the depth of containers, and a tensor's or an array's bytes. Of a larger
-# tensor or array about SAMPLED elements are read.
+# The limits of a digest: the items of a container, the depth of nested containers, and the bytes of a tensor or an
+# array. If a tensor or an array is larger, only about SAMPLED of its elements are read.
 MAX_ITEMS = 512
 DEEPEST = 8
 MAX_BYTES = 2**24
@@ -33,14 +33,14 @@ CONTAINERS = (dict, *SEQUENCES)
 CACHES = type(functools.lru_cache(lambda: None))
 # The modules of iterators whose `__reduce__` returns the position without moving the iterator.
 ITERATORS = ("builtins", "itertools")
-# The clocks that `is_reading` knows. Programs keep their readings, to measure how long something takes.
+# The clocks that `is_reading` knows. Programs store the times that they show, to measure durations.
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 NANOSECONDS = 10**9
 IsKnown = Callable[[Any], bool]
 
 
 def has_digest(value: Any) -> bool:
-    """Return whether a value has a digest; False for functions, modules and other objects with attributes."""
+    """Return whether `digest` covers a value; False for functions, modules and other objects with attributes."""
     return (
         isinstance(value, (*SCALARS, Tensor, np.ndarray, *CONTAINERS, queue.Queue, types.GeneratorType, CACHES))
         or is_iterator(value)
@@ -58,7 +58,7 @@ def _is_generator(value: Any) -> bool:
 
 
 def reduce_iterator(value: Any) -> tuple[Any, ...]:
-    """Return the parts of a built-in iterator: its position, and the iterators inside."""
+    """Return the parts of a built-in iterator: its position, and the iterators from which it reads."""
     with warnings.catch_warnings(), contextlib.suppress(TypeError):
         warnings.simplefilter("ignore", DeprecationWarning)
         found = value.__reduce__()
@@ -69,8 +69,8 @@ def reduce_iterator(value: Any) -> tuple[Any, ...]:
 def is_reading(value: Any) -> bool:
     """Return whether a number is a time that a clock has shown since this process began, in seconds or nanoseconds.
 
-    Such a number always differs between two processes, and restoring it would be useless. A clock's time in seconds has
-    nine decimals. A float from a tensor or a computation usually has more, a number that a person wrote fewer.
+    Such a number always differs between two processes, and a resume has no use for it. A clock's time in seconds has
+    nine decimals. A float from a tensor or a computation usually has more decimals, and a number in source code fewer.
     """
     if type(value) is int and value > NANOSECONDS:
         value /= NANOSECONDS
@@ -84,18 +84,18 @@ def is_reading(value: Any) -> bool:
 
 @functools.cache
 def _read_start() -> float:
-    """Return the time at which this process began, by the first clock."""
+    """Return the time at which this process began, as the first of the clocks shows it."""
     return CLOCKS[0]() - read_age(os.getpid())
 
 
 def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
     """Return the SHA-256 of a plain value; empty if the value can't be read, or isn't state.
 
-    Two kinds of values aren't state: a tensor with an autograd graph, which this step computed, and a clock's reading
-    (`is_reading`).
+    Two kinds of values aren't state: a tensor with an autograd graph, because the present step has computed it, and a
+    time that a clock has shown (`is_reading`).
 
     Args:
-        is_known: returns whether a checkpoint has a value. Values inside a container that a checkpoint has are skipped.
+        is_known: returns whether a checkpoint contains a value. Inside a container, such values are skipped.
     """
     if is_reading(value) or (isinstance(value, Tensor) and value.grad_fn is not None):
         return ""
@@ -103,7 +103,7 @@ def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
     try:
         for part in _spell(value, is_known, 0):
             sha256.update(part)
-    except Exception:  # an error of the user's own methods
+    except Exception:  # an error in the user's own methods
         return ""
     return sha256.hexdigest()
 
@@ -147,7 +147,7 @@ def _spell_items(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
 
 
 def _cut(items: Any) -> list[Any]:
-    """Return the items of a container; of a long container, the first and the last `MAX_ITEMS` / 2 items."""
+    """Return the items of a container; if it has more than `MAX_ITEMS`, only the first and the last `MAX_ITEMS` / 2."""
     found = list(items)
     return found if len(found) <= MAX_ITEMS else found[: MAX_ITEMS // 2] + found[-MAX_ITEMS // 2 :]
 

@@ -1,14 +1,14 @@
 """The values that are directly reachable from a value. No other module of the search looks into objects.
 
 - From a function: its closure, defaults and attributes, and the globals that its code and the code inside it load.
-- From a bound method or a ``partial``: the function, and the object or the arguments that it is bound to.
+- From a bound method or a ``partial``: the function, and the bound object or arguments.
 - From an object: its attributes, slots and lazy buffers, the plain values of its classes, and the user's classes.
 - From a class of the user's: its attributes and functions.
-- From a container its items, from a generator its variables, and from a built-in iterator the iterable behind it.
+- From a container: its items. From a generator: its variables. From a built-in iterator: the iterable that it reads.
 
-The caller decides how far to go. The search (`search`) starts from the roots of a program and repeats this. The list of
-the objects in a checkpoint (`registered`) follows attributes and items to objects with a state. The record of
-hyperparameters (`holdfast.training.built`) takes only a function's variables.
+The caller decides how many such steps to take. The search (`search`) starts from the roots of a program and repeats
+these steps. The list of the objects in a checkpoint (`registered`) follows attributes and items to objects with a
+state. The record of hyperparameters (`holdfast.training.built`) takes only a function's variables.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from holdfast.training.forgotten_state.digests import (
 )
 
 NAMESPACES = ("SimpleNamespace", "Namespace", "Queue", "LifoQueue", "PriorityQueue", "partial")
-# Attributes that torch's own classes have. They are skipped, except the dicts of hooks: a hook may be the user's.
+# Attributes of torch's own classes. They are skipped, except the dicts of hooks, because a hook may be the user's.
 OF_TORCH = {
     *vars(nn.Module()),
     *vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)),
@@ -50,7 +50,8 @@ class InnerValue:
     Attributes:
         label: the last part of the value's name, such as ``best``.
         name: the value's whole name, which begins with a variable, such as ``self.best``.
-        is_noted: whether a finding may name it: True for a variable or an attribute, False for a container's item.
+        is_noted: whether a report may name this value: True for a variable or an attribute, False for a container's
+            item.
     """
 
     label: str
@@ -114,7 +115,7 @@ def _list_attributes(name: str, values: Mapping[str, Any]) -> Iterator[InnerValu
 def _list_items(name: str, value: Any) -> Iterator[InnerValue]:
     """Yield the items of a container. An item is named by its position if its key differs between processes."""
     keyed = value.items() if isinstance(value, dict) else enumerate(value)
-    is_of_hooks = name.endswith("_hooks")  # the numbers of hooks differ between processes
+    is_of_hooks = name.endswith("_hooks")  # the keys of hooks are numbers that differ between processes
     for number, (key, each) in enumerate(keyed):
         if number >= MAX_ITEMS:
             break
@@ -123,7 +124,7 @@ def _list_items(name: str, value: Any) -> Iterator[InnerValue]:
 
 
 def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
-    """Yield the variables that a function can name, except its locals and the globals of a library."""
+    """Yield the variables that a function's code can name, except its locals and, in a library, its globals."""
     is_users = is_own(function)
     parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = [*zip(reversed(parameters), reversed(function.__defaults__ or ()), strict=False)]
@@ -136,7 +137,7 @@ def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
 
 
 def list_closure(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a function's closure variables, by name, except those that aren't assigned yet."""
+    """Yield the name and value of each closure variable of a function that is assigned already."""
     cells = getattr(function, "__closure__", None) or ()  # a compiled function has no cells
     for name, cell in zip(function.__code__.co_freevars, cells, strict=False):
         with contextlib.suppress(ValueError):  # the variable isn't assigned yet
@@ -181,13 +182,13 @@ def is_entered(value: Any) -> bool:
 
 
 def is_holdfasts(value: Any) -> bool:
-    """Return whether a value is an object of Holdfast's, or a generator of Holdfast's code, as of ``run.batches``."""
+    """Return whether a value is an object of Holdfast, or a generator of Holdfast's code, such as ``run.batches()``."""
     if isinstance(value, types.GeneratorType):
         return value.gi_code.co_filename.startswith(ENGINE) and not is_own_file(value.gi_code.co_filename)
     return type(value).__module__.partition(".")[0] == "holdfast" and not is_own(type(value))
 
 
 def is_transparent(value: Any) -> bool:
-    """Return whether a value only leads to other values: a container, function, class, iterator or namespace."""
+    """Return whether a value only serves to reach other values: a container, function, class, iterator or namespace."""
     kinds = (types.FunctionType, types.MethodType, types.GeneratorType, type, *CONTAINERS, CACHES)
     return isinstance(value, kinds) or is_iterator(value) or type(value).__name__ in NAMESPACES

@@ -1,4 +1,4 @@
-"""The objects and the memory that a checkpoint has."""
+"""The objects, and the memory of the tensors, whose values a checkpoint contains."""
 
 import random
 import types
@@ -30,7 +30,7 @@ MUTABLE = (Tensor, np.ndarray, *CONTAINERS)
 
 def has_state(value: Any) -> bool:
     """Return whether an object is a generator of random numbers, or has ``state_dict`` and ``load_state_dict``."""
-    # A loader that accelerate has prepared has the methods, but no state of its own.
+    # A loader prepared by accelerate has these methods, but no state.
     if isinstance(value, type | random.SystemRandom | DataLoaderStateMixin):
         return False
     kind = type(value)
@@ -40,12 +40,12 @@ def has_state(value: Any) -> bool:
 
 
 def own_ids(recipe: Recipe) -> set[int]:
-    """Return the ids of Holdfast's and accelerate's own objects, which the search neither reports nor looks into."""
+    """Return the ids of Holdfast's and accelerate's own objects. The search doesn't report these, or search inside."""
     return {id(each) for each in recipe.own} if isinstance(recipe, Kept) else set()
 
 
 class Registered:
-    """The objects and the memory that a checkpoint of a recipe has."""
+    """The objects, and the memory of the tensors, whose values a checkpoint of a recipe contains."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._own = own_ids(recipe)
@@ -58,13 +58,13 @@ class Registered:
         self._ids -= {id(None), id(True), id(False)}
 
     def has(self, value: Any) -> bool:
-        """Return whether a checkpoint has a value, or all its attributes."""
+        """Return whether a checkpoint contains a value, or all its attributes."""
         if isinstance(value, Tensor | np.ndarray) and _memory_of(value) in self._memory:
             return True
         return id(value) in self._ids or id(getattr(value, "__dict__", None)) in self._ids
 
     def has_tensors(self, module: nn.Module) -> bool:
-        """Return whether a checkpoint has all tensors of a module; True for a module without tensors."""
+        """Return whether a checkpoint contains all tensors of a module; True for a module without tensors."""
         return all(map(self.has, (*module.parameters(), *module.buffers())))
 
     def _add(self, part: Any) -> None:
@@ -82,7 +82,7 @@ class Registered:
             self._memory |= {_memory_of(each) for each in _list_tensors(list(part.state.values()))}
 
     def _add_value(self, value: Any) -> None:
-        """Add a container with all its items, or a tensor's memory, to the registered values."""
+        """Register a container and all its items, or a tensor's memory."""
         if isinstance(value, Tensor | np.ndarray):
             self._memory.add(_memory_of(value))
         self._ids.add(id(value))
@@ -92,7 +92,7 @@ class Registered:
                 self._add_value(each)
 
     def _add_inside(self, part: Any) -> None:
-        """Add the objects with state that are inside a registered object, because it saves their state, too."""
+        """Register the objects with state inside a registered object, because its state contains theirs."""
         waiting, seen = deque([part]), {id(part): part}
         while waiting and len(seen) < MAX_OBJECTS:
             each = waiting.popleft()
@@ -134,7 +134,7 @@ def _list_tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _memory_of(value: Any) -> int:
-    """Return the address of the memory block that a tensor or an array lies in; 0 if the value has no such block."""
+    """Return the address of the memory block of a tensor or an array; 0 for any other value."""
     if isinstance(value, np.ndarray):
         while isinstance(value.base, np.ndarray):
             value = value.base

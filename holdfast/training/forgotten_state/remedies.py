@@ -1,4 +1,4 @@
-"""Advice for the user's code: the line that would save a value which no checkpoint has."""
+"""Advice for the user's code: the line with which a checkpoint would contain a value."""
 
 import re
 import types
@@ -17,14 +17,14 @@ from holdfast.training.kept import FRAMEWORK
 
 @dataclass
 class At:
-    """A value that the search has reached.
+    """A value that the search has reached, and its place in the program.
 
     Attributes:
-        root: the recipe's field where the search began, or `LOOP`.
+        root: the recipe's field from which the search reached the value, or `LOOP`.
         owner: the object that has the value; None for a variable.
-        depth: how many objects of libraries enclose the value directly, one inside the other.
-        place: the file and line in the report, as in `Found.place`; empty if the search has to find the line itself.
-        is_noted: whether the value is reported if it is plain.
+        depth: the number of nested objects of libraries directly around the value.
+        place: the file and line for the report, as in `Found.place`; empty if the search still has to find them.
+        is_noted: whether the value is reported if it is a plain value.
     """
 
     root: str
@@ -37,10 +37,10 @@ class At:
 
 
 def find_remedy(at: At, *, is_loop: bool) -> str:
-    """Return the line for the user's code that would save a value.
+    """Return the line to add to the user's code, so that checkpoints contain a value.
 
     Args:
-        is_loop: whether a loop reaches the value; False if a recipe does.
+        is_loop: whether the value belongs to a loop; False if it belongs to a recipe.
     """
     key, owner = last_part(at.name), at.owner
     if not is_loop:

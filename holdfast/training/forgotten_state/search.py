@@ -1,11 +1,11 @@
-"""The search for forgotten state: values that a program reaches and that no checkpoint has, each with a digest.
+"""The search for forgotten state: values that a program can reach and no checkpoint contains, each with a digest.
 
 The search begins at a recipe's functions, data, model and optimizer, or at the variables that a loop carries. It
 follows everything that a Python function can name: closures, defaults, globals, bound objects, attributes, containers,
-hooks and iterators. It leaves out the values that a checkpoint has.
+hooks and iterators. It leaves out the values that a checkpoint contains.
 
-A value that is found is no fault: most are constants, caches and logs. If a run didn't continue exactly, the reason is
-among the values that differ between the uninterrupted process and the resumed one; see
+A found value needn't be a fault: most of these values are constants, caches and logs. If a run didn't continue exactly,
+the reason is among those values that differ between the uninterrupted process and the resumed process; see
 `holdfast.checkpoint.found.find_suspects`.
 """
 
@@ -41,7 +41,7 @@ from holdfast.training.forgotten_state.remedies import At, find_remedy, last_par
 from holdfast.training.kept import LOOP, Kept
 from holdfast.training.optimizers import parts_of
 
-# Limits of one search: the objects in all, the values that are reported, and the nesting of libraries' objects.
+# Limits of one search: the number of objects, the number of reported values, and the nesting of libraries' objects.
 MAX_OBJECTS = 20_000
 MAX_FOUND = 10_000
 MAX_FOREIGN = 2
@@ -55,7 +55,7 @@ class Searched:
     """The result of a search.
 
     Attributes:
-        looked_at: the number of the user's functions, classes and objects that the search has looked into.
+        looked_at: the number of the user's functions, classes and objects whose inner values were searched.
     """
 
     found: list[Found]
@@ -63,14 +63,14 @@ class Searched:
 
 
 def find_forgotten(recipe: Recipe) -> Searched:
-    """Search for the values that a recipe or a loop reaches and that no checkpoint has."""
+    """Search for the values that a recipe or a loop can reach and that no checkpoint contains."""
     search = _Search(recipe)
     search.run()
     return Searched(search.describe(), search.looked_at)
 
 
 def find_holder(recipe: Recipe, parameter: Tensor) -> Found | None:
-    """Return the module that has a parameter, if no checkpoint saves that module; otherwise None."""
+    """Return the module that contains a parameter, if no checkpoint contains that module; otherwise None."""
     search = _Search(recipe)
     search.run()
     return search.find_holder(parameter)
@@ -112,9 +112,11 @@ class _Search:
         self._recipe = recipe
         self._registered = Registered(recipe)
         self._waiting: deque[At] = deque()
-        self._seen: dict[int, Any] = {}  # keeps the objects, because an id is unique only while its object lives
+        # keep the objects alive, because an id is unique only as long as its object exists
+        self._seen: dict[int, Any] = {}
         self._codes: dict[types.CodeType, None] = {}
-        self._plain: dict[tuple[str, str], tuple[At, str]] = {}  # values and digests, by root and name
+        # the values found so far, with their digests, by root and name
+        self._plain: dict[tuple[str, str], tuple[At, str]] = {}
         self._stateful: dict[int, At] = {}
         self.looked_at = 0
 
@@ -131,7 +133,7 @@ class _Search:
             self._look_into(self._waiting.popleft())
 
     def find_holder(self, parameter: Tensor) -> Found | None:
-        """Return the outermost module that has a parameter."""
+        """Return the outermost module that contains a parameter."""
         modules = [at for at in self._list_outer() if isinstance(at.value, nn.Module)]
         holders = [at for at in modules if any(each is parameter for each in at.value.parameters())]
         return self._describe(holders[0], "", is_plain=False) if holders else None
@@ -161,13 +163,13 @@ class _Search:
             self._waiting.append(at)
 
     def _meet(self, at: At) -> None:
-        """Add a value to the findings, and queue it if the search should look inside; skip what a checkpoint has."""
+        """Record a value as found, and queue it if it is to be searched inside. Skip it if a checkpoint contains it."""
         value = at.value
         if is_holdfasts(value) or (not isinstance(value, SCALARS) and self._registered.has(value)):
             return
         if has_state(value) and not (isinstance(value, nn.Module) and self._registered.has_tensors(value)):
             known = self._stateful.get(id(value))
-            # If a method found the object first, its name is "self": the name of a variable is better.
+            # If the object was reached first from its own method, it is named "self". A variable's name is better.
             if known is None or (known.name == "self" and at.name != "self"):
                 self._stateful[id(value)] = at
             return
@@ -177,7 +179,7 @@ class _Search:
             self._enter(at)
 
     def _note(self, at: At, sha256: str) -> None:
-        """Add a plain value to the findings. A second value of the same name gets a number."""
+        """Record a plain value as found. A second value of the same name gets a number behind its name."""
         key, number = (at.root, at.name), 1
         while key in self._plain and self._plain[key][1] != sha256:
             number += 1
@@ -209,23 +211,24 @@ class _Search:
             labels += [part.label] if is_noted else []
             self._meet(At(at.root, part.name, part.value, value, depth, is_noted=is_noted))
         if is_users and is_object and at.name and hasattr(value, "__dict__"):
-            self._note(at, digest(sorted(labels)))  # shows an attribute that only one of the two processes has
+            # a digest of the attributes' names shows an attribute that only one of the two processes has
+            self._note(at, digest(sorted(labels)))
 
     def _list_parts(self, at: At) -> list[InnerValue]:
         try:
             return list(list_inner_values(at.name, at.value))
-        except Exception:  # an error of the user's own methods must not end a run
+        except Exception:  # an error in the user's own methods must not end a run
             return []
 
     def _is_restored(self, owner: Any, part: InnerValue) -> bool:
-        """Return whether a loop's checkpoint has an attribute, because it is a hyperparameter of a kept object."""
+        """Return whether a loop's checkpoint contains an attribute, as a hyperparameter of a kept object."""
         is_kept = isinstance(self._recipe, Kept) and isinstance(owner, MODULES) and self._registered.has(owner)
         return is_kept and part.value is not None and is_hyperparameter(part.label, part.value)
 
     # ---- the report
 
     def _find_place(self, name: str) -> str:
-        """Return the user's first line that changes a variable or an attribute, or else the first that reads it."""
+        """Return the first line of the user's code that changes (or else: that reads) a variable or an attribute."""
         key = last_part(name)
         codes = [each for each in self._codes if each.co_name != "__init__" and key not in each.co_cellvars]
         for kind in ("STORE", "LOAD"):
@@ -260,7 +263,7 @@ def _list_saved_names(value: Any) -> set[str]:
 
 
 def _digest_state(value: Any) -> str:
-    """Return the SHA-256 of an object's state; empty if reading it raises any error."""
+    """Return the SHA-256 of an object's state; empty if reading the state raises any error."""
     try:
         if state.is_generator(value):
             read = state.read_generator(value)
