@@ -10,20 +10,20 @@ from holdfast.training.moving.files import load_torch, load_weights
 from holdfast.training.moving.foreign import ForeignCheckpoint
 
 RANDOM = "random_states_{}.pkl"
-# The attribute of `ForeignCheckpoint` for each kind of file, and the names of its files: accelerate numbers the files
-# of a kind from the second on.
+# For each kind of file: the attribute of `ForeignCheckpoint`, and the files' names. accelerate appends a number to the
+# names of the second file of a kind and later ones.
 FILES = {"optimizers": r"optimizer(_\d+)?\.bin", "schedulers": r"scheduler(_\d+)?\.bin"}
 
 
 def is_accelerate(path: Path) -> bool:
-    """Return whether ``save_state`` has written a folder. If so, the folder has a file of the generators' states."""
+    """Return whether ``save_state`` has written a folder. A file with the generators' states shows this."""
     return (path / RANDOM.format(0)).is_file()
 
 
 def read_accelerate(path: Path, rank: int) -> ForeignCheckpoint:
     """Read the models, optimizers, schedulers, registered objects and this rank's generators.
 
-    No file has the number of steps, but the state of most optimizers has it.
+    No file contains the number of steps, but most optimizers' states do.
 
     Raises:
         ConfigError: a file can't be read without running code.

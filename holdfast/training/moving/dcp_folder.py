@@ -1,7 +1,7 @@
 """The reader of a folder of ``torch.distributed.checkpoint`` (DCP), saved by any number of ranks.
 
-The folder's ``.metadata`` is a pickle, and so are its values that are no tensors. The unpickler of ``.metadata`` admits
-only the classes that the format names; `files.load_torch` reads the values. So no code in the files runs.
+The folder's ``.metadata`` is a pickle, and so are all values other than tensors. The unpickler for ``.metadata`` admits
+only the classes that the format needs, and `files.load_torch` reads the values. So no code in the files is run.
 """
 
 import io
@@ -23,7 +23,7 @@ from holdfast.training.moving.files import CONVERT, load_torch
 from holdfast.training.moving.foreign import ForeignCheckpoint, sort_values
 
 MARK = ".metadata"
-# The classes and functions that a .metadata may name, by module; it may also name torch's dtypes, see `find_class`.
+# The classes and functions that a .metadata may name, by module. It may also name torch's dtypes; see `find_class`.
 NAMED = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -44,7 +44,7 @@ def is_dcp(path: Path) -> bool:
 
 
 def read_dcp(path: Path, rank: int) -> ForeignCheckpoint:
-    """Read all tensors, each put together from its shards, and all values of a folder.
+    """Read a folder: all tensors, each assembled from its shards, and all other values.
 
     Raises:
         ConfigError: the folder can't be read without running code.
@@ -59,9 +59,9 @@ def read_dcp(path: Path, rank: int) -> ForeignCheckpoint:
 
 
 def _find_cause(error: BaseException, path: Path) -> ConfigError:
-    """Return the ConfigError inside an error of torch; if there is none, a ConfigError that names the folder.
+    """Return the ConfigError inside an error of torch; if it contains none, a new ConfigError that names the folder.
 
-    The messages of torch's own errors are about torch's code.
+    torch's own messages aren't shown, because they are about torch's code.
     """
     inner = [failed[0] for failed in error.failures.values()] if isinstance(error, CheckpointException) else [error]
     own = next((each for each in inner if isinstance(each, ConfigError)), None)
@@ -70,7 +70,7 @@ def _find_cause(error: BaseException, path: Path) -> ConfigError:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler for a ``.metadata``, which admits only the classes that the format names."""
+    """An unpickler for a ``.metadata``, which admits only the classes that the format needs."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(io.BytesIO(data))
@@ -87,7 +87,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Reader(FileSystemReader):
-    """torch's reader of a folder, but its metadata is read without running code."""
+    """torch's reader of a folder, changed to read the metadata without running code."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -103,7 +103,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(_EmptyStateDictLoadPlanner):
-    """torch's planner for loading a whole folder, but values are read without running code."""
+    """torch's planner for loading a whole folder, changed to read values without running code."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -21,8 +21,8 @@ CONVERT = (
     "in the program that wrote it: torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
     "'step': step}, path), with numbers, texts and tensors alone"
 )
-# The functions and classes that a pickle may name: they make NumPy's arrays and numbers from bytes, and nothing else.
-_CORE: Any = getattr(np, "_core", None) or np.core  # its name in NumPy 2, and in NumPy 1
+# The functions and classes that a pickle may name: they only create NumPy's arrays and numbers from bytes.
+_CORE: Any = getattr(np, "_core", None) or np.core  # the module's name in NumPy 2, and in NumPy 1
 ARRAYS: list[Any] = [
     *(
         (getattr(_CORE.multiarray, name), f"numpy.{core}.multiarray.{name}")
@@ -37,13 +37,13 @@ ARRAYS: list[Any] = [
 
 
 def load_torch(path: Path, part: IO[bytes] | None = None) -> Any:
-    """Return the content of a file of ``torch.save``, on the CPU. Code that is in the file is never run.
+    """Return the content of a file of ``torch.save``, on the CPU. Code in the file is never run.
 
     Args:
-        part: an open file to read in place of the path; errors then name the path.
+        part: an open file to read instead of the path; errors still name the path.
 
     Raises:
-        ConfigError: the file has other objects than tensors, arrays and plain values, or it can't be read.
+        ConfigError: the file contains objects other than tensors, arrays and plain values, or can't be read.
     """
     try:
         with torch.serialization.safe_globals(ARRAYS):
@@ -80,7 +80,7 @@ def load_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        ConfigError: the file can't be read, or has no object.
+        ConfigError: the file can't be read, or contains no JSON object.
     """
     try:
         found = json.loads(path.read_text("utf-8"))
@@ -92,7 +92,7 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights in the file, or the index of files, that `find_model_files` has found.
+    """Return the weights in a file, or in the files of an index, as found by `find_model_files`.
 
     Raises:
         ConfigError: a file can't be read.
@@ -120,7 +120,7 @@ def as_weights(value: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """Return the files that an index names, or the path alone if it is no index."""
+    """Return the files that an index names; if the path isn't an index, the path alone."""
     if not path.name.endswith(".index.json"):
         return [path]
     if not (named := list_indexed(path)):

@@ -21,15 +21,15 @@ class ForeignCheckpoint:
     """A checkpoint of another program.
 
     Attributes:
-        form: the name of its format, which a commit's origin records.
-        modules: the weights of each module, by the module's name in the source; "" for one without a name.
-        optimizers: the state of each optimizer as its ``state_dict`` gives it, by its name in the source.
-        schedulers: the state of each scheduler, by its name in the source.
-        step: the number of optimizer steps that were trained; None if the source doesn't say it.
-        batches: the number of batches that were trained; None if the source doesn't say it.
-        generators: the values with states of this rank's random generators, by name; see `generators.find`.
-        others: all other values by name, also a gradient scaler's state.
-        framework: the values that a framework's adapter takes over itself, by name.
+        form: the name of the checkpoint's format, for the origin that a commit records.
+        modules: the weights of each module, by the module's name in the source; "" for a module without a name.
+        optimizers: the state of each optimizer, as ``state_dict`` returns it, by the optimizer's name in the source.
+        schedulers: the state of each scheduler, by the scheduler's name in the source.
+        step: the number of optimizer steps that were trained; None if the source doesn't contain it.
+        batches: the number of batches that were trained; None if the source doesn't contain it.
+        generators: the values that contain states of this rank's random generators, by name; see `generators.find`.
+        others: all other values by name, including a gradient scaler's state.
+        framework: the values that a framework's adapter restores itself, by name.
         are_ordered: whether the weights are in the order of the module's parameters.
     """
 
@@ -48,8 +48,8 @@ class ForeignCheckpoint:
 def sort_values(imported: ForeignCheckpoint, values: Mapping[str, Any]) -> ForeignCheckpoint:
     """Sort the values of a dictionary into the fields of a `ForeignCheckpoint` by their content, and return it.
 
-    Several programs write a single dictionary of all states, under names of their own. Some put this dictionary into
-    another.
+    Many programs save a single dictionary of all states, each with its own choice of names. Some programs put this
+    dictionary into another dictionary.
     """
     while len(values) == 1 and _is_around(inner := next(iter(values.values()))):
         values = inner
@@ -98,12 +98,12 @@ def is_scaler(value: Any) -> bool:
 
 
 def _is_around(value: Any) -> bool:
-    """Return whether a value is a dictionary with weights inside: some programs put all states into one ``app``."""
+    """Return whether a value is a dictionary that contains weights: some programs put all states into one ``app``."""
     return isinstance(value, Mapping) and any(is_weights(each) for each in value.values())
 
 
 def check_states(imported: ForeignCheckpoint) -> None:
-    """Raise ConfigError if a value under an optimizer's or a scheduler's name isn't such a state."""
+    """Raise ConfigError if a value under an optimizer's or a scheduler's name isn't the state of one."""
     for kind, parts, is_whole in (
         ("an optimizer", imported.optimizers, _is_whole_optimizer),
         ("a scheduler", imported.schedulers, _is_whole_scheduler),
@@ -143,7 +143,7 @@ def as_count(value: Any) -> int | None:
 
 
 def _shorten(name: str) -> str:
-    """Return an object's name from the name of its state: ``model`` from ``model_state_dict``."""
+    """Return an object's name, given the name of its state: ``model`` for ``model_state_dict``."""
     for end in ("_state_dict", "_state", "_sd", ".state_dict"):
         if name.endswith(end) and name != end:
             return name.removesuffix(end)
@@ -151,10 +151,11 @@ def _shorten(name: str) -> str:
 
 
 def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignCheckpoint:
-    """Give the source's objects and weights other names, and leave out those whose new name is empty.
+    """Rename the source's objects and weights. Leave out an object or a weight whose new name is empty.
 
     Args:
-        names: the new names by the old ones. An old name is an object's or a weight's, or a prefix of weights' names.
+        names: the new names, by the old names. An old name is the name of an object or a weight, or a prefix of
+            weights' names.
 
     Raises:
         ConfigError: the source doesn't have an old name.

@@ -22,7 +22,8 @@ def find(name: Any, value: Any) -> dict[str, Any]:
     """
     try:
         return _find(name, value)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError):  # not a generator's state
+    # the bytes aren't the state of a generator
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError):
         return {}
 
 

@@ -8,10 +8,10 @@ from holdfast.training.moving.foreign import ForeignCheckpoint, as_count
 from holdfast.training.moving.torch_file import sort_file
 
 MARK = "pytorch-lightning_version"
-# The keys whose values the adapter of Lightning takes over itself.
+# The keys whose values the adapter of Lightning restores itself.
 FRAMEWORK = ("loops", "callbacks", "epoch", "global_step")
-# All keys that Lightning writes: those that are read here, and others on which no step depends. Any other key was added
-# by a hook.
+# All keys that Lightning itself writes: the keys that are read here, and keys on which no step depends. A hook has
+# added any other key.
 KNOWN = {
     MARK, "state_dict", "optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type",
     "datamodule_hparams_name", "datamodule_hyper_parameters", *FRAMEWORK,
@@ -19,7 +19,7 @@ KNOWN = {
 
 
 def is_lightning(path: Path) -> bool:
-    """Return whether a file is named as Lightning names its checkpoints."""
+    """Return whether a file's name is that of a Lightning checkpoint."""
     return path.is_file() and path.suffix == ".ckpt"
 
 

@@ -1,4 +1,4 @@
-"""The state of another program's optimizers under the names of a training's parameters."""
+"""The state of another program's optimizers, converted to the names of a training's parameters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,26 +14,27 @@ from holdfast.training.moving.weights import unwrap
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import Optimizers, parts_of
 
-# Hyperparameters that only choose an implementation, such as a fused kernel: the source's values aren't taken over.
+# Hyperparameters that only choose an implementation, such as a fused kernel. The source's values aren't used.
 WAYS = ("foreach", "fused", "capturable", "differentiable")
-# The keys of a parameter group that don't show the optimizer's class; older versions of torch lack some of them.
+# Keys of a parameter group to ignore when the optimizers' classes are compared. Older versions of torch lack some of
+# them.
 APART = {"params", "param_names", "lr", "initial_lr", "maximize", "decoupled_weight_decay", *WAYS}
-# The optimizers of torch whose moments may have other shapes than their parameters.
+# torch's optimizers whose moments may have other shapes than their parameters.
 OTHER_SHAPES = (torch.optim.Adafactor, torch.optim.LBFGS)
 ANOTHER = "build the optimizer of the source, or leave its state out: --map {}="
 
 
 @dataclass
 class Moments:
-    """The state of a source's optimizers, under the names of a training's parameters.
+    """The state of a source's optimizers, converted to the names of a training's parameters.
 
     Attributes:
         state: the state of each parameter, by its name in the training.
         groups: the source's hyperparameters for each parameter group.
-        how: a text for a person: how parameters were matched.
-        notes: lines for a person on learning rates.
-        paired: lines for a person, on optimizers that have other names in the source.
-        stateless: the parameters of which the source has no state.
+        how: a text for a person that says how parameters were matched.
+        notes: lines for a person about learning rates.
+        paired: lines for a person about optimizers that have other names in the source.
+        stateless: the parameters for which the source has no state.
         used: the names of the source's optimizers.
     """
 
@@ -47,10 +48,10 @@ class Moments:
 
 
 def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequence[str]) -> Moments | None:
-    """Return the state of a source's optimizers under the names of the training; None if the source has none.
+    """Return the state of a source's optimizers under the training's names; None if the source has no optimizer.
 
     Args:
-        order: the names of the model's weights in the order of the source's model; empty if that is unknown.
+        order: the names of the model's weights in the order of the source's model; empty if this order is unknown.
 
     Raises:
         ConfigError: a source's optimizer is of another class than the training's, or has other parameters.
@@ -94,14 +95,14 @@ Own = list[list[tuple[str, Any]]]
 def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[str, Any]) -> str:
     """Return the name of the source's optimizer that belongs to an optimizer of the training.
 
-    Take the source's optimizer of the same name, or its only optimizer, or else its only optimizer whose parameters
-    have the same shapes.
+    Choose the source's optimizer of the same name. Without one, choose the source's only optimizer, or the only
+    optimizer whose parameters have the same shapes.
 
     Args:
         name: the name of the training's optimizer.
         part: the training's optimizer.
-        own: the names and parameters of its groups.
-        sources: the states of the source's optimizers that aren't taken yet, by name.
+        own: the names and parameters of the groups of `part`.
+        sources: the states of the source's optimizers that aren't chosen yet, by name.
 
     Raises:
         ConfigError: no optimizer or several optimizers of the source have parameters of these shapes.
@@ -177,10 +178,10 @@ Pairs = list[tuple[Any, tuple[str, Any]]]
 
 
 def _pair(own: Own, groups: Sequence[Mapping[str, Any]], order: Sequence[str]) -> tuple[Pairs, str]:
-    """Return pairs of a key in the source and a parameter, and a text on how they were matched.
+    """Return pairs of a key in the source and a parameter, and a text that says how they were matched.
 
     Raises:
-        ConfigError: the source names parameters, and the names aren't the training's.
+        ConfigError: the source saves parameters by name, and the names aren't those of the training.
     """
     known = {name: (name, each) for group in own for name, each in group}
     names = [unwrap(str(name)) for group in groups for name in group.get("param_names", group["params"])]
@@ -205,7 +206,7 @@ def _pair_by_place(own: Own, groups: Sequence[Mapping[str, Any]]) -> Pairs:
 
 
 def _has_whole_moments(part: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer is one of torch's whose moments are floats of the parameter's shape, or numbers."""
+    """Return whether an optimizer is torch's, and each moment is a number or has floats in the parameter's shape."""
     is_torchs = getattr(torch.optim, type(part).__name__, None) is type(part)
     return is_torchs and not isinstance(part, OTHER_SHAPES)
 
@@ -226,14 +227,14 @@ def _find_misfit(parameter: Tensor, state: Any, *, is_whole: bool) -> str:
 
 
 def _is_reduced(value: Tensor, parameter: Tensor) -> bool:
-    """Return whether a moment has its parameter's shape, or a smaller one that an optimizer may use."""
+    """Return whether a moment has its parameter's shape, or a smaller shape that an optimizer may use."""
     if value.dim() != parameter.dim():
         return value.numel() < parameter.numel() or 1 in parameter.shape
     return all(size in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True))
 
 
 def _find_whole_numbers(part: torch.optim.Optimizer, state: Any) -> str:
-    """Return the name of an integer moment that an optimizer of torch would read as floats; empty if there is none."""
+    """Return the name of an integer moment that torch's optimizer would read as floats; empty if there is none."""
     tensors = state.items() if isinstance(state, Mapping) and _has_whole_moments(part) else ()
     found = ((name, each) for name, each in tensors if isinstance(each, Tensor) and each.dim())
     return next((str(name) for name, each in found if not (each.is_floating_point() or each.is_complex())), "")
@@ -244,7 +245,7 @@ def _name_dtype(value: Tensor) -> str:
 
 
 def _find_nan(state: Any) -> str:
-    """Return the name of a moment that has a NaN; empty if none has."""
+    """Return the name of a moment that contains a NaN; empty if there is none."""
     tensors = state.items() if isinstance(state, Mapping) else ()
     return next((str(name) for name, each in tensors if isinstance(each, Tensor) and bool(each.isnan().any())), "")
 
@@ -282,7 +283,7 @@ def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any
 
     Raises:
         ConfigError: a hyperparameter other than the learning rate differs: the run would train with the source's value,
-            and its records would have the recipe's.
+            while its records would show the recipe's value.
     """
     for key in sorted(built.keys() & saved.keys() - {"params", "param_names", "lr", *WAYS, *cycled}):
         if _plain(built[key]) != _plain(saved[key]):

@@ -15,11 +15,11 @@ from holdfast.training.moving.trainer_folder import is_trainer, read_trainer
 
 
 class SourceForm(NamedTuple):
-    """The reader of a format.
+    """The reader of one format of checkpoints.
 
     Attributes:
         is_of: returns whether a path is a checkpoint of this format.
-        read: reads the checkpoint for a rank, by its number.
+        read: reads the checkpoint at a path, for the rank of the given number.
     """
 
     name: str

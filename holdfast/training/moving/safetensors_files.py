@@ -1,4 +1,4 @@
-"""The reader of a model's safetensors, with an optimizer's file beside it if there is one."""
+"""The reader of a model's safetensors, and of an optimizer's file in the same folder if there is one."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ SUFFIXES = (".pt", ".pth", ".bin")
 
 
 def is_safetensors(path: Path) -> bool:
-    """Return whether the path is a safetensors file or its index, or a folder that has a model's weights."""
+    """Return whether the path is a safetensors file, an index of such files, or a folder with a model's weights."""
     is_named = path.name.endswith((".safetensors", ".safetensors.index.json")) and path.is_file()
     return is_named or find_model_files(path) is not None
 
@@ -19,7 +19,7 @@ def is_safetensors(path: Path) -> bool:
 def read_safetensors(path: Path, rank: int) -> ForeignCheckpoint:
     """Read the weights, and the files of ``torch.save`` in the same folder, such as ``optimizer.pt``.
 
-    A file is read if its name begins with the weights' name, or is one of those in `_list_beside`.
+    A file is read if its name begins with the name of the weights' file, or is listed in `_list_beside`.
 
     Raises:
         ConfigError: a file can't be read without running code.

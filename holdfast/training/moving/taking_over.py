@@ -27,17 +27,17 @@ from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import waits_for_plateau
 
 GENERATORS = ("python", "numpy", "torch")
-# The keys in the state of torch's schedulers that count as their progress; all other keys count as settings.
+# The keys in the states of torch's schedulers that count as progress. All other keys count as settings.
 PROGRESS = {
     "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "verbose", "base_lrs", "best",
     "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "total_steps",
     "_schedule_phases", "_anneal_func_type", "_scale_fn_ref",
 }  # fmt: skip
-# The keys of progress by which a scheduler's kind is known, since all versions of torch save them.
+# Keys of progress that identify a scheduler's kind, because all versions of torch save them.
 OF_KIND = {"lr_lambdas", "_schedulers"}
 
 
-# The names that the readers give to schedulers which the source saved in a list.
+# The names that the readers give to schedulers that the source saved in a list, without names.
 NUMBERED = re.compile(r"scheduler(_\d+)?")
 
 
@@ -46,13 +46,13 @@ class MovesIn(Protocol):
     """An object of a framework's adapter that imports the framework's own part of a checkpoint.
 
     Attributes:
-        covers: the names of other kept objects that this object takes over as well.
+        covers: the names of other kept objects whose state this object imports as well.
     """
 
     covers: tuple[str, ...]
 
     def move_in(self, imported: ForeignCheckpoint, step: int, steps_per_epoch: int) -> list[str]:
-        """Take over the framework's part of a checkpoint. Return the names of the values that the checkpoint lacks."""
+        """Import the framework's part of a checkpoint. Return the names of the values that the checkpoint lacks."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class TakenOver:
 
     Attributes:
         origin: the record of where the state comes from.
-        taken: a line for each part that was taken over.
+        taken: a line for each component that was imported.
         notes: lines about differences between the source and the run.
     """
 
@@ -75,11 +75,12 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
 
     Args:
         source: the path of the checkpoint.
-        step: the step from which the run continues; None for the step in the checkpoint.
-        names: new names for the source's objects and weights, by the old ones; an empty name leaves the object out.
+        step: the step from which the run continues; if None, the step in the checkpoint.
+        names: new names for the source's objects and weights, by the old names; an empty new name leaves the object
+            out.
 
     Raises:
-        ConfigError: the checkpoint can't be read, doesn't fit the training, or doesn't have its step.
+        ConfigError: the checkpoint can't be read or doesn't fit the training, or its step isn't known.
     """
     if any(map(is_sharded, training.recipe.model.parameters())):
         raise ConfigError(
@@ -99,14 +100,14 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
     into.take_progress()
     into.take_data()
     into.take_generators()
-    # Only the main rank reads the source once more: it may be as large as all weights and moments.
+    # Only the main rank reads the source again to hash it, because it may be as large as all weights and moments.
     sha256, *_ = training.ranks.gather(hash_foreign(Path(source)) if training.accelerator.is_main_process else "")
     origin = Origin(form=imported.form, source=source, sha256=sha256, step=into.step, lacks=into.lacks)
     return TakenOver(origin, into.taken, into.notes)
 
 
 class _Into:
-    """The import of a checkpoint's parts into a training, one part after the other."""
+    """The import of a checkpoint's components into a training, one after the other."""
 
     def __init__(self, training: Training, imported: ForeignCheckpoint) -> None:
         self._training, self._imported = training, imported
@@ -121,7 +122,7 @@ class _Into:
         """Return the step from which the run continues.
 
         Raises:
-            ConfigError: neither the caller nor the source gives the step, or it isn't within the run.
+            ConfigError: neither the caller nor the source says the step, or the step isn't within the run.
         """
         training, imported = self._training, self._imported
         counted_steps = optimizers.count_steps(imported)
@@ -183,7 +184,8 @@ class _Into:
         )
         self._used |= found.used
         self.notes += found.paired
-        # The notes are about learning rates. If there are schedulers, they set the rates.
+        # The notes are about differences in learning rates. With schedulers they don't matter, because these set the
+        # rates.
         self.notes += [] if training.schedulers else found.notes
         if found.state and found.stateless:
             shown = ", ".join(found.stateless[:SHOWN_NAMES])
@@ -192,7 +194,10 @@ class _Into:
         self.taken.append(f"optimizer: {kinds}, {counted(len(found.state), 'parameter')}, matched {found.how}")
 
     def take_schedulers(self) -> None:
-        """Load the schedulers' states. If the source has none, step a recipe's schedulers up to the run's step."""
+        """Load the schedulers' states.
+
+        If the source has no scheduler, step a recipe's schedulers up to the run's step.
+        """
         training, sources = self._training, self._imported.schedulers
         own = training.schedulers
         if not own:
@@ -216,7 +221,8 @@ class _Into:
         """Return pairs: the name of a scheduler in the source, and the run's scheduler that takes its state.
 
         Raises:
-            ConfigError: a scheduler's name isn't in the source, and its settings don't point to exactly one there.
+            ConfigError: a scheduler's name isn't in the source, and not exactly one of the source's schedulers has the
+                same settings.
         """
         own, sources = [*self._training.schedulers], self._imported.schedulers
         if len(own) == 1:
@@ -278,7 +284,8 @@ class _Into:
         training = self._training
         rates = [group["lr"] for group in training.optimizer.param_groups]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of a scheduler that steps before its optimizer
+            # suppress torch's warning about a scheduler that steps before its optimizer
+            warnings.simplefilter("ignore")
             for _ in range(self.step):
                 training.schedulers.step()
         if "optimizer" not in self.lacks:
@@ -311,7 +318,7 @@ class _Into:
             elif name in found:
                 self._take_extra(name, extra, found[name])
             elif name in imported.generators:
-                self._take_extra(name, extra, imported.generators.pop(name))  # the loop keeps this generator itself
+                self._take_extra(name, extra, imported.generators.pop(name))  # this is a generator that the loop keeps
             elif name not in covered and extra.state_dict():
                 self.lacks.append(name)
         unused = sorted({*filter(None, list_names(imported))} - {*extras, *imported.generators} - self._used)
@@ -321,7 +328,8 @@ class _Into:
         self._used.add(name)
         state = saved
         with contextlib.suppress(AttributeError):
-            if {*extra.state_dict()} == {"value"}:  # the state of a kept container; the source has the container itself
+            # Holdfast's state of a kept container wraps the container; the source contains the container itself
+            if {*extra.state_dict()} == {"value"}:
                 state = {"value": saved}
         self._refuse_unfit(lambda: capturing.load(f"extra {name}", extra, state))
         if name != ACCUMULATION:
@@ -340,7 +348,10 @@ class _Into:
             self.lacks += [note] if note else []
 
     def take_generators(self) -> None:
-        """Load the states of the random generators. Call it last: the calls before it may have drawn from them."""
+        """Load the states of the random generators.
+
+        Call it last, because the other imports may draw from the generators.
+        """
         training, named = self._training, self._imported.generators
         found = {kind: each for name in named for kind, each in generators.find(name, named[name]).items()}
         if training.virtual is not None:
@@ -364,5 +375,5 @@ class _Into:
 
 
 def _find_kind(state: Mapping[str, Any]) -> set[str]:
-    """Return the keys of a scheduler's state that tell its kind."""
+    """Return the keys of a scheduler's state that show the scheduler's kind."""
     return {*state} - (PROGRESS - OF_KIND)

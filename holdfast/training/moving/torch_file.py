@@ -15,16 +15,16 @@ def is_torch_file(path: Path) -> bool:
 
 
 def read_torch_file(path: Path, rank: int) -> ForeignCheckpoint:
-    """Read a dictionary with states in it, or one module's ``state_dict``.
+    """Read a dictionary that contains states, or that is a single module's ``state_dict``.
 
     Raises:
-        ConfigError: the file can't be read without running code, or holds no dictionary.
+        ConfigError: the file can't be read without running code, or its content isn't a dictionary.
     """
     return sort_file(path, load_torch(path))
 
 
 def sort_file(path: Path, values: Any) -> ForeignCheckpoint:
-    """Return the checkpoint with the values of a file.
+    """Return the values of a file as a `ForeignCheckpoint`.
 
     Raises:
         ConfigError: the values aren't a dictionary.

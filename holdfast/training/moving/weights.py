@@ -1,4 +1,4 @@
-"""The weights of another program's checkpoint under the names of a model."""
+"""The weights of another program's checkpoint, converted to the names of a model's weights."""
 
 import difflib
 import re
@@ -15,7 +15,7 @@ from holdfast.terminal import counted
 
 # The prefixes that wrappers add to the names of a module's weights.
 WRAPPERS = re.compile(r"(?:^module\.|(?<![^.])_orig_mod\.|(?<![^.])_fsdp_wrapped_module\.|^_forward_module\.)")
-# Names under which programs save the model that they train.
+# The usual names under which programs save the model that they train.
 USUAL = ("model", "module", "net", "network", "")
 SHOWN_NAMES = 3
 
@@ -30,13 +30,13 @@ def unwrap(name: str) -> str:
 def match_weights(
     own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor]], kept: Mapping[str, Any]
 ) -> "Matched":
-    """Return a source's weights under a model's names.
+    """Return a source's weights under the names of a model's weights.
 
     Args:
         own: the model's ``state_dict``.
         modules: the weights of each module in the source.
-        kept: the modules that a loop keeps, by name; empty for a recipe. With several modules, each name in ``own``
-            begins with its module's name.
+        kept: the modules that a loop keeps, by name; empty for a recipe. If there are several, each name in ``own``
+            begins with the name of a module.
 
     Raises:
         ConfigError: the names or the shapes don't fit.
@@ -61,7 +61,7 @@ class Matched:
 
     Attributes:
         weights: the weights by the model's names.
-        notes: lines for a person about names and dtypes that differ.
+        notes: lines for a person about differences in names and dtypes.
         used: the names of the source's modules that the weights come from.
     """
 
@@ -71,7 +71,7 @@ class Matched:
 
 
 def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor]], name: str) -> Matched:
-    """Match the weights of one module with the source's module that has them."""
+    """Match the weights of one module with the module of the source that contains them."""
     if not modules:
         raise ConfigError(
             f"the source has no weights{f' of {name}' if name else ''}",
@@ -113,13 +113,13 @@ def _fit(own: Mapping[str, Any], source: Mapping[str, Tensor]) -> tuple[dict[str
 
 
 def _unwrap_all(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights under their names without wrappers' prefixes; unchanged if two would get the same name."""
+    """Remove wrappers' prefixes from the names of weights. Return them unchanged if two would get the same name."""
     bare = {unwrap(key): each for key, each in source.items()}
     return bare if len(bare) == len(source) else dict(source)
 
 
 def add_tied(own: Mapping[str, Any], source: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add a tied weight under each of the model's names for it: a safetensors file has it under one name only."""
+    """Add a tied weight under all of the model's names for it, because a safetensors file contains only one of them."""
     there = {_place(each): name for name, each in own.items() if name in source}
     tied = {name: there.get(_place(each)) for name, each in own.items() if name not in source}
     return source | {name: source[other] for name, other in tied.items() if other is not None}
