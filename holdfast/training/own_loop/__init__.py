@@ -1,1 +1,1 @@
-"""A loop of the user's own: the `Run` that the loop sees, and the engine's part, which gives the loop its steps."""
+"""A user's own training loop: the `Run` that the loop gets, and the engine behind it, which yields the steps."""

@@ -1,6 +1,6 @@
-"""A loop of the user's own: the function that takes a `Run` has the loop, and the engine saves and restores its state.
+"""A user's own training loop, in a function that takes a `Run`. The engine saves and restores the loop's state.
 
-``run.steps()`` gives the loop one step after the other. Before the first step it restores the newest commit's state
+``run.steps()`` yields one step after the other to the loop. Before the first step it restores the newest commit's state
 into the kept objects. Between two steps it records the step, executes the attempt's orders and begins saves. At the
 run's end, or at a stop, it ends the loop.
 """
@@ -46,16 +46,16 @@ from holdfast.training.undisturbed import snapshot
 
 T = TypeVar("T")
 
-# Yields once for each step that the loop trains, before the step, as `holdfast.training.steps` does.
+# Yields before each step that the loop trains, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]
 
 
 class Stopped(SystemExit):
-    """Ends a loop, and the function around it, after the save that a stop asked for."""
+    """Raised to end a loop, and the function around it, when the run is to stop and its state is saved."""
 
 
 class Step:
-    """One step of a loop. `Run.steps` gives it."""
+    """One step of a loop, from `Run.steps`."""
 
     number: int
     """The number of steps that were completed before this step."""
@@ -65,7 +65,7 @@ class Step:
     """True if the epoch ends with this step."""
 
     def __init__(self, loop: "OwnLoop", number: int, per_epoch: int) -> None:
-        """Private: `Run.steps` makes the steps."""
+        """Private: `Run.steps` creates the steps."""
         self.number = number
         self.epoch, within = divmod(number, per_epoch)
         self.is_last_of_epoch = within + 1 == per_epoch
@@ -73,7 +73,7 @@ class Step:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Return whether this step is a rehearsal: other ranks train it, too, and this process then ends.
+        """Return whether this step is a rehearsal: new ranks train this step, too, and this process ends afterwards.
 
         Don't log such a step.
         """
@@ -89,9 +89,9 @@ class Step:
 
         With ``compute.virtual_ranks`` the batches are this rank's shares of the step's batch, each with random numbers
         of its own. After the loop the parameters have the mean gradient of all shares, to the same bits on any number
-        of ranks. Without virtual ranks the batches are this rank's, whose gradients add up as usual. The step begins
-        without gradients, and each number that is logged in the loop is averaged. A share has ``grad_accum`` batches,
-        so divide their losses by ``grad_accum``.
+        of ranks. Without virtual ranks the batches are this rank's own, and their gradients are added as usual. The
+        step begins without gradients. Each number that is logged in the loop is averaged. A share consists of
+        ``grad_accum`` batches, so divide their losses by ``grad_accum``.
 
         Raises:
             RecipeError: `shares` was called in this step already, or the step before has left a gradient.
@@ -112,9 +112,9 @@ class Noted:
     """The batches, numbers and pictures of the step in progress.
 
     Attributes:
-        names: the names of the batches that the step has taken.
-        numbers: the numbers that the step has logged, by name.
-        shown: the texts and pictures that the step has shown.
+        names: the names of the batches that the loop has taken in this step.
+        numbers: the numbers that the loop has logged in this step, by name.
+        shown: the texts and pictures that the loop has shown in this step.
     """
 
     names: list[str] = field(default_factory=list)
@@ -123,15 +123,15 @@ class Noted:
 
 
 class OwnLoop:
-    """A loop of the user's own, as the engine and the adapters of frameworks see it.
+    """The engine's side of a user's own loop: `Run` and the adapters of frameworks call it.
 
     Attributes:
         config: the whole configuration.
-        settings: the configuration's ``[settings]``, with the function's own defaults.
+        settings: the configuration's ``[settings]``, completed by the function's defaults.
         accelerator: accelerate's accelerator for the configuration's device, precision and ranks.
-        fields: further fields of `Kept`, by name.
-        own: Holdfast's own objects that the user's code holds; the search for forgotten state doesn't look into them.
-        framework: the framework that has the loop, set by its adapter; see `Program`.
+        fields: values for further fields of `Kept`, by field.
+        own: Holdfast's own objects that the user's code refers to; the search for forgotten state leaves them out.
+        framework: the framework whose loop this is, set by the framework's adapter; see `Program`.
     """
 
     framework = ""
@@ -151,12 +151,14 @@ class OwnLoop:
         self._objects: dict[str, Any] = {}
         self._wrapping = Wrapping(config, accelerator)
         self.fields: dict[str, Any] = {"anneals": {}}
-        self._adopted: list[Any] = []  # a framework's objects; the search for forgotten state doesn't look into them
+        self._adopted: list[Any] = []  # a framework's objects, which the search for forgotten state leaves out
         self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
-        self._loader: Any = None  # the loader that the loop has passed
-        self._source: Any = None  # the user's loader inside `_loader` if accelerate prepared `_loader`, else the same
+        self._loader: Any = None  # the loader as the loop has passed it
+        # the user's loader inside `_loader` if accelerate has prepared `_loader`; otherwise `_loader`
+        self._source: Any = None
         self._per_epoch: int | None = None
-        self._given: dict[str, Iterator[Any]] = {}  # the loop's iterators, by the `Run` method that made them
+        # the iterators that the loop has got from `Run`, by the method that returned them
+        self._given: dict[str, Iterator[Any]] = {}
         self._training: Training | None = None
         self._taking: Taking | None = None
         self._served: Generator[None, None, None] | None = None
@@ -164,9 +166,9 @@ class OwnLoop:
         self._holders: Holders | None = None
         self._noted = Noted()
         self._has_epochs = self._has_steps = self._has_ended = False
-        self._is_at_end = False  # whether only the code after the epoch's inner loop has still to run
+        self._is_at_end = False  # whether of the present epoch only the code after its inner loop remains to be run
         self._is_last = False  # whether the loop has got the run's last step
-        self._undo: Callable[[], None] | None = None  # restores the state with which the run has resumed
+        self._undo: Callable[[], None] | None = None  # restores the state with which this process has resumed the run
 
     # ---- the process
 
@@ -193,7 +195,7 @@ class OwnLoop:
     # ---- before the loop
 
     def taking_plugins(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which each ``Accelerator`` that is made may bring an FSDP2 plugin; see `Plugins`."""
+        """Return a context in which a new ``Accelerator`` may have an FSDP2 plugin; see `Plugins`."""
         return self._wrapping.plugins.taken(self.located)
 
     def set_data_parallel(self, mesh: Any) -> None:
@@ -240,11 +242,11 @@ class OwnLoop:
     # ---- for adapters
 
     def adopt(self, objects: Iterable[Any], list_variables: Callable[[], list[tuple[str, Any]]]) -> None:
-        """Set which of a framework's objects the search for forgotten state doesn't look into.
+        """Set which of a framework's objects the search for forgotten state leaves out.
 
         Args:
             objects: the framework's objects.
-            list_variables: returns the values that the search looks into instead, each as a pair (name, value).
+            list_variables: returns the values to search instead, each as a pair (name, value).
         """
         self._adopted, self._list_adopted = [*objects], list_variables
 
@@ -253,7 +255,7 @@ class OwnLoop:
         return any(each is value for each in self._objects.values())
 
     def find_name(self, value: Any) -> str:
-        """Return the name of a variable of the loop's functions that holds a value; without one, the class's name."""
+        """Return the name of the loop's variable with this value; if there is none, the name of the value's class."""
         variables = (pair for frame in find_frames(self._function) for pair in frame.f_locals.items())
         return next((name for name, each in variables if each is value), type(value).__name__)
 
@@ -265,8 +267,8 @@ class OwnLoop:
     def snapshot(self) -> Callable[[], None]:
         """Copy the kept state of a resumed run, apart from weights and moments. Return a function that restores it.
 
-        Code that ran before the checkpoint may now run again, and its effects have to be undone. An adapter calls this
-        after it has got the first step.
+        Code that ran before the checkpoint may run again after a resume, and its effects have to be undone. An adapter
+        calls this after it has got the first step.
         """
         assert self._training is not None
         put_back = snapshot(self._training)
@@ -356,7 +358,8 @@ class OwnLoop:
             self._taking.refuse_whole_batch()
         name, batch = self._training.next_batch(is_moved=is_moved)
         self._noted.names.append(name)
-        if isinstance(self._loader, DataLoaderStateMixin):  # accelerate ends an accumulation at the end of a pass
+        # tell accelerate about the end of a pass, because it ends an accumulation of gradients there
+        if isinstance(self._loader, DataLoaderStateMixin):
             self._loader.end_of_dataloader = self._training.batches.is_at_end
         return batch
 
@@ -400,13 +403,15 @@ class OwnLoop:
     def _all_epochs(self) -> Iterator[int]:
         self._open()
         step = self._next()
-        # The last step that the loop has got: skipped steps may lie between it and this one.
+        # Find the last step that the loop has trained, because skipped steps may lie between that step and this step.
         last = self._training.program.skipped.find_outside(step.number) if step is not None and self._training else 0
         if step is not None and last:
-            # The code at this epoch's beginning ran before the checkpoint, and now runs again: undo its effects.
+            # The code at this epoch's beginning ran before the checkpoint, and will run again now. Take a snapshot, to
+            # undo its effects.
             self._undo = self.snapshot()
-            # A checkpoint at an epoch's end was saved before the code after the inner loop ran: run that code first.
-            # A complete run that was made longer doesn't need this: its last checkpoint has the effects of that code.
+            # A checkpoint at an epoch's end was saved before the code after the inner loop ran. So run that code first.
+            # A complete run that was made longer doesn't need this, because its last checkpoint contains the effects of
+            # that code.
             if (last - 1) // self._length < step.epoch and not self._has_ended_epoch:
                 self._is_at_end = True
                 yield (last - 1) // self._length
@@ -423,11 +428,11 @@ class OwnLoop:
                 )
 
     def _steps_of_epoch(self) -> Iterator[Step]:
-        """Yield the present step and the later steps of its epoch."""
+        """Yield the present step, and then the later steps of the same epoch."""
         if self._undo is not None:
             undo, self._undo = self._undo, None
             undo()
-            # The numbers and pictures of the repeated code are on record already.
+            # Drop the numbers and pictures of the repeated code, because they are recorded already.
             self._noted.numbers, self._noted.shown = {}, []
         step = self._step
         if step is None or self._is_at_end:
@@ -436,7 +441,7 @@ class OwnLoop:
         while step is not None and step.epoch == epoch:
             yield step
             if self._training is not None and step.number + 1 == self._training.total_steps:
-                self._is_last = True  # the code at this epoch's end belongs to this step, because no step follows
+                self._is_last = True  # no step follows, so the code at this epoch's end belongs to this step
                 return
             step = self._next()
 
@@ -454,9 +459,9 @@ class OwnLoop:
         return self._training.steps_per_epoch
 
     def _open(self) -> None:
-        """Build the training from the kept objects, and start the generator that executes the attempt's orders."""
+        """Build the training from the kept objects. Start the generator that executes the orders of the attempt."""
         accelerator = self._wrapping.plugins.owner
-        for each in self._objects.values():  # the loop may have evaluated a model already
+        for each in self._objects.values():  # the loop may have left a model in evaluation mode
             shard_again(list_fsdp_modules(each) if isinstance(each, torch.nn.Module) else ())
         self.keep(list_checkpointed(accelerator, self._objects))
         if not self._objects:
@@ -504,7 +509,7 @@ class OwnLoop:
         self._served = self._serve(self._training)
 
     def _next(self) -> Step | None:
-        """Record the last step, execute orders until one asks for a step, and return that step; None at the run's end.
+        """Record the last step, and execute orders until an order asks for a step. Return it; None at the run's end.
 
         Raises:
             Stopped: the run stops before its end.
@@ -529,7 +534,7 @@ class OwnLoop:
         assert self._taking is not None
         if self._wrapping.sharded:
             shard_again(self._wrapping.sharded)
-            if training.virtual is None:  # FSDP2 doesn't share buffers, unlike DDP
+            if training.virtual is None:  # FSDP2, unlike DDP, doesn't copy the main rank's buffers to all ranks
                 training.ranks.share_saved_buffers(training.recipe.model)
         with self.located():
             self._taking.end_step()
@@ -562,7 +567,10 @@ class OwnLoop:
         self._noted = Noted()
 
     def close(self) -> None:
-        """Close the generator of steps, and end the pass of a prepared loader, also after an error in the loop."""
+        """Close the generator of steps, and end the pass of a prepared loader.
+
+        Call it after an error in the loop, too.
+        """
         if isinstance(self._loader, DataLoaderStateMixin) and self._training is not None:
             self._loader.end()
         if self._served is not None:
@@ -589,7 +597,7 @@ class OwnLoop:
         return self._training is not None
 
     def _list_variables(self) -> list[Variable]:
-        """Return the variables in which the search for forgotten state begins.
+        """Return the variables from which the search for forgotten state begins.
 
         They are the variables of the running functions around the loop, the loader's dataset and collate function, the
         iterators around the run's, and a framework's values.

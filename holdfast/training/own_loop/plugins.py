@@ -1,8 +1,9 @@
-"""The plugins of an `Accelerator` that a loop makes by itself, after the run's own accelerator.
+"""The plugins of an `Accelerator` that a user's loop creates in addition to the run's own accelerator.
 
-accelerate takes plugins from the first accelerator of a process alone, which is the run's. While the loop's function
+accelerate uses only the plugins of a process's first accelerator, which is the run's own. While the loop's function
 runs, `Plugins` puts an FSDP2 plugin of a later accelerator into the state that all accelerators share, so that
-``accelerator.prepare`` shards the model. It does so on CPUs, too, where accelerate alone ignores the plugin.
+``accelerator.prepare`` shards the model. It does so on CPUs, too, where accelerate without `Plugins` ignores an FSDP2
+plugin.
 """
 
 import contextlib
@@ -22,16 +23,16 @@ from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
 from holdfast.training.sharded.model import SHOWN_NAMES, list_whole
 
-# Arguments that accelerate takes only from the first ``Accelerator`` of a process, by accelerate's name for their use.
+# Arguments that accelerate uses only from the first ``Accelerator`` of a process, by accelerate's name for their use.
 IGNORED = {"FSDP": "fsdp_plugin", "DEEPSPEED": "deepspeed_plugin", "MEGATRON_LM": "megatron_lm_plugin"}
 FSDP2 = 2
 
 
 class Plugins:
-    """The plugins of a loop's own accelerators.
+    """The plugins of the accelerators that a loop creates.
 
     Attributes:
-        owner: the accelerator that has brought the plugin in use; the run's accelerator if none has.
+        owner: the accelerator whose plugin is in use; the run's accelerator if no other accelerator has a plugin.
     """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
@@ -49,10 +50,10 @@ class Plugins:
 
     @contextlib.contextmanager
     def taken(self, located: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-        """Let each accelerator that the block makes bring an FSDP2 plugin.
+        """Use the FSDP2 plugin of each accelerator that the block creates.
 
         Args:
-            located: makes a context that adds the user's file and line to the message of an error.
+            located: returns a context that adds the user's file and line to the message of an error.
         """
         usual = Accelerator.__init__
         signature = inspect.signature(usual)
@@ -71,7 +72,7 @@ class Plugins:
 
     def _take(self, accelerator: Accelerator, arguments: Mapping[str, Any]) -> None:
         """Put the FSDP2 plugin among a new accelerator's arguments into the state that all accelerators share."""
-        if accelerator.num_processes == 1:  # accelerate trains one rank without plugins
+        if accelerator.num_processes == 1:  # with one rank accelerate uses no plugins
             return
         if arguments.get("parallelism_config") is not None:
             raise RecipeError(
@@ -80,7 +81,7 @@ class Plugins:
             )
         plugin = arguments.get("fsdp_plugin")
         if plugin is None and not self.is_fsdp and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-            plugin = FullyShardedDataParallelPlugin()  # as of `accelerate launch --use_fsdp`
+            plugin = FullyShardedDataParallelPlugin()  # from the environment of `accelerate launch --use_fsdp`
         if plugin is None:
             return
         self._refuse(plugin)
@@ -112,9 +113,9 @@ class Plugins:
                 raise RecipeError(f"FullyShardedDataParallelPlugin: {problem}", hint=hint)
 
     def check(self) -> None:
-        """Raise RecipeError unless accelerate uses the plugins that it was given. Call it before the first step.
+        """Raise RecipeError if accelerate ignores a plugin of one of the loop's accelerators.
 
-        An accelerator leaves the name of its plugin in an environment variable.
+        An environment variable, which an accelerator sets, names the accelerator's plugin.
         """
         if self._accelerator.num_processes == 1:
             return
@@ -129,12 +130,12 @@ class Plugins:
                 )
         if self.is_fsdp:
             self._refuse(self._accelerator.state.fsdp_plugin)
-            # Reduce the gradient of each micro-batch at once. FSDP2 would keep a sum that isn't reduced yet outside the
-            # parameters' gradients, where no checkpoint has it.
+            # Reduce the gradient of each micro-batch at once. Otherwise FSDP2 would keep an unreduced sum outside the
+            # parameters' gradients, and no checkpoint would contain this sum.
             self._accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
 
     def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
-        """Raise RecipeError if the plugin has left parameters of a trained module whole."""
+        """Raise RecipeError if the plugin hasn't sharded all parameters of a trained module."""
         for name, module in trained.items() if self.is_fsdp else ():
             if whole := list_whole(module):
                 raise RecipeError(

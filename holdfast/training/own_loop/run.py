@@ -1,4 +1,4 @@
-"""The `Run` that a loop of the user's own gets."""
+"""The `Run` that a user's own training function gets."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,10 +14,10 @@ from holdfast.training.own_loop.loop import OwnLoop, Step
 
 
 class Run:
-    """The run that a training function trains. Holdfast makes it, and calls the function with it.
+    """The run that a training function trains. Holdfast creates the `Run` and passes it to the function.
 
-    The function has its own loop. It registers all objects that the next step depends on, and takes its steps from the
-    run::
+    The function contains the training loop. It registers all objects on which the next step depends, and takes its
+    steps from the run::
 
         def train(run: holdfast.Run, lr: float = 0.01) -> None:
             model = nn.Linear(2, 1).to(run.device)
@@ -32,7 +32,7 @@ class Run:
                 step.log(loss=loss)
 
     ``recipe = "my_loop.py:train"`` in a configuration names the function; its other parameters get their values from
-    ``[settings]``. ``holdfast new my_loop --loop`` writes an example of both.
+    ``[settings]``. ``holdfast new my_loop --loop`` writes an example of a function and its configuration.
     """
 
     config: RunConfig
@@ -43,7 +43,7 @@ class Run:
     """accelerate's accelerator for the configuration's device, precision and ranks."""
 
     def __init__(self, loop: OwnLoop) -> None:
-        """Private: Holdfast makes the run."""
+        """Private: Holdfast creates the run."""
         self._loop = loop
         loop.own.append(self)
         self.config, self.settings, self.accelerator = loop.config, loop.settings, loop.accelerator
@@ -69,7 +69,7 @@ class Run:
     def mesh(self) -> Any:
         """Return the ranks as a torch ``DeviceMesh`` with the dimensions "replicate", "shard" and "tensor".
 
-        Its shape is ``compute.mesh``. None unless ``compute.parallel`` is "fsdp" and there are several ranks.
+        Its shape is ``compute.mesh``. Return None unless ``compute.parallel`` is "fsdp" and there are several ranks.
         """
         return self._loop.mesh
 
@@ -77,7 +77,7 @@ class Run:
     def data_rank(self) -> int:
         """Return this rank's data rank, from 0. Ranks with equal data ranks train the same samples.
 
-        By default every rank has a data rank of its own; see `data_parallel`.
+        By default every rank has a different data rank; see `data_parallel`.
         """
         return self._loop.data.number
 
@@ -96,7 +96,7 @@ class Run:
     def data_parallel(self, mesh: Any) -> None:
         """Set which ranks train different samples, for a model that ranks train together.
 
-        By default every rank trains samples of its own. With tensor, pipeline or context parallelism the ranks of a
+        By default every rank trains different samples. With tensor, pipeline or context parallelism the ranks of a
         group need the same samples and random numbers::
 
             mesh = init_device_mesh(run.device.type, (2, 2), mesh_dim_names=("data", "tensor"))
@@ -110,20 +110,20 @@ class Run:
             mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone.
 
         Raises:
-            RecipeError: `mesh` is no such mesh, its groups differ in size, or the call comes too late.
+            RecipeError: `mesh` isn't such a mesh, its groups differ in size, or the call comes too late.
         """
         self._loop.set_data_parallel(mesh)
 
     def wrap(
         self, model: torch.nn.Module, *, parallelize: Callable[[Any, Any], object] | None = None
     ) -> torch.nn.Module:
-        """Prepare a model for the ranks to train together, as ``compute.parallel`` says. Return it on the run's device.
+        """Prepare a model that all ranks train together, as ``compute.parallel`` says. Return it on the run's device.
 
         Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, sharded by
-        ``fully_shard`` ("fsdp"). A single rank gets the model itself. So do ranks that train virtual ranks, because
-        `Step.shares` sums the gradients, and all ranks if no parameter requires a gradient. A model on torch's meta
-        device gets memory, and values by its modules' ``reset_parameters``. ``compute.mixed_precision`` becomes the
-        forward pass's autocast.
+        ``fully_shard`` ("fsdp"). The model itself, unsharded, is returned in three cases: to a single rank; with
+        virtual ranks, because `Step.shares` sums the gradients; and if no parameter requires a gradient. A model on
+        torch's meta device gets memory; its modules' ``reset_parameters`` set the values. ``compute.mixed_precision``
+        becomes the forward pass's autocast.
 
         Build the optimizer from the returned model, and keep the returned model.
 
@@ -139,12 +139,12 @@ class Run:
         return self._loop.wrap(model, parallelize)
 
     def keep(self, **objects: Any) -> None:
-        """Register, by name, all objects that the next step depends on.
+        """Register, by name, all objects on which the next step depends.
 
         Each object is saved with every checkpoint, and restored in place before the first step. It may be a module, an
         optimizer, a scheduler, a tensor, an array, a dict, list or deque of these, a generator of random numbers, or
-        anything with ``state_dict`` and ``load_state_dict``. Of modules, optimizers and schedulers a checkpoint has the
-        main rank's state. Of all other objects it has each rank's own state.
+        anything with ``state_dict`` and ``load_state_dict``. For modules, optimizers and schedulers a checkpoint
+        contains the main rank's state. For all other objects it contains each rank's own state.
 
         Raises:
             RecipeError: an object can't be restored in place, its name is taken, or the loop has begun.
@@ -152,10 +152,10 @@ class Run:
         self._loop.keep(objects)
 
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
-        """Return a new generator of random numbers that is kept under this name.
+        """Return a new generator of random numbers, and register it under this name as `keep` does.
 
         Its seed follows from the run's seed, the name and `data_rank`. With virtual ranks all ranks draw the same
-        numbers, outside of the loop over a step's shares.
+        numbers: draw them outside of the loop over a step's shares.
         """
         return self._loop.make_generator(name, device)
 
@@ -171,7 +171,7 @@ class Run:
         health: Mapping[str, Limits] | None = None,
         measured: tuple[str, ...] = (),
     ) -> None:
-        """Set how to evaluate the model; see `Recipe` for ``evaluate``, ``probe``, ``health`` and ``measured``.
+        """Set how to evaluate the model. `Recipe` describes ``evaluate``, ``probe``, ``health`` and ``measured``.
 
         The functions get the kept module, or a ``ModuleDict`` of all kept modules by name.
         """
@@ -183,25 +183,25 @@ class Run:
     def steps(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[Step]:
         """Yield the steps to train, from the run's present step to the last.
 
-        Inside `epochs`, give the steps of the epoch.
+        Inside a loop over `epochs`, yield only the steps of the epoch.
 
         Args:
             loader: a torch ``DataLoader``, or an iterable of batches with ``state_dict`` and ``load_state_dict``, for
                 `Step.batch`. The batches come in the loader's own order.
-            per_epoch: the steps of an epoch; by default the loader's length. The run has ``epochs`` of the
-                configuration times this number of steps.
+            per_epoch: the number of steps of an epoch; by default the loader's length. The run has this number of steps
+                times the configuration's ``epochs``.
 
         Raises:
-            RecipeError: nothing is kept; an epoch has no length; the loader's position can't be restored; or the
-                function has a second loop.
+            RecipeError: no object is kept; the length of an epoch isn't known; the loader's position can't be restored;
+                or the function has a second loop.
         """
         return self._loop.give_steps(loader, per_epoch)
 
     def epochs(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs, from the run's present epoch. Use `batches` or `steps` inside.
 
-        Code after the inner loop, at an epoch's end, belongs to the next step; at the end of the last epoch, it belongs
-        to the run's last step.
+        Code after the inner loop, at an epoch's end, belongs to the next step. At the end of the last epoch this code
+        belongs to the run's last step.
 
         Args:
             loader, per_epoch: see `steps`.
@@ -211,13 +211,13 @@ class Run:
     def batches(self, data: Any = None, *, batch_size: int | None = None, **options: Any) -> Iterator[Any]:
         """Return an iterator over batches.
 
-        Inside a loop over `epochs`, call it without arguments: it gives the batches of that epoch. Before a loop over
-        `steps`, call it with a dataset, and pass the iterator to `steps`.
+        Inside a loop over `epochs`, call it without arguments: the iterator yields the batches of that epoch. Before a
+        loop over `steps`, call it with a dataset, and pass the iterator to `steps`.
 
         Args:
             data: a map-style or iterable dataset, as `Recipe.data`; only before `steps`.
-            batch_size: samples of a batch over all ranks.
-            options: ``grad_accum`` (the batches that every step takes, by default 1) and ``collate``, as in `Recipe`.
+            batch_size: the number of samples in a batch over all ranks.
+            options: ``grad_accum`` (the number of batches in each step, by default 1) and ``collate``, as in `Recipe`.
         """
         return self._loop.give_batches(data, batch_size, options)
 
@@ -227,38 +227,38 @@ class Run:
         Tensors stay on the device until the numbers are read.
 
         Args:
-            numbers: scalars by name. The mean of ``loss`` is shown, and health limits watch it. Several ranks have to
-                log the same names; the mean over the ranks is recorded.
+            numbers: scalars by name. The mean of ``loss`` is shown, and checked against the health limits. All ranks
+                have to log the same names; the mean over the ranks is recorded.
 
         Raises:
-            RecipeError: a value is no scalar, or there is no step.
+            RecipeError: a value isn't a scalar, or no step has begun.
         """
         self._loop.log(numbers)
 
     def show(self, **shown: str | bytes) -> None:
         """Show texts and pictures of this step to people: in the UI, in ``holdfast show``, in the run's folder.
 
-        They are no part of the state.
+        They aren't part of the state.
 
         Args:
-            shown: by name, a ``str``, or ``bytes`` of a PNG or an SVG; each of 1 MiB at most. Of several ranks, the
-                main rank's are kept.
+            shown: by name, a ``str``, or ``bytes`` of a PNG or an SVG; each of 1 MiB at most. Only what the main rank
+                shows is saved.
 
         Raises:
-            RecipeError: a value or a name can't be shown, or there is no step.
+            RecipeError: a value or a name can't be shown, or no step has begun.
         """
         self._loop.show(shown)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         """Scale the gradient of some parameters down to a norm of at most ``max_norm``. Return the norm before scaling.
 
-        Use it instead of torch's function of this name. For a sharded model, or a pipeline's stage, the norm is the
-        whole gradient's, and with virtual ranks it has the same bits on any number of ranks. The norm is a scalar on
-        the run's device.
+        Use it instead of torch's function of this name. For a sharded model, or a pipeline's stage, it takes the norm
+        of the whole gradient. With virtual ranks the norm has the same bits on any number of ranks. The norm is a
+        scalar on the run's device.
         """
         return self._loop.clip(parameters, max_norm)
 
 
 def loop_of(run: Run) -> OwnLoop:
-    """Return the loop behind a `Run`, for the adapters of other frameworks."""
+    """Return the `OwnLoop` of a `Run`, for the adapters of other frameworks."""
     return run._loop

@@ -1,4 +1,4 @@
-"""The variables of the running functions around a user's loop."""
+"""The variables of the functions that are running a user's loop."""
 
 import gc
 import types
@@ -10,12 +10,12 @@ from holdfast.training.forgotten_state.carried import find_carried, find_constan
 from holdfast.training.forgotten_state.digests import is_iterator
 from holdfast.training.kept import Variable
 
-# The frames of the running functions around a loop, innermost first.
+# The frames of the functions that are running a loop, innermost first.
 Frames = Sequence[types.FrameType]
 
 
 def list_carried(frames: Frames) -> Iterator[Variable]:
-    """Yield the variables that the functions' loops carry; of a function that isn't inside a loop, all variables."""
+    """Yield the variables that a function's loop carries to its next iteration; without a loop, all variables."""
     for frame in frames:
         carried = find_carried(frame)
         for name, value in frame.f_locals.items():
@@ -27,7 +27,7 @@ def list_iterators(frames: Frames, given: Mapping[str, Iterator[Any]], roots: Ma
     """Yield the built-in iterators, such as ``enumerate``, that the loop has put around the run's iterators.
 
     Args:
-        given: the run's iterators, by the name of the method of `Run` that has returned them.
+        given: the iterators that the run has returned, by the name of the method of `Run`.
         roots: the `Variable.root` to give each iterator, by the same name.
     """
     place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
@@ -43,7 +43,7 @@ def read_constants(frames: Frames) -> dict[str, Any]:
 
 
 class Holders:
-    """The variables and attributes that the loop carries, and that held a kept object when the loop began."""
+    """The variables and attributes of a loop whose value was a kept object when the loop began."""
 
     def __init__(self, frames: Frames, kept: Iterable[Any]) -> None:
         known = {id(each) for each in kept}
@@ -55,7 +55,7 @@ class Holders:
         ]
 
     def check(self, step: int) -> None:
-        """Raise RecipeError if a step has assigned another object to a variable: no checkpoint has the new object."""
+        """Raise RecipeError if a step has assigned a new object to a variable, because no checkpoint contains it."""
         for variable, frame in self._found:
             name = variable.name
             if _read(frame, name) is not variable.value:

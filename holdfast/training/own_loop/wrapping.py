@@ -23,10 +23,10 @@ from holdfast.training.sharded.model import (
 
 
 class DataParallel:
-    """The data ranks of a loop, which follow from ``compute.mesh`` or from the mesh that the loop has set.
+    """The data ranks of a loop, from ``compute.mesh`` or from the mesh that the loop has set.
 
     Attributes:
-        known: the data ranks; None if each rank trains samples of its own.
+        known: the data ranks; None if each rank trains different samples.
     """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
@@ -40,7 +40,7 @@ class DataParallel:
         return self.known or separate(self._accelerator)
 
     def use(self) -> int:
-        """Return this rank's data rank, for a seed. After this call `set_mesh` raises RecipeError."""
+        """Return this rank's data rank, to be used in a seed. After this call `set_mesh` raises RecipeError."""
         self._is_used = True
         return self.ranks.number
 
@@ -56,12 +56,12 @@ class DataParallel:
 
 
 class Wrapping:
-    """The models that a loop has wrapped, and the data ranks that follow from its meshes.
+    """The models that a loop has wrapped, and the loop's data ranks.
 
     Attributes:
         data: the data ranks.
-        plugins: the plugins of the loop's own accelerators.
-        sharded: the modules of the kept models that FSDP2 shards; none before the loop begins.
+        plugins: the plugins of the accelerators that the loop creates.
+        sharded: those modules of the kept models that FSDP2 shards; empty before the loop begins.
     """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
@@ -70,7 +70,7 @@ class Wrapping:
         self.plugins = Plugins(config, accelerator)
         self.sharded: list[Any] = []
         self._placed: list[nn.Module] = []
-        self._replaced: list[nn.Parameter] = []  # the original parameters that `wrap` has replaced by shards
+        self._replaced: list[nn.Parameter] = []  # parameters that `wrap` has replaced by shards
 
     def wrap(self, model: nn.Module, parallelize: Parallelize | None) -> nn.Module:
         """Move a model to its device, and wrap or shard it; see `Run.wrap`."""
@@ -80,7 +80,7 @@ class Wrapping:
         self._replaced += [each for each in before.values() if id(each) in replaced]
         self._placed.append(model)
         is_bare = bool(self._config.compute.virtual_ranks) or is_cut(self._config, self._accelerator)
-        # DDP refuses a model of which no parameter requires a gradient, such as a teacher.
+        # DDP refuses a model, such as a teacher, in which no parameter requires a gradient.
         is_bare |= not any(each.requires_grad for each in model.parameters())
         if self.plugins.is_fsdp and not is_bare:
             raise RecipeError(
@@ -92,7 +92,7 @@ class Wrapping:
         return wrapped
 
     def check_kept(self, objects: Mapping[str, Any]) -> None:
-        """Raise RecipeError if a kept optimizer or DistributedDataParallel doesn't fit the models of `wrap`."""
+        """Raise RecipeError if a kept optimizer or DistributedDataParallel doesn't fit the models from `wrap`."""
         replaced = {id(each) for each in self._replaced}
         shares, required = self._config.compute.virtual_ranks, required_of_ddp(self._accelerator.num_processes)
         for name, each in objects.items():
@@ -116,7 +116,7 @@ class Wrapping:
                 )
 
     def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
-        """Raise RecipeError if the gradients of a trained module would not be summed, because it isn't sharded."""
+        """Raise RecipeError if a trained module isn't sharded: its gradients would not be summed over the ranks."""
         self.plugins.check_trained(trained)
         shares = self._config.compute.virtual_ranks
         for name, module in trained.items() if shares and is_cut(self._config, self._accelerator) else ():
@@ -128,5 +128,5 @@ class Wrapping:
 
 
 def _list_lacking(model: DistributedDataParallel, required: Mapping[str, bool]) -> str:
-    """Return the required options that a model lacks, in the form of arguments; empty if it lacks none."""
+    """Return the required options that a DistributedDataParallel lacks, written as arguments; empty if it has all."""
     return ", ".join(f"{name}={value}" for name, value in required.items() if getattr(model, name) != value)
