@@ -1,1 +1,1 @@
-"""Sharded state: FSDP2 models, and reading and exchanging their shards."""
+"""Sharded state: FSDP2 models, the exchange of shards between ranks, and the restore of a checkpoint."""

@@ -1,8 +1,9 @@
-"""The exchange of a sharded state between the rows that each rank holds and the parts that each rank owns.
+"""The exchange of a sharded state between ranks: a rank holds rows of tensors, and owns parts of the checkpoint.
 
-A checkpoint's parts are the same for any sharding. To save, each rank first copies its rows; then the owner of a part
-collects them from the ranks' copies while training continues. To restore, the owner sends each rank the rows that this
-rank holds. Parts pass through small windows, so that no rank needs memory for a whole part.
+A checkpoint consists of parts, which are the same for any sharding. To save, each rank first copies its rows. Then the
+owner of a part collects the part's rows from the ranks' copies, while training continues. To restore, the owner sends
+each rank the rows that this rank holds. Parts are exchanged in small windows, so that no rank needs memory for a whole
+part.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ from holdfast.training.sharded.extents import (
     view_held,
 )
 
-# The timeout of an exchange. It is long, because waiting for a slow store is no error. A rank that dies closes its
-# connections, and the other ranks notice that at once.
+# The timeout of an exchange. It is long, because a wait for a slow store is no error. The other ranks notice a dead
+# rank without a timeout, because its connections close.
 PATIENCE = datetime.timedelta(days=7)
 
-# The number of layouts whose holders the ranks remember: the layout of a save, of the checks before it, and of a
-# restore.
+# The number of results of `list_holders` that are remembered: for the layouts of a save, of the checks before the save,
+# and of a restore.
 MOST_TOLD = 4
 
 T = TypeVar("T")
@@ -45,8 +46,8 @@ class Link(NamedTuple):
     """A process group that copies bytes between ranks.
 
     Attributes:
-        group: the group; None is torch's default group, which training uses.
-        device: the device whose memory the group sends.
+        group: the group; None for torch's default group, which training uses.
+        device: the device from whose memory the group can send.
     """
 
     group: Any
@@ -54,10 +55,10 @@ class Link(NamedTuple):
 
 
 class Exchange:
-    """All ranks of a training, as the `checkpoint.peers.Peers` that write one checkpoint together.
+    """All ranks of a training, which write one checkpoint together; implements `checkpoint.peers.Peers`.
 
     Attributes:
-        window_bytes: the size of a window; None chooses it by the size of the state.
+        window_bytes: the size of a window; if None, the size of the state decides it.
 
     Args:
         device: the device whose memory the ranks exchange in training.
@@ -67,11 +68,11 @@ class Exchange:
         """Make the process group for saves. All ranks call it together."""
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.window_bytes: int | None = None
-        self._is_lost = False  # whether another rank is lost
-        # The holders of tensors whose meshes have only some ranks, by the digests of all ranks' regions.
+        self._is_lost = False  # whether an exchange has found another rank lost
+        # Results of `list_holders`, by the digests of all ranks' regions.
         self._partly: dict[tuple[str, ...], dict[tuple[str, int], TensorHolders]] = {}
-        # The thread of a save agrees and exchanges while training goes on. It needs a group of its own, because the
-        # collectives of one group have to come in the same order in all ranks.
+        # The thread of a save calls collectives while training calls others. It needs its own group, because all ranks
+        # have to call the collectives of a group in the same order.
         self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._in_training, self._beside = Link(None, device), Link(self.group, torch.device("cpu"))
 
@@ -97,11 +98,13 @@ class Exchange:
         try:
             return work()
         except Exception as error:
-            if self._is_lost:  # don't exchange results: other ranks may still wait for this rank inside their work
+            # don't exchange results, because other ranks may still be waiting for this rank inside their ``work``
+            if self._is_lost:
                 raise
             if isinstance(error, HoldfastError):
                 return _Failure(error)
-            return _Failure(RunStopped(f"rank {self.rank}: {type(error).__name__}: {error}"))  # sure to be pickled
+            # send this error instead, because the user's error might not be picklable
+            return _Failure(RunStopped(f"rank {self.rank}: {type(error).__name__}: {error}"))
 
     @contextlib.contextmanager
     def _noting_loss(self) -> Iterator[None]:
@@ -124,9 +127,9 @@ class Exchange:
         return self.window_bytes or count_window_bytes(size_bytes // self.ranks, windows)
 
     def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> "tuple[list[Part], _HeldShards]":
-        """Return this rank's bytes of each part, and the exchange that later sends a copy of these bytes to the owners.
+        """Return this rank's bytes of each part, and the exchange that later sends copies of these bytes to the owners.
 
-        The caller copies the bytes before the state changes.
+        The caller has to copy the bytes before the state changes.
 
         Args:
             owners: the rank that owns each part, by the part's name.
@@ -138,8 +141,8 @@ class Exchange:
         for part in parts:
             owner, placed = owners[part.name], pieces[part.name]
             holders = [known[part.name].get(each.position) for each in placed]
-            # All ranks have the same header (number 0), so each owner takes its own. Bytes that aren't sharded come
-            # from the main rank.
+            # All ranks have the same header (piece 0), so each owner uses its own header. Other bytes that aren't
+            # sharded come from the main rank.
             extents = [
                 make_extent(*each, found, [0] if number else [owner], owner)
                 for number, (each, found) in enumerate(zip(placed, holders, strict=True))
@@ -154,10 +157,11 @@ class Exchange:
         return own, _HeldShards(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
 
     def list_holders(self, parts: Mapping[str, Sequence[Placed]]) -> dict[str, dict[int, TensorHolders]]:
-        """Return all ranks that hold the tensor of each sharded piece, by the piece's part and position.
+        """Return, by part and position of each sharded piece, all ranks that hold the piece's tensor.
 
-        The mesh of a tensor shows its holders if it has all ranks. Otherwise the other ranks hold the tensor on other
-        meshes, or not at all: then each rank tells the others its region. All ranks call it together.
+        If the mesh of a tensor contains all ranks, the mesh shows the holders. Otherwise the other ranks hold the
+        tensor on other meshes, or don't hold it. Then each rank sends the others the region that it holds. All ranks
+        call it together.
 
         Raises:
             StateError: the ranks have tensors of different names or shapes; all ranks raise it.
@@ -194,7 +198,7 @@ class Exchange:
     def plan_restore(
         self, pieces: Iterable[Placed], holders: Mapping[int, TensorHolders], owner: int, size_bytes: int
     ) -> ExchangePlan:
-        """Return the plan for a restore: the owner reads the part, and sends each rank the bytes of the rank's tensors.
+        """Return the plan to restore a part, in which the owner reads the part and sends each rank that rank's bytes.
 
         Args:
             pieces: the tensors' bytes in the part.
@@ -219,11 +223,11 @@ class Exchange:
         *,
         is_saved: bool,
     ) -> None:
-        """Exchange some parts at the same time, window by window. All ranks call it together.
+        """Exchange several parts at the same time, window by window. All ranks call it together.
 
         Args:
-            take: returns the memory of a window of a part that this rank owns, given the part's name and the window's
-                size. In a restore, the memory already has the window's bytes.
+            take: returns memory for a window of a part that this rank owns, given the part's name and the window's
+                size. In a restore, the memory already contains the window's bytes.
             done: called with the part's name and this memory after the exchange.
             is_saved: True for a save, in which the owners receive the bytes; False for a restore: they send them.
         """
@@ -242,7 +246,7 @@ class Exchange:
                 done(name, window)
 
     def copy(self, moves: Iterable[Move], link: Link) -> None:
-        """Execute some moves. All ranks call it, each with its own moves, and all in the same order."""
+        """Execute moves. All ranks call it, each with the moves in which it takes part, in the same order."""
         between: dict[tuple[int, int], list[Move]] = {}
         for move in moves:
             if move.source != move.target:
@@ -270,10 +274,10 @@ class Exchange:
 
 
 class _HeldShards:
-    """The exchange of the bytes of a checkpoint's parts, which each rank has copied; a `checkpoint.peers.Held`.
+    """The exchange of a checkpoint's parts from the ranks' copies to the owners; implements `checkpoint.peers.Held`.
 
     Args:
-        plans: the exchange of each part, by the part's name.
+        plans: the plan for the exchange of each part, by the part's name.
     """
 
     def __init__(self, exchange: Exchange, plans: Mapping[str, ExchangePlan], window_bytes: int) -> None:
@@ -283,7 +287,7 @@ class _HeldShards:
         self._exchange, self._plans = exchange, plans
 
     def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
-        """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.
+        """Send the bytes of several parts to the parts' owners at the same time. All ranks call it together.
 
         Args:
             copies: the copy of this rank's bytes of each part, by the part's name.
@@ -299,7 +303,7 @@ class _HeldShards:
         )
 
     def _bind(self, plan: ExchangePlan, copy: memoryview) -> ExchangePlan:
-        """Return the plan with this rank's memory replaced by the copy of its bytes."""
+        """Return a plan whose memory in this rank is the copy of this rank's bytes."""
         extents, end, rank = [], 0, self._exchange.rank
         for extent in plan.extents:
             region = extent.held.get(rank)
@@ -312,18 +316,19 @@ class _HeldShards:
 
 
 def _join(regions: Sequence[Region | None]) -> TensorHolders:
-    """Return the holders of a tensor from the regions that the ranks hold, by rank; None for a rank without it."""
+    """Return a tensor's holders, given by rank the region that each rank holds; None for a rank without the tensor."""
     return TensorHolders({rank: region for rank, region in enumerate(regions) if region is not None})
 
 
 def _pack(message: list[Move], device: torch.device) -> Tensor:
-    # Move each piece on its own: in a GPU's state some tensors, such as an optimizer's step, are in the host's memory.
+    # Move each piece separately, because in a GPU's state some tensors, such as an optimizer's step, are in the host's
+    # memory.
     pieces = [move.read.contiguous().view(-1).to(device) for move in message if move.read is not None]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _make_landing(message: list[Move], device: torch.device) -> Tensor:
-    """Return memory in which to receive a message: the message's destination, if that can be used directly."""
+    """Return memory in which to receive a message: its destination, or a buffer if the destination can't be used."""
     first = message[0].write
     if len(message) == 1 and first is not None and first.is_contiguous() and first.device == device:
         return first.view(-1)

@@ -1,4 +1,4 @@
-"""The plan of an exchange: which bytes of a part move between the part's owner and the ranks that hold them."""
+"""The plan of an exchange: which bytes of a checkpoint's part are sent between its owner and other ranks."""
 
 import bisect
 import functools
@@ -14,13 +14,12 @@ from holdfast.checkpoint import Piece
 from holdfast.state.sharded import Region, TensorHolders, cut_boxes, local_of, see_bytewise
 from holdfast.state.tensors import TensorBytes
 
-# Pieces of at least this many bytes are sent one by one, without a copy. The smaller pieces of a window are sent
-# together.
+# Pieces of at least this many bytes are sent one by one, without a copy. Smaller pieces of a window are sent together.
 DIRECT_BYTES = 2**16
 
 
 class Placed(NamedTuple):
-    """A piece of a part, with the position of its first byte in the part."""
+    """A piece of a checkpoint's part, and the position of the piece's first byte in the part."""
 
     position: int
     piece: Piece
@@ -28,14 +27,14 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class PieceExtent:
-    """A piece of a part, seen as bytes: its place, and the bytes of it that each rank holds.
+    """The bytes of a piece of a checkpoint's part: where they are in the part, and which of them each rank holds.
 
     Attributes:
-        position: the place of its first byte in the part.
-        start: the place of its first byte in its tensor, counted row by row.
-        shape: the shape of its tensor in bytes; see `see_bytewise`.
-        held: by rank, the region of the piece that the rank exchanges.
-        memory: the bytes of this rank's region, in the region's shape; None if this rank exchanges none.
+        position: the position of the piece's first byte in the part.
+        start: the position of the piece's first byte in its tensor, counted row by row.
+        shape: the shape of the piece's tensor in bytes; see `see_bytewise`.
+        held: by rank, the region of the piece's tensor that the rank exchanges.
+        memory: the bytes of this rank's region, in the region's shape; None if this rank exchanges no bytes.
     """
 
     position: int
@@ -48,10 +47,10 @@ class PieceExtent:
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """The exchange of one part between its owner and the ranks that hold its bytes.
+    """The plan to exchange one part of a checkpoint between its owner and the ranks that hold its bytes.
 
     Attributes:
-        extents: the part's pieces, in the order of their positions.
+        extents: the pieces of the part, in the order of their positions.
     """
 
     owner: int
@@ -69,8 +68,8 @@ class Move:
     """Bytes to copy from one rank to another.
 
     Attributes:
-        read: the bytes to send; None in other ranks than the source.
-        write: the memory to copy them to; None in other ranks than the target.
+        read: the bytes to send; None in all ranks but the source.
+        write: the memory to which to copy the bytes; None in all ranks but the target.
     """
 
     source: int
@@ -81,12 +80,12 @@ class Move:
 
     @property
     def is_direct(self) -> bool:
-        """Return whether the bytes are sent in a message of their own."""
+        """Return whether these bytes are sent as a separate message."""
         return self.size_bytes >= DIRECT_BYTES
 
 
 def place_pieces(pieces: Iterable[Piece]) -> list[Placed]:
-    """Return the pieces of a part that aren't empty, each with its position."""
+    """Return the non-empty pieces of a part, each with its position in the part."""
     pieces = list(pieces)
     ends = itertools.accumulate(map(len, pieces), initial=0)
     return [Placed(position, piece) for position, piece in zip(ends, pieces, strict=False) if len(piece)]
@@ -99,9 +98,9 @@ def make_extent(
 
     Args:
         holders: all ranks that hold the tensor of a sharded piece; None if the piece isn't sharded.
-        everywhere: the ranks that exchange the bytes of a piece that isn't sharded.
-        owner: for a save, the owner, which collects each byte from one rank. None for a restore, in which all ranks
-            that hold a byte receive it.
+        everywhere: the ranks that exchange the piece's bytes if the piece isn't sharded.
+        owner: for a save, the owner, because it collects each byte from only one rank. None for a restore, because all
+            ranks that hold a byte receive it.
     """
     size_bytes = len(piece)
     if holders is None:
@@ -112,7 +111,8 @@ def make_extent(
     return PieceExtent(position, size_bytes, piece.start, shape, held)
 
 
-@functools.lru_cache(maxsize=2**14)  # a run has the same tensors at every save, and training waits for this
+# cached, because a run has the same tensors at every save, and training waits for this call
+@functools.lru_cache(maxsize=2**14)
 def _describe_cut(
     item_bytes: int, whole: tuple[int, ...], holders: TensorHolders, start: int, size_bytes: int, owner: int | None
 ) -> tuple[tuple[int, ...], Mapping[int, Region]]:
@@ -137,7 +137,7 @@ def take_held(piece: Any, holders: TensorHolders | None, region: Region) -> Piec
 
 
 def view_held(piece: Any, holders: TensorHolders | None, region: Region) -> Tensor:
-    """Return the region of a piece that this rank holds, as uint8: a view if its memory is contiguous, else a copy."""
+    """Return the region of a piece that this rank holds, as uint8: a view if the memory is contiguous; else a copy."""
     if holders is None:
         return _to_bytes(piece.tensor)
     tensor = piece.tensor
@@ -157,9 +157,10 @@ def list_moves(
 
     Args:
         start, stop: the byte range in the part.
-        window: the owner's memory for the byte range; None on all other ranks.
-        rank: this rank.
-        is_saved: True for a save, in which the owner receives the bytes; False for a restore, in which it sends them.
+        window: the owner's memory for the byte range; None in all other ranks.
+        rank: this rank's number.
+        is_saved: True for a save, in which the owner receives the bytes; False for a restore, in which the owner sends
+            them.
     """
     image = None if window is None else torch.frombuffer(window, dtype=torch.uint8)
     for extent in plan.list_between(start, stop):

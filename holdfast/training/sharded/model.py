@@ -1,6 +1,6 @@
-"""A model that torch's `fully_shard` (FSDP2) shards over the ranks: `compute.parallel = "fsdp"`.
+"""A model that is sharded over the ranks by torch's `fully_shard` (FSDP2), as `compute.parallel = "fsdp"` asks for.
 
-Instead, a recipe's own function may shard the model, by any of torch's plans, over the mesh of `compute.mesh`.
+A recipe may also have its own function that shards the model, by any of torch's plans, over the mesh of `compute.mesh`.
 """
 
 import functools
@@ -38,7 +38,7 @@ Parallelize = Callable[[Any, Any], object]
 
 
 def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Raise ConfigError if the configuration asks for a sharded model, and the program can't or doesn't shard it."""
+    """Raise ConfigError if a sharded model is configured, and the program's model isn't or can't be sharded."""
     if config.compute.parallel != "fsdp":
         return
     if recipe.has_own_loop:
@@ -62,7 +62,7 @@ def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
 
 @functools.cache
 def _make_mesh(device: str, sizes: tuple[int, int, int]) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh  # the import takes 1.3 s
+    from torch.distributed.device_mesh import init_device_mesh  # imported here, because the import takes 1.3 s
 
     return init_device_mesh(device, sizes, mesh_dim_names=DIMENSIONS)
 
@@ -88,7 +88,7 @@ def find_mesh(config: RunConfig, accelerator: Accelerator) -> Any:
 
 
 def find_data_ranks(config: RunConfig, accelerator: Accelerator) -> DataRanks | None:
-    """Return the data ranks of `compute.mesh`; None if each rank trains samples of its own."""
+    """Return the data ranks that follow from `compute.mesh`; None if each rank trains different samples."""
     mesh = find_mesh(config, accelerator)
     if mesh is None or mesh["tensor"].size() == 1:
         return None
@@ -98,7 +98,7 @@ def find_data_ranks(config: RunConfig, accelerator: Accelerator) -> DataRanks | 
 def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
     """Move the recipe's model to its device and shard it; see `cut_model`. The optimizers then step the shards.
 
-    An `AveragedModel` among the extras is treated in the same way, because it is updated from the model's shards.
+    An `AveragedModel` among the extras is sharded, too, because it is updated from the model's shards.
     """
     averages = [each.module for each in recipe.extras.values() if isinstance(each, AveragedModel)]
     before = dict(recipe.model.named_parameters(remove_duplicate=False))
@@ -108,16 +108,15 @@ def place_model(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> 
 
 
 def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the parameters that have replaced a model's original ones, by the ids of the originals.
+    """Return the parameters that have replaced a model's original parameters, by the ids of the originals.
 
-    Parameters are matched by their order, because a module's wrapper, such as ``checkpoint_wrapper``, changes the
-    names.
+    Parameters are matched by order and not by name, because a wrapper such as ``checkpoint_wrapper`` changes the names.
 
     Args:
-        before: the original parameters by name; a tied parameter under each of its names.
+        before: the original parameters, by name. A tied parameter is listed under each of its names.
 
     Raises:
-        ConfigError: the parameters' shapes have changed, or tied parameters aren't tied any more.
+        ConfigError: the shapes of parameters have changed, or tied parameters are no longer tied.
     """
     after = list(model.named_parameters(remove_duplicate=False))
     if [each.shape for each in before.values()] != [each.shape for _, each in after]:
@@ -140,15 +139,15 @@ def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> di
 def cut_model(
     config: RunConfig, model: nn.Module, accelerator: Accelerator, parallelize: Parallelize | None = None
 ) -> None:
-    """Allocate a model's meta tensors, and shard the model over the ranks.
+    """Shard a model over the ranks. Allocate memory for tensors on the meta device.
 
     The model is sharded if `compute.parallel` is "fsdp" and there are several ranks. `list_blocks` chooses the blocks.
-    Each block is gathered only for its own forward and backward pass. A rank never holds more than one whole block of a
-    model that was built on the meta device.
+    A block's parameters are gathered only for its own forward and backward pass. If the model was built on the meta
+    device, a rank never holds more than one whole block.
 
     Args:
-        parallelize: a function of the model and the mesh that shards the whole model in place, instead of block by
-            block.
+        parallelize: a function, called with the model and the mesh, that shards the whole model in place, instead of
+            block by block.
 
     Raises:
         RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
@@ -179,15 +178,16 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
         try:
             parallelize(model, mesh)
         except UserWarning as warning:
-            problem = re.sub(r"(?s) on module.*|:.*", "", str(warning))  # without torch's print of the whole module
+            # torch's own message would print the whole module
+            problem = re.sub(r"(?s) on module.*|:.*", "", str(warning))
             raise ConfigError(f"parallelize: {problem}", hint="give the plan names of model.named_modules()") from None
     if whole := list_whole(model):
         raise ConfigError(
             f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average its gradient",
             hint='fully_shard(model, mesh=mesh["replicate", "shard"]) at its end shards the rest',
         )
-    # By default FSDP2 leaves the outermost module whole after a forward pass. Shard it again each time, because probes
-    # run several forward passes.
+    # By default FSDP2 doesn't shard the outermost module again after a forward pass. Shard it again each time, because
+    # probes run several forward passes.
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_reshard_after_forward(True, recurse=False)
@@ -200,32 +200,34 @@ def list_whole(model: nn.Module) -> list[str]:
 
 def list_fsdp_modules(model: nn.Module) -> list[Any]:
     """Return the modules of a model that `fully_shard` has sharded."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # a run without sharded modules need not import it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a run without sharded modules needn't import torch's FSDP
     return [each for each in model.modules() if fsdp is not None and isinstance(each, fsdp.FSDPModule)]
 
 
 def shard_again(modules: Iterable[Any]) -> None:
-    """Shard modules again that a forward pass has left whole.
+    """Shard modules again that are still gathered after a forward pass.
 
-    By default FSDP2 leaves the outermost module whole after a forward pass, as the backward pass needs it next. After
-    an evaluation no backward pass follows, and the model would have other parameters than its optimizer.
+    By default FSDP2 keeps the outermost module gathered after a forward pass, because the backward pass needs it next.
+    After an evaluation no backward pass follows. Without this call the model would then have other parameters than its
+    optimizer.
     """
     for each in modules:
         each.reshard()
 
 
 def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parameter]) -> None:
-    """Allocate and initialize all parameters and buffers of a model that are on the meta device.
+    """Allocate and initialize those parameters and buffers of a model that are on the meta device.
 
-    The modules' ``reset_parameters`` set the values, in the order of ``modules()``, as when torch builds them.
+    The modules' ``reset_parameters`` set the values, in the order of ``modules()``, as in a model that is built
+    normally.
 
     Args:
         place: the device for the memory.
-        made: the new parameters, by the ids of the meta parameters that they replace. This call adds to them, and finds
-            the new parameter of a tied parameter here.
+        made: the new parameters, by the ids of the meta parameters that they replace. This call adds its new
+            parameters, and looks up tied parameters.
 
     Raises:
-        RecipeError: a module with such parameters or buffers has no ``reset_parameters``.
+        RecipeError: a module with parameters or buffers on the meta device has no ``reset_parameters``.
     """
     for name, module in model.named_modules():
         parameters = {key: each for key, each in module._parameters.items() if each is not None and each.is_meta}
@@ -250,27 +252,27 @@ def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parame
 
 
 def _share_tensors(model: nn.Module, accelerator: Accelerator) -> None:
-    """Move the tensors that aren't sharded yet to the device, and copy the main rank's to all ranks, as DDP does."""
+    """Move tensors that aren't sharded yet to the device. Copy the main rank's values to all ranks, as DDP does."""
     for tensor in (*model.parameters(), *model.buffers()):
         if not is_sharded(tensor):
             tensor.data = tensor.data.to(accelerator.device)
-            share_tensor(tensor)  # a recipe may build other weights in a rank
+            share_tensor(tensor)  # a recipe may build different weights in each rank
 
 
 def _cut_block(block: nn.Module, accelerator: Accelerator, mesh: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     _share_tensors(block, accelerator)
-    # Reshard after a forward pass, so that optimizers and checkpoints find shards in the model at any time.
+    # Shard again after each forward pass, so that optimizers and checkpoints always find shards in the model.
     parts = mesh[DATA] if mesh["replicate"].size() > 1 else mesh["shard"]
     fully_shard(block, mesh=parts, reshard_after_forward=True)
 
 
 def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield a model's blocks, the modules whose parameters are gathered together.
+    """Yield a model's blocks: the modules whose parameters FSDP2 gathers together.
 
-    They are each item of every `ModuleList`, and last the model. Inner blocks come before outer blocks, as
-    `fully_shard` needs it.
+    Each item of every `ModuleList` is a block, and so is the model, which comes last. Inner blocks come before outer
+    blocks, because `fully_shard` needs this order.
     """
     lists = (module for module in reversed(list(model.modules())) if isinstance(module, nn.ModuleList))
     items = {id(item): item for each in lists for item in reversed(list(each))}
@@ -282,7 +284,7 @@ def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _replace(recipe: Recipe, shards: dict[int, nn.Parameter]) -> None:
-    """Replace the parameters in the recipe's optimizers by their shards, and move the optimizers' state to the shards.
+    """Replace the parameters in the recipe's optimizers by their shards, and shard the optimizers' state likewise.
 
     Args:
         shards: the sharded parameters, by the id of the whole parameter.
@@ -297,9 +299,9 @@ def _replace(recipe: Recipe, shards: dict[int, nn.Parameter]) -> None:
 
 
 def _cut(state: dict[str, Any], whole: nn.Parameter, shard: Any) -> dict[str, Any]:
-    """Return the optimizer's state of a parameter, with each tensor sharded as the parameter is.
+    """Return an optimizer's state of one parameter, with each tensor sharded as the parameter is.
 
-    Some optimizers, such as Adagrad, have a state before the first step.
+    This is needed because some optimizers, such as Adagrad, have a state before the first step.
     """
     from torch.distributed.tensor import distribute_tensor
 

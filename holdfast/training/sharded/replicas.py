@@ -1,7 +1,8 @@
 """The check that replicas are equal: ranks that hold the same rows of a tensor need the same values in these rows.
 
-A checkpoint has each row once, so a resume would give one rank's values to all replicas. Replicas of a shard, or of a
-pipeline's stage, differ if their gradients aren't averaged. Stages whose layers have the same names differ, too.
+A checkpoint contains each row once, so a resume would give one rank's values to all replicas. Replicas of a shard, or
+of a pipeline's stage, differ if their gradients aren't averaged. Different stages of a pipeline are taken for replicas,
+and differ, if their layers have the same names.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,12 +17,12 @@ from holdfast.training.sharded.extents import Placed
 
 
 def check_replicas(exchange: Exchange, payload: Payload) -> None:
-    """Raise StateError in all ranks if the replicas of a shard differ. Only shards that have replicas are read.
+    """Raise StateError in all ranks if the replicas of a shard differ. Only shards with replicas are read.
 
     All ranks call it together, while no save is in progress.
 
     Args:
-        payload: a state; of its tensors only the sharded ones are compared.
+        payload: a state; only its sharded tensors are compared.
     """
     pieces = {name: piece for name, each in payload.tensors.items() for piece in each.pieces}
     cut = {name: piece for name, piece in pieces.items() if isinstance(piece, ShardedBytes)}
@@ -30,7 +31,8 @@ def check_replicas(exchange: Exchange, payload: Payload) -> None:
     for name, piece in cut.items():
         if len(ranks := list_alike(holders[name][0], exchange.rank)) > 1:
             groups.setdefault(ranks, {})[name] = local_of(piece.tensor)
-    # Compare one checksum for each group of replicas first: a rank belongs to one or two groups.
+    # First compare one checksum for each group of replicas, because that is little data: a rank belongs to one or two
+    # groups.
     sums = exchange.each(lambda: {ranks: checksum_together([*each.values()]) for ranks, each in groups.items()})
     if _find_different(sums) is None:
         return
@@ -53,10 +55,10 @@ def check_replicas(exchange: Exchange, payload: Payload) -> None:
 
 
 def _find_different(sums: Sequence[Mapping[Any, int]]) -> tuple[Any, int, int] | None:
-    """Return a key under which two ranks have different checksums, and these ranks; None if all are equal.
+    """Return a key under which two ranks have different checksums, and the two ranks; None if all checksums are equal.
 
     Args:
-        sums: the checksums of each rank, by rank.
+        sums: by rank, the checksums by key.
     """
     known: dict[Hashable, tuple[int, int]] = {}
     for rank, own in enumerate(sums):

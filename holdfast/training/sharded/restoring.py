@@ -1,4 +1,4 @@
-"""Reading a checkpoint into a sharded state: one rank reads each part, and sends the other ranks their rows."""
+"""Read a checkpoint into a sharded state: each part is read by one rank, which sends the other ranks their rows."""
 
 import contextlib
 import math
@@ -32,9 +32,9 @@ PARAMETERS = "parameters"
 def find_shards(recipe: Recipe) -> Shards:
     """Return the sharded tensors of the model and the extras, by name; empty if there are none.
 
-    Parameters are listed a second time, with the prefix `PARAMETERS`, under the names of ``named_parameters``. The
-    names in a ``state_dict`` may differ: ``checkpoint_wrapper`` leaves its prefix out, and hooks rename or split
-    tensors.
+    Parameters are listed a second time under the names of ``named_parameters``, with the prefix `PARAMETERS`. Their
+    names in a ``state_dict`` may differ, because ``checkpoint_wrapper`` leaves its prefix out, and hooks rename or
+    split tensors.
     """
     extras = {name: extra.state_dict() for name, extra in recipe.extras.items()}
     modules = {"model": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
@@ -48,10 +48,10 @@ def find_shards(recipe: Recipe) -> Shards:
 
 
 def find_unplaced(payload: Payload, shards: Shards) -> str:
-    """Return the name of a sharded tensor that a resume couldn't shard as it is now; empty if there is none.
+    """Return the name of a sharded tensor that a resume couldn't shard in the present way; empty if there is none.
 
     Args:
-        payload: the state of the model and the optimizer, as a save has it.
+        payload: the state of the model and the optimizer, in the form in which it is saved.
         shards: see `find_shards`.
     """
     for name, tensor in payload.tensors.items():
@@ -83,19 +83,19 @@ def read_shards(
     near: NearReader | None = None,
     wanted: Wanted | None = None,
 ) -> Payload:
-    """Read a committed state and verify it while reading; each rank keeps its own rows. All ranks call it together.
+    """Read and verify a committed state. Each rank keeps only its own rows. All ranks call it together.
 
-    A rank reads the parts that it owns window by window, so that it needs memory only for its shard and a few windows.
-    No save may be in progress, because a save's threads use the same exchange.
+    A rank reads the parts that it owns in small windows, so that it needs memory only for its shard and a few windows.
+    No save may be in progress, because the threads of a save use the same exchange.
 
     Args:
         shards: sharded tensors by name; the state's tensors get the same layout over the ranks.
         buffers: memory for the windows; without it, new memory.
-        near: the copies from which this rank reads each of its parts first.
-        wanted: the names that this rank's stage of a pipeline takes; None to take all.
+        near: copies of the parts, which this rank tries to read first.
+        wanted: the names that this rank's stage of a pipeline takes; None to take all names.
 
     Raises:
-        CheckpointDamaged: a file is missing or differs; all ranks raise it, even if only one has found it.
+        CheckpointDamaged: a file is missing or differs; all ranks raise it, even if only one rank has found the damage.
         StateError: a name is in no rank's stage; all ranks raise it.
     """
     parts = {part.name: part for part in checkpoint.find_parts(commit)}
@@ -128,14 +128,15 @@ def read_shards(
             _read_batch(exchange, {name: plans.pop(name) for name in names}, window_bytes, readers)
     if wanted is None:
         return payload
-    wanted.check(exchange, whole)  # now that the tree is verified: in a damaged one names may be wrong
+    # check the names only after the tree is verified, because a damaged tree may contain wrong names
+    wanted.check(exchange, whole)
     return take_present(payload, tree)
 
 
 def _read_batch(
     exchange: Exchange, plans: Mapping[str, ExchangePlan], window_bytes: int, readers: Mapping[str, PartsReader]
 ) -> None:
-    """Read some parts, send their rows to the ranks that hold them, and verify the parts."""
+    """Read several parts, send their rows to the ranks that hold the rows, and verify the parts."""
 
     def take(name: str, size_bytes: int) -> memoryview:
         return readers[name].take()
@@ -155,13 +156,14 @@ def _read_batch(
 def _allocate(
     headers: list[Header], shards: Shards, present: Collection[str] | None
 ) -> tuple[Payload, list[list[Placed]]]:
-    """Return a state with memory for this rank's rows, and for each part the places of its tensors' bytes.
+    """Return a state with memory for this rank's rows, and for each part the places in memory of its tensors' bytes.
 
     Args:
-        present: the tensors that this rank's stage of a pipeline takes; None to take all.
+        present: the tensors that this rank's stage of a pipeline takes; None to take all tensors.
     """
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    firsts: list[list[int]] = []  # for each part: the byte in its tensor at which each group of rows begins
+    # for each part: the group of rows of each tensor, and the byte in the tensor at which the group begins
+    firsts: list[list[int]] = []
     for header in headers:
         firsts.append([])
         for rows in header.rows:
@@ -184,7 +186,7 @@ def _allocate(
 
 
 def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards, present: Collection[str] | None) -> Tensor:
-    """Return a tensor with new memory; for a sharded tensor, with memory for this rank's rows only."""
+    """Return a tensor with new memory. A sharded tensor gets memory for this rank's rows only."""
     like = _find_shard(name, shards)
     is_of_stage = present is not None and is_united(name)
     if present is not None and is_of_stage and name not in present:
@@ -198,13 +200,13 @@ def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards, present
 
 
 def _find_shard(name: str, shards: Shards) -> Any:
-    """Return the sharded tensor whose layout a checkpoint's tensor of this name gets; None if it isn't sharded.
+    """Return the sharded tensor whose layout the checkpoint's tensor of this name gets; None if it isn't sharded.
 
     An optimizer's state of a parameter, such as ``optimizer.state.layer.weight.exp_avg``, is sharded like the
     parameter.
     """
     component, _, rest = name.partition(".")
-    if component == "extras":  # the name goes on with an index in the list of the ranks' extras
+    if component == "extras":  # after ``extras`` the name has an index in the list of the ranks' extras
         _, _, rest = rest.partition(".")
         if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like their parameters
             return shards.get(f"{PARAMETERS}.model.{rest.removeprefix(f'{GRADIENTS}.')}")

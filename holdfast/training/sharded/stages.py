@@ -1,8 +1,9 @@
-"""Pipeline stages: ranks whose models have tensors of other names. A checkpoint has the tensors of all ranks.
+"""Pipeline stages: each rank's model has tensors of different names. A checkpoint contains the tensors of all ranks.
 
-To save, each rank tells the others the names and shapes of its tensors, so that all ranks describe the same union. The
-exchange then collects each tensor from a rank that holds it. To restore, each rank takes the names that it has built.
-The names have to be those of the whole model: a checkpoint then doesn't depend on how the layers are shared out.
+To save, each rank tells the others the names and shapes of its tensors, so that all ranks describe the same state, the
+union. The exchange then collects each tensor from a rank that holds it. To restore, each rank takes the tensors with
+the names that it has built. Each layer needs the name that it has in the whole model. Then a checkpoint doesn't depend
+on which rank has which layers.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from holdfast.state.tensors import TensorBytes
 from holdfast.training.data_ranks import HINT, DataRanks
 from holdfast.training.sharded.exchange import Exchange
 
-# The components of a state whose names are united, and those that have to be equal in all ranks.
+# The components of a state that are united over the ranks, and the components that have to be equal in all ranks.
 MODEL, OPTIMIZER = UNITED = "model", "optimizer"
 EQUAL = "schedulers", "scaler"
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
@@ -38,9 +39,9 @@ class Stages:
     """The stages of ranks whose models have different names.
 
     Attributes:
-        data: the data ranks; the ranks of one data rank are a pipeline, which has the whole model.
+        data: the data ranks; ranks with the same data rank form a pipeline, which together holds the whole model.
         params: the number of scalars in the parameters of all stages.
-        repeated: the ids of this rank's parameters that a lower rank of its pipeline holds, too.
+        repeated: the ids of those parameters of this rank that a lower rank of its pipeline holds, too.
     """
 
     data: DataRanks
@@ -59,7 +60,7 @@ def list_pipeline(data: DataRanks) -> list[int]:
 
 
 def list_saved_names(model: nn.Module) -> dict[str, Any]:
-    """Return the model's parameters and saved buffers by name. A buffer that is None is included: a step may set it."""
+    """Return the model's parameters and saved buffers by name, including buffers that are None: a step may set them."""
     buffers = {
         f"{prefix}.{name}" if prefix else name: each
         for prefix, module in model.named_modules(remove_duplicate=False)
@@ -74,7 +75,7 @@ def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None
 
     Args:
         ranks: the `Cooperation` of the ranks.
-        is_told: whether the program has named its data ranks.
+        is_told: whether the program itself has set its data ranks.
 
     Raises:
         RecipeError: the ranks' stages can't be trained and saved together; all ranks raise it.
@@ -98,14 +99,14 @@ def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None
     total = {name: size for _, sizes, _ in found for name, size in sizes.items()}
     lower = (names[rank] for rank in list_pipeline(ranks.data) if rank < ranks.data.rank)
     taken: set[str] = set().union(*lower)
-    # A tied parameter has several names, of which any may be the one that the lower rank has.
+    # A tied parameter has several names, and the lower rank may have any of these names.
     named = model.named_parameters(remove_duplicate=False)
     repeated = frozenset(id(each) for name, each in named if name in taken)
     return Stages(ranks.data, sum(total.values()), repeated)
 
 
 def _check_whole(names: Sequence[frozenset[str]], data: DataRanks, *, is_told: bool) -> None:
-    """Raise RecipeError unless the program has named its data ranks, and each data rank has the whole model."""
+    """Raise RecipeError unless the program has set its data ranks, and the ranks of each hold the whole model."""
     pipelines: dict[int, set[str]] = {}
     for number, each in zip(data.numbers, names, strict=True):
         pipelines.setdefault(number, set()).update(each)
@@ -126,10 +127,10 @@ def _check_whole(names: Sequence[frozenset[str]], data: DataRanks, *, is_told: b
 
 
 def unite(exchange: Exchange, payload: Payload) -> Payload:
-    """Return the state of all ranks from this rank's state. All ranks call it together, and get the same names.
+    """Return the union of all ranks' states, given this rank's. All ranks call it together, and get the same names.
 
-    Tensors of the model and the optimizer become `ShardedBytes`, also those that this rank doesn't hold. Everything
-    else is the main rank's.
+    Tensors of the model and the optimizer become `ShardedBytes`, including tensors that this rank doesn't hold. All
+    other values are the main rank's.
 
     Raises:
         StateError: the ranks have different values or shapes under one name; all ranks raise it.
@@ -144,10 +145,10 @@ def unite(exchange: Exchange, payload: Payload) -> Payload:
 
 
 def unite_trees(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the tree of all ranks' states: the main rank's, with the names of all models and optimizers.
+    """Return the union of the ranks' trees: the main rank's tree, with the names in all ranks' models and optimizers.
 
     Args:
-        trees: the ranks' trees, by rank; of other ranks than the main one, `UNITED` and `EQUAL` are enough.
+        trees: the ranks' trees, by rank. Of all ranks but the main rank, only `UNITED` and `EQUAL` are needed.
 
     Raises:
         StateError: the ranks have different values under one name.
@@ -159,12 +160,12 @@ def unite_trees(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_united(name: str) -> bool:
-    """Return whether a checkpoint has a tensor of this name from the ranks that hold it."""
+    """Return whether tensors of this name are collected from the ranks that hold them, and not from the main rank."""
     return name.startswith(tuple(f"{each}." for each in UNITED))
 
 
 def hold_whole(payload: Payload) -> Payload:
-    """Return the tensors of the model and the optimizer, each as one that this rank holds whole."""
+    """Return the tensors of the model and the optimizer as sharded tensors of which this rank holds all rows."""
     return Payload({name: _hold(each) for name, each in payload.tensors.items() if is_united(name)}, None)
 
 
@@ -174,7 +175,7 @@ def _hold(tensor: Tensor) -> Tensor:
 
 
 def make_absent(dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of a payload that this rank doesn't hold."""
+    """Return a placeholder in a payload for a tensor that this rank doesn't hold."""
     absent = torch.empty(shape_of(dtype, shape), dtype=DTYPES[dtype], device="meta")
     return Tensor(dtype, shape, (ShardedBytes(absent) if absent.numel() else b"",))
 
@@ -184,7 +185,7 @@ def _take(tree: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 
 
 def _merge(values: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Return the union of mappings, by rank.
+    """Return the union of several ranks' mappings.
 
     Raises:
         StateError: two ranks have different values under one key.
@@ -195,7 +196,7 @@ def _merge(values: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
             first, before = found.setdefault(key, (rank, value))
             if before != value:
                 whole = ".".join(filter(None, (name, str(key))))
-                # A mark names the tensor to which another name is tied, or how it lies in memory.
+                # A mark in the tree says to which tensor a name is tied, or how the tensor lies in memory.
                 is_marked = any(isinstance(each, dict) and each.keys() & {"$tensor", "$as"} for each in (before, value))
                 raise StateError(
                     f"ranks {first} and {rank} have a different {whole}, and a checkpoint can keep only one",
@@ -205,7 +206,7 @@ def _merge(values: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _merge_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the union of the optimizers' states. Groups of the same number are joined.
+    """Return the union of the ranks' optimizer states. Parameter groups with the same number are joined.
 
     Raises:
         StateError: the groups differ in more than their parameters.
@@ -237,7 +238,7 @@ def _merge_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The names that this rank takes from a checkpoint.
+    """The names that this rank's stage of a pipeline takes from a checkpoint.
 
     Attributes:
         model: the keys of the model's state.
@@ -248,10 +249,10 @@ class Wanted:
     parameters: frozenset[str]
 
     def narrow(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state's tree with these names alone.
+        """Return a state's tree reduced to these names.
 
         Raises:
-            CheckpointDamaged: it is no tree of a state.
+            CheckpointDamaged: the given value isn't a state's tree.
         """
         if not all(isinstance(tree.get(each), dict) for each in UNITED):
             raise CheckpointDamaged("the checkpoint has no model or no optimizer")
@@ -295,7 +296,7 @@ def list_marked(tree: Any) -> Iterator[str]:
 
 
 def take_present(payload: Payload, tree: Any) -> Payload:
-    """Return the tensors that this rank holds, as ordinary ones, with a tree that refers to no others."""
+    """Return the tensors that this rank holds as ordinary tensors, and a tree that refers to these tensors only."""
     tensors = {name: each for name, each in payload.tensors.items() if not is_united(name)}
     for name in {*list_marked(tree)} - tensors.keys():
         tensor = payload.tensors[name]
