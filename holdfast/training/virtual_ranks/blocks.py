@@ -1,13 +1,14 @@
 """The sums of gradients over the shares of a batch, for ranks that each hold a part of the model (FSDP2).
 
-The shares are dealt in rounds: in round k, rank r of R trains share k * R + r. As soon as a round's backward pass has
-computed a block's gradient, the gradient is exchanged: each rank gets its rows of every rank's gradient, and adds them
-in the tree's order. Because the shares come in order, the tree's sums work like a binary counter, and a rank never
-keeps a whole gradient. The tree, and so each bit, is the same as for ranks that hold the whole model.
+The shares are trained in rounds: in round k, rank r of R trains share k * R + r. As soon as a round's backward pass has
+computed a block's gradient, the gradient is exchanged: each rank gets its own rows of all ranks' gradients, and adds
+these in the tree's order. Because the shares come in order, the sums are kept like the digits of a binary counter, and
+a rank never keeps a whole gradient. The tree, and so each bit, is the same as for ranks that hold the whole model.
 
-With replicas (HSDP) each of the ranks that hold the same rows adds a part of them. FSDP2 sums over the replicas after
-its reduce-scatter: the parts are put together there, because the others contribute -0.0, which changes no number. With
-tensor parallelism the ranks here are the data ranks that hold the same part of each layer.
+With replicas (HSDP) several ranks hold the same rows, and each of them adds up a part of these rows. After its
+reduce-scatter FSDP2 sums over the replicas. That sum assembles the parts, because each replica has -0.0 outside its own
+part, and -0.0 changes no number. With tensor parallelism the ranks here are the data ranks that hold the same part of
+each layer.
 """
 
 import contextlib
@@ -26,25 +27,26 @@ from holdfast.training.sharded.model import list_fsdp_modules
 from holdfast.training.virtual_ranks.buckets import Turn, refuse_sparse
 from holdfast.training.virtual_ranks.tree import Node, TreeSum
 
-# The hint if a model calls its blocks in a way that these sums don't support.
+# The hint for a model that uses its blocks in a way that these sums don't support.
 HINT = 'call the same blocks in every forward pass, or set compute.parallel = "ddp"'
 
 
 class BlockSum:
-    """The sum of one block's gradient: FSDP2 calls it in place of its reduce-scatter.
+    """The sum of one block's gradient over the shares, which FSDP2 calls instead of its own reduce-scatter.
 
     Args:
         name: the block's name in the model.
         block: a module that `fully_shard` has sharded.
-        parameters: the names of the block's parameters, which are gathered and reduced together.
+        parameters: the names of the parameters that FSDP2 gathers and reduces together with this block.
         rank: this rank's data rank.
         group: the process group of the data ranks; None for all ranks.
 
     Attributes:
         parameters: the block's sharded parameters, with this rank's rows.
-        used: for each parameter, whether any of this rank's shares has computed a gradient in this step.
-        checksums: for each parameter, a checksum of the last share's gradient; only in a detailed step.
-        fact: a checksum of this rank's rows of the sum over all shares; only in a detailed step.
+        used: for each parameter, whether any of this rank's shares has computed its gradient in this step.
+        checksums: for each parameter, a checksum of the last share's gradient; only in a step that is recorded in
+            detail.
+        fact: a checksum of this rank's rows of the sum over all shares; only in a step that is recorded in detail.
         grid: the numbers of replicas and of shards, on which this rank's rows depend.
     """
 
@@ -60,34 +62,37 @@ class BlockSum:
         self._round: range | None = None
         self.parameters: list[nn.Parameter] = []
         block.set_custom_reduce_scatter(self)
-        # This class writes means over shares. For float64 and float16 FSDP2 expects a sum, and would divide the mean by
-        # the number of ranks.
+        # This class already writes means over shares. Without this, FSDP2 would expect a sum for float64 and float16,
+        # and divide the mean by the number of ranks.
         block.set_force_sum_reduction_for_comms(True)
         block.set_gradient_divide_factor(1.0)
-        if self._parts == 1:  # without a reduce-scatter, which one shard doesn't need
+        if self._parts == 1:  # a single shard needs no reduce-scatter, so FSDP2 would not call this object
             block.set_all_reduce_hook(self._replace)
         block.register_forward_pre_hook(self._watch)
 
     def begin(self, *, in_detail: bool) -> None:
-        """Begin a step. ``in_detail`` says whether to note `checksums`."""
+        """Begin a step. ``in_detail`` says whether to record `checksums`."""
         self.parameters = [self._block.get_parameter(name) for name in self._names]
         self.used = [False] * len(self._names)
         self.tree, self._is_detailed, self.fact = TreeSum(self._shares), in_detail, ""
         self.end_share()
 
     def begin_micro_batch(self, round_: range, *, is_last: bool) -> None:
-        """Begin a micro-batch of a round. If ``is_last``, the round's gradients are exchanged after it."""
+        """Begin a micro-batch of a round.
+
+        With ``is_last``, the round's gradients are exchanged after this micro-batch.
+        """
         self._round, self._is_last, self._calls, self._is_done = round_, is_last, 0, False
         self._block.set_requires_gradient_sync(False, recurse=False)
-        if self._parts > 1:  # the replicas' parts are put together after the last round
+        if self._parts > 1:  # FSDP2 assembles the replicas' parts after the last round
             self._block.set_requires_all_reduce(round_.stop == self._shares, recurse=False)
 
     def end_share(self) -> None:
-        """Reset the checksums of the share that was trained last."""
+        """End a share: reset the checksums of its gradients."""
         self.checksums: list[int | None] = [None] * len(self._names)
 
     def finish(self) -> None:
-        """End a step. From now on nothing changes the gradients.
+        """End a step, after which no backward pass may change the gradients.
 
         Raises:
             RecipeError: only some of the shares have used the block.
@@ -99,7 +104,7 @@ class BlockSum:
             raise RecipeError(f"only some shares of the batch have used {self._name}", hint=HINT)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for a collective's input, and then for its output."""
+        """Return memory for the collective. FSDP2 calls this first for the input, and then for the output."""
         made = torch.empty(*size, dtype=dtype, device=device)
         if self._parts == 1:
             self._allocated = [*self._allocated[-1:], made]
@@ -117,14 +122,15 @@ class BlockSum:
         self._reduce(output_tensor, input_tensor)
 
     def _replace(self, output: Tensor) -> None:
-        """Reduce a gradient that each rank holds whole. A hook, run after FSDP2's own sum over the replicas.
+        """Sum a gradient that each rank holds whole. A hook, called after FSDP2's own sum over the replicas.
 
         Args:
             output: the result of FSDP2's own sum, which is overwritten.
         """
         own, self._allocated = self._allocated[0], []
         if own.is_cuda:
-            own.record_stream(torch.cuda.current_stream())  # FSDP2 holds it only until its copy into the output
+            # FSDP2 keeps this memory only until it is copied into the output
+            own.record_stream(torch.cuda.current_stream())
         self._reduce(output, own)
         if self._replicas > 1 and (self._round is None or self._round.stop == self._shares):
             distributed.all_reduce(output, group=self._group)
@@ -135,17 +141,17 @@ class BlockSum:
         Args:
             output: this rank's rows of the block's gradients. With replicas only this rank's part of them is written,
                 and the rest is -0.0.
-            own: the block's gradients in this rank, first the rows of the first shard, and so on.
+            own: the block's gradients in this rank: first the rows of the first shard, and so on.
         """
         pieces = self._cut(own)
-        if self._round is None:  # a probe, which takes the gradient of one micro-batch in all ranks
+        if self._round is None:  # outside of a step: a probe computes the gradient of the same micro-batch in all ranks
             self._open(output, pieces[self._rank])
             return
         if self._is_done:
             raise RecipeError(f"the gradient of {self._name} comes in several parts", hint=HINT)
         self._is_done = True
         for parameter in self.parameters:
-            parameter.grad = None  # otherwise FSDP2 would add to the last round's gradient
+            parameter.grad = None  # otherwise FSDP2 would add the new gradient to the last round's gradient
         received = pieces
         if len(pieces) > 1:
             received = torch.empty_like(pieces)
@@ -154,7 +160,8 @@ class BlockSum:
             self.tree.add(Node(0, share), rows)
         if self._round.stop < self._shares:
             self._open(output)
-            # The remaining sums may be views of the memory that all ranks' rows were received in: copy them out of it.
+            # The remaining sums may be views of the memory into which all ranks' rows were received. Copy them, to free
+            # that memory.
             place = received.untyped_storage().data_ptr()
             for node, part in self.tree.parts.items() if len(received) > 1 else ():
                 if part.untyped_storage().data_ptr() == place:
@@ -167,7 +174,7 @@ class BlockSum:
             self.tree.parts.clear()
 
     def _cut(self, own: Tensor) -> Tensor:
-        """Return a gradient in the pieces that the data ranks add up, by data rank; shape (ranks, n)."""
+        """Return a gradient cut into the piece that each data rank adds up; shape (ranks, n)."""
         rows = own.view(self._parts, -1)
         if self._replicas == 1:
             return rows
@@ -176,7 +183,10 @@ class BlockSum:
         return pieces.reshape(self._replicas * self._parts, -1)
 
     def _open(self, output: Tensor, piece: Tensor | None = None) -> None:
-        """Write this rank's piece to the output; without one, write what changes no sum."""
+        """Write this rank's piece, if given, to its place in the output.
+
+        Fill the rest with -0.0, which changes no sum.
+        """
         if self._replicas == 1 and piece is not None:
             output.copy_(piece)
             return
@@ -186,12 +196,15 @@ class BlockSum:
             place.copy_(piece[: len(place)])
 
     def _watch(self, *_: object) -> None:
-        """Note which of the block's parameters get a gradient. A hook, run when FSDP2 has gathered the parameters."""
+        """Watch which of the block's parameters get a gradient.
+
+        A hook, called after FSDP2 has gathered the parameters.
+        """
         if self._round is None:
             return
         self._calls += 1
-        # FSDP2 calls back after the backward pass of each call of the block, and only the last time with a gradient;
-        # see `note`.
+        # FSDP2's callback runs after the backward pass of each call of the block; only the last time there is a
+        # gradient; see `note`.
         self._block.set_requires_gradient_sync(self._is_last and self._calls == 1, recurse=False)
         for place, name in enumerate(self._names):
             whole = self._block.get_parameter(name)
@@ -222,8 +235,9 @@ class ShardSums:
         group: the process group of the data ranks; None for all ranks.
 
     Attributes:
-        turns: the shares that this rank trains, one in each round.
-        facts: if the step is recorded in detail, a checksum of this rank's rows of the whole sum, and the blocks' grid.
+        turns: the shares that this rank trains, one share in each round.
+        facts: if the step is recorded in detail, a checksum of this rank's rows of the sum over all shares, and the
+            blocks' grid.
     """
 
     def __init__(self, shares: int, rank: int, ranks: int, group: Any = None) -> None:
@@ -238,27 +252,30 @@ class ShardSums:
         self._blocks: list[BlockSum] = []
 
     def attach(self, models: Sequence[Any]) -> None:
-        """Register the sharded models whose gradients are summed. Outside of a step, take each rank's own gradient."""
+        """Register the sharded models whose gradients are summed.
+
+        Outside of a step, gradients aren't summed over ranks.
+        """
         self._models = models
         dealt = (self._shares, self._rank, self._group)
         self._blocks = [block for model in models for block in _make_sums(model, *dealt)]
 
     def begin(self, *, in_detail: bool) -> None:
-        """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
+        """Begin a step. ``in_detail`` says whether to record `facts`, and whether `describe` will be called."""
         self._is_detailed, self.facts = in_detail, {}
-        for model in self._models:  # a parameter may have a gradient in some ranks only
+        for model in self._models:  # a parameter may have a gradient in only some of the ranks
             model.set_reduce_scatter_unused_params(True)
         for block in self._blocks:
             block.begin(in_detail=in_detail)
         self._turn = 0
 
     def begin_micro_batch(self, turn: Turn, *, is_last: bool) -> None:
-        """Begin a micro-batch of a share. The gradients of a share's micro-batches are added, then exchanged."""
+        """Begin a micro-batch of a share. The gradients of a share's micro-batches are summed and then exchanged."""
         for block in self._blocks:
             block.begin_micro_batch(self._rounds[self._turn], is_last=is_last)
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a backward pass, which does nothing: FSDP2 exchanges gradients in any backward pass."""
+        """Return an empty context for a backward pass, because FSDP2 exchanges gradients in any backward pass."""
         return contextlib.nullcontext()
 
     def describe(self) -> str:
@@ -272,7 +289,7 @@ class ShardSums:
         return join_checksums([found[id(each)] for each in parameters])
 
     def add(self, turn: Turn) -> None:
-        """End a share. Its gradient has been added during the backward pass already."""
+        """End a share. Its gradient was already added during the backward pass."""
         self._turn += 1
         for block in self._blocks:
             block.end_share()
@@ -298,7 +315,8 @@ class ShardSums:
 def _make_sums(model: nn.Module, shares: int, rank: int, group: Any) -> list[BlockSum]:
     found, seen = [], set[int]()
     names = {id(module): name or "the model" for name, module in model.named_modules()}
-    for block in reversed(list_fsdp_modules(model)):  # inner blocks first: they have their parameters for themselves
+    # inner blocks first, because an outer block doesn't own the parameters of its inner blocks
+    for block in reversed(list_fsdp_modules(model)):
         own = {name: each for name, each in block.named_parameters() if id(each) not in seen}
         seen |= {id(each) for each in own.values()}
         if own:

@@ -1,7 +1,8 @@
-"""The sum of a bucket of gradients over the shares of a batch, between ranks that each hold the whole model.
+"""The sum of a bucket of gradients over the shares of a batch, for ranks that each hold the whole model.
 
-Each rank computes the nodes of the tree that only its own shares are under. Then each rank computes the other nodes for
-its slice of the bucket, and all ranks get the result. This is a reduce-scatter and an all-gather, in the tree's order.
+First each rank computes those nodes of the tree whose leaves are all its own shares. Then each rank computes the
+remaining nodes, but only for its own slice of the bucket, and sends its result to all ranks. This is a reduce-scatter
+and an all-gather, in the tree's order.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from holdfast.state.checksum import checksum, checksum_together, join_checksums
 from holdfast.state.sharded import cut_like
 from holdfast.training.virtual_ranks.tree import Node, TreeSum, list_parts
 
-# Gradients are summed in pieces of about this size, as DDP does it.
+# Gradients are summed in pieces of about this size, as in DDP.
 BUCKET_BYTES = 25 * 2**20
 
 T = TypeVar("T")
@@ -28,8 +29,8 @@ class Turn:
     """A share of the batch that a rank trains.
 
     Attributes:
-        counts: whether the share's result is added; False for a repeated share. If other ranks have one more share to
-            train, a rank repeats a share, because they can't train their last share without this rank.
+        counts: whether the share's result is added; False for a repeated share. A rank repeats a share if other ranks
+            have one more share to train, because all ranks have to take part in the exchanges of a sharded model.
     """
 
     share: int
@@ -43,9 +44,10 @@ class Bucket:
     parameters: tuple[nn.Parameter, ...]
 
     def flatten(self, multiple: int) -> Tensor:
-        """Return the gradients as one flat tensor; its size is a multiple of ``multiple``.
+        """Return the gradients as one flat tensor, padded to a multiple of ``multiple`` elements.
 
-        A parameter without a gradient contributes zeros. Flags after the gradients say which parameters have one.
+        A parameter without a gradient contributes zeros. Flags after the gradients say which parameters have a
+        gradient.
         """
         first = self.parameters[0]
         has = torch.tensor([each.grad is not None for each in self.parameters], dtype=first.dtype, device=first.device)
@@ -54,7 +56,7 @@ class Bucket:
         return torch.cat([*(each.reshape(-1) for each in grads), has, has.new_zeros(missing)])
 
     def put_back(self, mean: Tensor) -> None:
-        """Set each parameter's gradient to its piece of the mean, or to None if no share has a gradient for it.
+        """Set each parameter's gradient to the parameter's piece of the mean, or to None if no share has a gradient.
 
         Args:
             mean: a flat tensor in the layout of `flatten`.
@@ -66,9 +68,10 @@ class Bucket:
 
 
 def _own(parameter: Any) -> Tensor:
-    """Return this rank's part of a gradient: all of it, or with tensor parallelism the part of the parameter's."""
+    """Return the whole gradient; with tensor parallelism, this rank's shard of it."""
     gradient: Any = parameter.grad
-    if is_sharded(parameter) and gradient.placements != parameter.placements:  # a sum over the ranks of a plan
+    # a plan such as tensor parallelism still has to sum this gradient over its ranks
+    if is_sharded(parameter) and gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
     return local_of(gradient)
 
@@ -79,7 +82,10 @@ def _as_gradient(own: Tensor, parameter: Any) -> Tensor:
 
 
 def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = None) -> list[Bucket]:
-    """Return the buckets of some parameters, in their order, each of at most ``most_bytes`` or `BUCKET_BYTES`."""
+    """Return buckets for parameters, in the parameters' order.
+
+    A bucket has at most ``most_bytes``, or `BUCKET_BYTES`.
+    """
     distinct, most = dict.fromkeys(parameters), BUCKET_BYTES if most_bytes is None else most_bytes
     groups = pack_alike(distinct, lambda each: (each.dtype, each.device), lambda each: each.nbytes, most)
     return [Bucket(tuple(group)) for group in groups]
@@ -88,7 +94,10 @@ def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = No
 def pack_alike(
     items: Iterable[T], kind_of: Callable[[T], Hashable], size_of: Callable[[T], int], most: int
 ) -> Iterator[list[T]]:
-    """Yield groups of items of equal kind, in their order. A group has one item, or a size of at most ``most``."""
+    """Yield groups of items of equal kind, in the items' order.
+
+    Only a group of a single item may exceed size ``most``.
+    """
     alike: dict[Hashable, list[T]] = {}
     for each in items:
         alike.setdefault(kind_of(each), []).append(each)
@@ -108,13 +117,13 @@ class BucketSum:
 
     Args:
         shares: the number of shares, V.
-        blocks: the shares of each data rank.
+        blocks: for each data rank, the shares that it trains.
         group: the process group of the data ranks; None for all ranks.
 
     Attributes:
         awaited: the ``id`` of each parameter whose gradient the last share's backward pass has not completed.
         tree: the sum over this rank's shares; empty after `pass_on`.
-        fact: a checksum of this rank's slice of the sum over all shares; only in a detailed step.
+        fact: a checksum of this rank's slice of the sum over all shares; only in a step that is recorded in detail.
     """
 
     def __init__(
@@ -126,7 +135,7 @@ class BucketSum:
         self.tree, self.fact = TreeSum(shares), ""
 
     def add(self, share: int) -> None:
-        """Add the gradients that a share has left in the parameters, and set them to None."""
+        """Add a share's gradients, which are in the parameters, to the sum. Set the parameters' gradients to None."""
         for each in self.bucket.parameters:
             refuse_sparse(each.grad)
         self.tree.add(Node(0, share), self.bucket.flatten(len(self._blocks)))
@@ -134,7 +143,7 @@ class BucketSum:
             each.grad = None
 
     def send(self) -> None:
-        """Begin to send each rank its slice of the sums over this rank's shares."""
+        """Begin to send to each rank that rank's slice of the sums over this rank's shares."""
         rank, ranks = distributed.get_rank(self._group), len(self._blocks)
         self._nodes = [list_parts(self._shares, block) for block in self._blocks]
         own = [self.tree.parts[node].view(ranks, -1) for node in self._nodes[rank]]
@@ -160,10 +169,10 @@ class BucketSum:
         del self._found
         if self._is_detailed:
             self.fact = f"{checksum_together([tree.root()]):016x}"
-        # The sums over this rank's shares have been sent, so the mean may be written to their memory.
+        # The sums over this rank's shares were sent already, so the mean may overwrite them.
         own = self._rows[distributed.get_rank(self._group)]
         torch.div(tree.root(), self._shares, out=own)
-        # gloo's all_gather takes three times as long: 57 ms for 25 MB, two ranks.
+        # Don't use gloo's all_gather, because it takes three times as long: 57 ms for 25 MB and two ranks.
         if distributed.get_backend(self._group) == "gloo":
             self._works = _begin(
                 [(own, peer) for peer in range(len(self._rows))],
@@ -186,7 +195,7 @@ class BucketSum:
 def _begin(
     sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]], group: Any
 ) -> list[distributed.Work]:
-    """Begin to exchange tensors with the other ranks. Tensors that this rank would send to itself are left out."""
+    """Begin to exchange tensors with the other ranks. This rank sends nothing to itself."""
     orders = [(distributed.isend, *each) for each in sent] + [(distributed.irecv, *each) for each in received]
     rank = distributed.get_rank(group)
     return distributed.batch_isend_irecv(

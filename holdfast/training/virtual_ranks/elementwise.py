@@ -1,8 +1,8 @@
-"""A trial of an optimizer: does a step give each element the same bits, whether a tensor is whole or cut by rows?
+"""A trial of an optimizer: does its step give each element the same bits if the tensor is cut by rows?
 
-A step on some rows of a tensor may give these rows other bits than a step on the whole tensor. It may depend on whole
-rows and columns, or its kernel may round the last elements of a tensor differently. On a CPU the kernels of torch's
-fused AdamW and fused SGD do: after three steps a third of the moments have other bits.
+A step on some rows of a tensor may give these rows other bits than a step on the whole tensor. There are two causes:
+the step may use whole rows and columns, or its kernel may round the last elements of a tensor differently. On a CPU the
+kernels of torch's fused AdamW and fused SGD do: after three steps a third of the moments have other bits.
 """
 
 import copy
@@ -19,11 +19,11 @@ from holdfast.training.optimizers import parts_of
 # The shape of a trial's tensor. A row is shorter than a vector of the processor, so that no row fills a vector.
 SHAPE = (256, 5)
 STEPS = 3
-RATE = 1e-3  # in place of a rate of 0, with which a warm-up may begin
+RATE = 1e-3  # used instead of a learning rate of 0, with which a warm-up may begin
 
 
 def check_elementwise(optimizer: Any, device: torch.device) -> None:
-    """Raise ConfigError if an optimizer's step depends on how a tensor is cut by rows, or if the trial fails.
+    """Raise ConfigError if an optimizer's step depends on how a tensor is cut by rows, or if this trial fails.
 
     The optimizer, its state and the random generators stay as they are. Call it before the first step.
     """
@@ -40,29 +40,29 @@ def check_elementwise(optimizer: Any, device: torch.device) -> None:
 
 
 def _is_elementwise(optimizer: Any, group: dict[str, Any], values: Tensor) -> bool:
-    """Return whether a tensor and its moments get the same bits when it is stepped as a whole and row by row."""
+    """Return whether steps on a whole tensor, and steps row by row, give the tensor and its moments the same bits."""
     try:
         whole, rows = _step(optimizer, group, values, len(values)), _step(optimizer, group, values, 1)
         return whole.keys() == rows.keys() and all(torch.equal(whole[name], rows[name]) for name in whole)
-    except Exception:  # a user's optimizer may raise for a tensor of the trial's shape
+    except Exception:  # a user's optimizer may raise any error for a tensor of this shape
         return False
 
 
 def _step(optimizer: Any, group: dict[str, Any], values: Tensor, rows: int) -> dict[str, Tensor]:
-    """Step a tensor with an optimizer's code and a group's settings, in pieces. Return the tensor and its state.
+    """Step a copy of a tensor in pieces, with an optimizer's code and a group's settings. Return tensor and state.
 
     Args:
         rows: the number of rows of a piece.
     """
     trial = object.__new__(type(optimizer))
     vars(trial).update(vars(optimizer))
-    vars(trial).pop("step", None)  # a scheduler's wrapper of `step`, which is bound to the real optimizer
+    vars(trial).pop("step", None)  # drop a scheduler's wrapper of `step`, because it is bound to the real optimizer
     vars(trial).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={}, state=defaultdict(dict))
     parameters = [torch.nn.Parameter(each.clone()) for each in torch.split(values, rows)]
     trial.param_groups = [copy.deepcopy({**group, "params": []}) | {"params": parameters}]
     trial.param_groups[0]["lr"] = group.get("lr") or RATE
     first = group["params"][0]
-    for parameter in parameters:  # Adagrad has a state before its first step
+    for parameter in parameters:  # copy the form of the state, because Adagrad needs a state before its first step
         for name, value in optimizer.state.get(first, {}).items():
             is_like = isinstance(value, Tensor) and value.shape == first.shape
             made = torch.full_like(parameter, value.flatten()[0].item()) if is_like else copy.deepcopy(value)

@@ -1,4 +1,4 @@
-"""The layouts of a model whose gradients virtual ranks can sum in a fixed order."""
+"""The check of a model's layout: virtual ranks have to be able to sum its gradients in a fixed order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ ORDER_HINT = "init_device_mesh(...) has the ranks in their order; name all data-
 
 
 def check_order(data: DataRanks) -> None:
-    """Raise RecipeError unless the data ranks have the order of the ranks, as each step's shares are dealt to them."""
+    """Raise RecipeError unless the data ranks are in the order of the ranks, in which shares are assigned to them."""
     for peers in data.meshes:
         if list(peers) != sorted(peers):
             raise RecipeError(
@@ -24,10 +24,10 @@ def check_order(data: DataRanks) -> None:
 
 
 def check_one_model(names: Sequence[Sequence[str]]) -> None:
-    """Raise RecipeError if the ranks hold parameters of other names, as the stages of a pipeline do.
+    """Raise RecipeError if the names of the ranks' parameters differ, as in the stages of a pipeline.
 
     Args:
-        names: the names of each rank's parameters.
+        names: the names of the parameters, by rank.
     """
     for rank, each in enumerate(names):
         if each != names[0]:
@@ -40,7 +40,7 @@ def check_one_model(names: Sequence[Sequence[str]]) -> None:
 
 
 def check_layout(models: Sequence[nn.Module], data: DataRanks, *, is_cut: bool, is_grouped: bool) -> None:
-    """Raise RecipeError if a layout lets the order of a sum depend on the number of data ranks.
+    """Raise RecipeError if, with the models' layout, the order of a sum would depend on the number of data ranks.
 
     Args:
         is_cut: whether FSDP2 shards the models over the data ranks.
@@ -87,7 +87,7 @@ def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool
 
 
 def _check_precision(modules: Sequence[Any]) -> None:
-    """Raise RecipeError if FSDP2 has a precision of its own: one rank alone trains without FSDP2, to other bits."""
+    """Raise RecipeError if FSDP2 has its own precision: a single rank, without FSDP2, would get other bits."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     policies = [each._get_fsdp_state()._mp_policy for each in modules]

@@ -1,4 +1,4 @@
-"""The norm of a gradient in a fixed order: the same bits for whole tensors and for tensors that are cut by rows."""
+"""The norm of a gradient, summed in a fixed order: whole tensors and tensors cut by rows give the same bits."""
 
 import functools
 import itertools
@@ -13,18 +13,19 @@ from holdfast.state.sharded import TensorHolders, find_holders, list_alike, loca
 from holdfast.training.virtual_ranks.buckets import pack_alike
 from holdfast.training.virtual_ranks.tree import sum_columns
 
-# The most numbers that are squared at once: on a CPU so few that they fit into its caches, on a GPU more, so that fewer
-# kernels are launched.
+# The most numbers that are squared at once. On a CPU they have to fit into the caches. On a GPU there are more, so that
+# fewer kernels are launched.
 MOST_NUMBERS = 2**20
 MOST_ELSEWHERE = 2**24
 
 
 def take_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm of some gradients, a scalar: float64 if any of them has double precision, else float32.
+    """Return the 2-norm of gradients as a scalar: float64 if any gradient has double precision, otherwise float32.
 
-    The squares in each row (an index of the first dimension) are added first, in an order that follows from the row's
-    length alone. Each rank sums its own rows. Then all ranks add the sums of all rows. Data ranks cut no row; tensor
-    parallelism may cut each row into parts, which count as rows. Of the ranks that hold the same rows one counts.
+    First the squares in each row (an index of the first dimension) are added, in an order that follows from the row's
+    length alone. Each rank sums its own rows. Then all ranks add the sums of all rows. Sharding over data ranks cuts no
+    row. Tensor parallelism may cut each row into parts, which then count as rows. If several ranks hold the same rows,
+    the rows of one of these ranks count.
     """
     if not gradients:
         return torch.zeros(())
@@ -46,12 +47,12 @@ def take_norm(gradients: Sequence[Tensor]) -> Tensor:
         for (places, _), own in zip(group, ends, strict=True):
             sums[0, places][: len(own)] = own
     if are_cut:
-        distributed.all_reduce(sums)  # exact: for each row all ranks but one have a zero
+        distributed.all_reduce(sums)  # this sum is exact, because for each row all ranks but one have a zero
     return sum_columns(sums)[0].sqrt()
 
 
 def clip_to(gradients: Sequence[Tensor], limit: float, norm: Tensor) -> None:
-    """Scale gradients down to a norm of at most ``limit``, as torch's ``clip_grad_norm_`` does."""
+    """Scale gradients down to a norm of at most ``limit``, with the arithmetic of torch's ``clip_grad_norm_``."""
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
     for each in gradients:
         (local_of(each) if is_sharded(each) else each).mul_(scale.to(each.device))
@@ -67,7 +68,7 @@ def _count_parts(gradient: Tensor) -> int:
 
 
 def _find_first(gradient: Tensor) -> int:
-    """Return the place of the first sum of this rank's: each row has a place for each of its parts."""
+    """Return the index of this rank's first sum among all sums: each row has one sum for each of its parts."""
     if not is_sharded(gradient) or not local_of(gradient).numel():
         return 0
     holders = find_holders(gradient)
@@ -77,10 +78,10 @@ def _find_first(gradient: Tensor) -> int:
 
 
 def _is_counted(gradient: Tensor) -> bool:
-    """Return whether this rank's rows of a gradient count, and no other rank's.
+    """Return whether the rows of a gradient in this rank count, and not the same rows in another rank.
 
-    If a tensor's mesh has only some of the ranks, the others hold the same rows on meshes of their own: the main rank's
-    mesh counts.
+    If a tensor's mesh contains only some of the ranks, the other ranks hold the same rows on other meshes. Then the
+    main rank's mesh counts.
     """
     holders, rank = find_holders(gradient), distributed.get_rank()
     return 0 in holders.regions and rank in list_alike(holders, rank)[:1]
@@ -88,12 +89,12 @@ def _is_counted(gradient: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _list_columns(holders: TensorHolders) -> list[tuple[int, ...]]:
-    """Return the offsets of the parts of a tensor's rows, sorted."""
+    """Return the column offsets at which the parts of a tensor's rows begin, sorted."""
     return sorted({each.offset[1:] for each in holders.regions.values() if each.size})
 
 
 def _to_rows(gradient: Tensor) -> Tensor:
-    """Return the rows that this rank holds as a matrix of real numbers."""
+    """Return the rows of a gradient that this rank holds, as a matrix of real numbers."""
     local = local_of(gradient) if is_sharded(gradient) else gradient
     local = local if local.dim() else local[None]
     if local.is_complex():
@@ -112,5 +113,5 @@ def _cut(rows: Tensor, most: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _describe_kind(piece: tuple[slice, Tensor]) -> tuple[int, torch.dtype, torch.device]:
-    """Return the width, dtype and device of a piece: pieces that are equal in all three can be joined."""
+    """Return the width, dtype and device of a piece. Only pieces that are equal in all three can be joined."""
     return piece[1].shape[1], piece[1].dtype, piece[1].device

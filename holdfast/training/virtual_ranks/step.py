@@ -1,9 +1,9 @@
 """Virtual ranks: a step whose bits don't depend on the number of ranks that train it.
 
-A step's batch is cut into V shares. Each share has random numbers of its own, which follow from seed, step and share,
-and begins with the same buffers. The shares' gradients are summed in the order of a fixed binary tree. Any number of
-ranks up to V can train them. The ranks each hold the whole model (`holdfast.training.virtual_ranks.whole`) or a part
-of it (`holdfast.training.virtual_ranks.blocks`).
+A step's batch is cut into V shares. Each share has its own random numbers, which follow from seed, step and share, and
+begins with the same buffers. The shares' gradients are summed in the order of a fixed binary tree. Any number of ranks
+up to V can train the shares. Each rank holds the whole model (`holdfast.training.virtual_ranks.whole`) or a part of the
+model (`holdfast.training.virtual_ranks.blocks`).
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from holdfast.training.virtual_ranks.whole import PartSums, WholeSums
 def make_virtual(
     config: RunConfig, recipe: Recipe, accelerator: Accelerator, data: DataRanks | None = None
 ) -> "VirtualRanks | None":
-    """Return the virtual ranks of the configuration; None if it has none.
+    """Return the `VirtualRanks` that the configuration asks for; None without ``compute.virtual_ranks``.
 
     Args:
         data: the data ranks, if some ranks train the same samples.
@@ -76,7 +76,7 @@ def make_virtual(
     raise ConfigError(f"compute.virtual_ranks = {shares}: virtual ranks can't train {problem}", hint=hint)
 
 
-# The hint on the data that virtual ranks need, by whether the user's program is a loop of its own.
+# The hint about the data that virtual ranks need, by whether the user's program is a loop.
 _HINTS = {
     False: "use map-style data with a batch_size, or a DataLoader over it",
     True: "use run.batches(dataset, batch_size=...) or run.steps(loader), of a map-style dataset, and step.shares()",
@@ -84,9 +84,9 @@ _HINTS = {
 
 
 def _list_sizes(recipe: Recipe) -> list[int]:
-    """Return the sizes of the batches that have to be cut into shares: a loader's last batch may be smaller.
+    """Return the distinct sizes of the batches to cut into shares, because a loader's last batch may be smaller.
 
-    Empty for a stream, which isn't cut, and for a loader whose batches' sizes aren't known.
+    The list is empty for a stream, which isn't cut, and for a loader whose batch sizes aren't known.
     """
     if recipe.batch_size is None:
         return list_batch_sizes(recipe.data)
@@ -100,22 +100,24 @@ def _trains_model_alone(recipe: Recipe) -> bool:
 
 
 class VirtualRanks(Cooperation):
-    """Ranks that train virtual ranks: the shares of each step that this rank trains.
+    """Ranks that train the shares of virtual ranks; this object runs the shares of this rank.
 
     Args:
         shares: the number of virtual ranks, V.
-        data: the data ranks, if some ranks train the same samples: they train the same shares, too.
+        data: the data ranks, if several ranks train the same samples. Such ranks train the same shares, too.
         is_cut: whether the model is sharded over the data ranks.
 
     Attributes:
-        turns: the shares to train in each step, in their order.
-        own: this rank's shares, without repeated ones.
+        turns: the shares that this rank trains in each step, in order.
+        own: this rank's shares, without repeated shares.
         is_first_step: whether no step has ended in this process.
         is_last: whether the present micro-batch is this rank's last micro-batch of the step.
-        numbers: the numbers that the step's shares have logged, by name: shape (V,), zero for other ranks' shares.
-        facts: in a detailed step, checksums of each of this rank's shares: its generators, buffers, loss and gradient.
-        sums: the sums of the gradients; in a detailed step their `facts` have checksums.
-        is_undoable: whether `undo` can undo all that the step in progress has changed so far.
+        numbers: the numbers that the step's shares have logged, by name: tensors of shape (V,), zero for other ranks'
+            shares.
+        facts: in a step that is recorded in detail, for each of this rank's shares, checksums of the generators,
+            buffers, loss and gradient.
+        sums: the sums of the gradients; in a step that is recorded in detail, `sums.facts` has their checksums.
+        is_undoable: whether `undo` can undo everything that the step in progress has changed so far.
     """
 
     has_common_state = True
@@ -127,7 +129,7 @@ class VirtualRanks(Cooperation):
         """
         Raises:
             ConfigError: there are more data ranks than shares.
-            RecipeError: the data ranks have another order than the ranks.
+            RecipeError: the data ranks aren't in the order of the ranks.
         """
         super().__init__(accelerator, shares, data)
         check_ranks(shares, self.data.count, self.number)
@@ -164,17 +166,17 @@ class VirtualRanks(Cooperation):
         self.sums.attach(models)
 
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
-        determinism.reseed(seed)  # each share has its own random numbers
+        determinism.reseed(seed)  # the same seed in all ranks, because each share has its own random numbers
 
     def list_shares(self, batch_size: int) -> list[Share]:
         return [Share(batch_size, turn.share, self.shares) for turn in self.turns]
 
     @contextlib.contextmanager
     def step(self, model: nn.Module, step: int, *, in_detail: bool = False) -> Iterator[None]:
-        """Train a step in the block: each of its shares in `share`. Then give the parameters the mean gradient.
+        """Run a step: the block trains each share inside `share`. Afterwards the parameters have the mean gradient.
 
-        Afterwards the buffers are as the first share left them, as with DDP. The generators get a state that follows
-        from the step.
+        Afterwards the buffers have the values that they had after the first share, as with DDP. The generators get a
+        state that follows from the step's number.
 
         Args:
             model: the module with all buffers.
@@ -197,12 +199,12 @@ class VirtualRanks(Cooperation):
 
     @contextlib.contextmanager
     def share(self, turn: Turn) -> Iterator[None]:
-        """Train one share in the block. The block leaves the share's gradient in the parameters, and calls `log`.
+        """Run one share: the block trains it, so that the parameters have the share's gradient, and calls `log`.
 
-        Call `micro_batch` before each of the share's micro-batches.
+        The block has to call `micro_batch` before each of the share's micro-batches.
 
         Raises:
-            RecipeError: the share has logged numbers of other names than this rank's first share.
+            RecipeError: the share has logged numbers with other names than this rank's first share.
         """
         self._reseed(turn.share)
         if turn != self.turns[0]:
@@ -233,7 +235,7 @@ class VirtualRanks(Cooperation):
             self.numbers[name][turn.share] += torch.stack(logged).sum() / len(logged)
 
     def log(self, name: str, number: Tensor) -> None:
-        """Log a number of the present micro-batch; scalar float32."""
+        """Log a number of the present micro-batch: a float32 scalar."""
         self._logged.setdefault(name, []).append(number)
 
     def micro_batch(self, turn: Turn, *, is_last: bool) -> None:
@@ -242,18 +244,18 @@ class VirtualRanks(Cooperation):
         self.sums.begin_micro_batch(turn, is_last=is_last)
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
-        """Exchange complete gradients during the block, which is the backward pass of the present micro-batch.
+        """Run the present micro-batch's backward pass in the block, and exchange gradients as they are completed.
 
-        Use it only if nothing changes gradients after the backward pass.
+        Use this only if nothing changes the gradients after the backward pass.
         """
         return self.sums.overlapped() if self.is_last else contextlib.nullcontext()
 
     def undo(self) -> bool:
-        """Restore the buffers from before the step in progress. Return whether that undoes the step.
+        """Restore the buffers from before the step in progress. Return whether this undoes the whole step.
 
         The step isn't undone if the optimizer may have stepped, if the loss itself has changed a parameter, or if the
-        model has further state, which a forward pass may change. Extras needn't be restored: the first step of each
-        process, also after a resume, refuses a loss that changes one.
+        model has other state that a forward pass may change. Extras needn't be restored, because the first step of each
+        process refuses a loss that changes an extra.
         """
         if not self.is_undoable or self.has_changed_parameters:
             return False
@@ -281,7 +283,7 @@ class VirtualRanks(Cooperation):
         return total
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        if self.is_alone:  # the other ranks are lost: read the names of their shares from the data again
+        if self.is_alone:  # other ranks are lost, so this rank itself reads the names of their shares from the data
             others = [share for share in range(self.shares) if share not in self.own]
             both = [others, self.own]
             return [_in_order(both, [read_names(each.step - 1, others), each.samples]) for each in steps]
@@ -334,7 +336,7 @@ def check_ranks(shares: int, data_ranks: int, ranks: int) -> None:
 
 
 def _in_order(shares: Sequence[Sequence[int]], names: Sequence[Sequence[str]]) -> list[str]:
-    """Return the names of a step's micro-batches in the order of the shares, from the shares and names of each rank."""
+    """Return the names of a step's micro-batches in the order of the shares, given each rank's shares and names."""
     found: dict[int, Sequence[str]] = {}
     for own, all_names in zip(shares, names, strict=True):
         accum = len(all_names) // len(own)

@@ -1,8 +1,8 @@
-"""A sum in the order of a fixed binary tree, so that its bits don't depend on which rank adds which part.
+"""A sum in the order of a fixed binary tree, so that the bits of the sum don't depend on which rank adds which numbers.
 
-Floating-point addition is commutative but not associative: the shape of the tree fixes the result. Leaf i is node
-(0, i). Node (level, index) is the sum of the nodes (level - 1, 2 * index) and (level - 1, 2 * index + 1), or equal to
-the first if no leaf is under the second.
+Floating-point addition is commutative but not associative. So the shape of the tree alone decides the result. Leaf i is
+node (0, i). Node (level, index) is the sum of the nodes (level - 1, 2 * index) and (level - 1, 2 * index + 1). If no
+leaf is under the second of these, the node is equal to the first.
 """
 
 import functools
@@ -22,13 +22,13 @@ class Node:
 
 
 class TreeSum:
-    """A sum of tensors over all leaves of a tree, or some of them. It works like a binary counter.
+    """A sum of tensors over all or some leaves of a tree. Its partial sums are kept as in a binary counter.
 
     Args:
         leaves: the number of leaves of the whole tree.
 
     Attributes:
-        parts: the sums so far, by node. They are the fewest nodes that together cover the added leaves.
+        parts: the partial sums, by node: the smallest set of nodes that together cover the added leaves.
     """
 
     def __init__(self, leaves: int) -> None:
@@ -37,7 +37,7 @@ class TreeSum:
         self.parts: dict[Node, Tensor] = {}
 
     def add(self, node: Node, value: Tensor) -> None:
-        """Add the sum of a node. This object may then change the tensor."""
+        """Add a tensor as the sum of a node. Don't use the tensor afterwards, because this object may change it."""
         while node != self._root:
             if node.index % 2:
                 left = self.parts.pop(Node(node.level, node.index - 1), None)
@@ -58,13 +58,13 @@ class TreeSum:
         return self._root in self.parts
 
     def root(self) -> Tensor:
-        """Return the sum over all leaves, each of which was added once."""
+        """Return the sum over all leaves. Each leaf must have been added once."""
         return self.parts[self._root]
 
 
 @functools.cache
 def list_parts(leaves: int, block: range) -> list[Node]:
-    """Return the nodes in `TreeSum.parts` after the leaves of a block were added."""
+    """Return the nodes that `TreeSum.parts` has after a block of leaves was added."""
     tree = TreeSum(leaves)
     for leaf in block:
         tree.add(Node(0, leaf), torch.zeros(()))
@@ -72,10 +72,10 @@ def list_parts(leaves: int, block: range) -> list[Node]:
 
 
 def sum_columns(values: Tensor) -> Tensor:
-    """Return the sum of each row of a matrix, shape (n, m) to (n,). Its bits don't depend on the other rows.
+    """Return the sum of each row of a matrix, shape (n, m) to (n,). A row's sum doesn't depend on the other rows.
 
-    The second half of the columns is added to the first half until one column is left. ``Tensor.sum`` would add in an
-    order that depends on the shape, the device and the number of threads. The matrix is overwritten.
+    The second half of the columns is added to the first half, again and again, until one column is left. ``Tensor.sum``
+    would add in an order that depends on the shape, the device and the number of threads. The matrix is overwritten.
     """
     if not values.shape[1]:
         return values.new_zeros(len(values))
@@ -87,7 +87,7 @@ def sum_columns(values: Tensor) -> Tensor:
 
 
 def split_leaves(leaves: int, parts: int) -> list[range]:
-    """Return contiguous blocks of the leaves, one for each part. The blocks' sizes differ by one at most."""
+    """Divide the leaves into contiguous blocks, and return these. The blocks' sizes differ by one at most."""
     size, more = divmod(leaves, parts)
     starts = [number * size + min(number, more) for number in range(parts + 1)]
     return [range(*pair) for pair in itertools.pairwise(starts)]

@@ -1,7 +1,7 @@
 """The sums of gradients over the shares of a batch, for ranks that each hold the whole model.
 
-A rank trains a contiguous block of the shares and adds each gradient to the tree at once, so that only the few sums of
-the block's subtrees are left. The ranks then exchange these sums bucket by bucket
+A rank trains a contiguous block of the shares. It adds each share's gradient to the tree at once, so that it only keeps
+the few sums of the block's subtrees. The ranks then exchange these sums bucket by bucket
 (`holdfast.training.virtual_ranks.buckets`). In the engine's own loop the exchange begins during the backward pass of a
 rank's last share.
 """
@@ -25,15 +25,16 @@ from holdfast.training.virtual_ranks.buckets import (
 )
 from holdfast.training.virtual_ranks.tree import split_leaves
 
-# The hint if a gradient can't be exchanged while the backward pass continues.
+# The hint for a model whose gradients can't be exchanged while the backward pass continues.
 HINT = "pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
 
 
 class WholeSums:
-    """The sums of whole gradients over the shares of each step.
+    """The sums of gradients over the shares of each step, in ranks that each hold the whole model.
 
-    All ranks exchange the same buckets in the same order. A rank sends a bucket when its gradients are complete, during
-    the backward pass of the rank's last share (`overlapped`), or in `finish`. The other ranks see no difference.
+    All ranks exchange the same buckets in the same order. A rank sends a bucket as soon as its gradients are complete:
+    during the backward pass of the rank's last share (`overlapped`), or else in `finish`. This makes no difference to
+    the other ranks.
 
     Args:
         shares: the number of shares, V.
@@ -42,8 +43,9 @@ class WholeSums:
         group: the process group of the data ranks; None for all ranks.
 
     Attributes:
-        turns: the shares that this rank trains: a contiguous block.
-        facts: in a detailed step, checksums of the sum over this rank's shares, and of its slice of the whole sum.
+        turns: the shares that this rank trains, which are a contiguous block.
+        facts: in a step that is recorded in detail, checksums of the sum over this rank's shares, and of this rank's
+            slice of the sum over all shares.
     """
 
     def __init__(self, shares: int, rank: int, ranks: int, group: Any = None) -> None:
@@ -54,9 +56,12 @@ class WholeSums:
         self._models: Sequence[nn.Module] = ()
         self._parameters: list[nn.Parameter] = []
         self._plain: list[Bucket] = []
-        self._ordered: list[Bucket] | None = None  # buckets in the order in which a backward pass completes gradients
+        # the buckets, in the order in which a backward pass completes their gradients
+        self._ordered: list[Bucket] | None = None
         self._comes_at_once = False
-        self._completed: list[int] | None = None  # ids of completed gradients, while their order is not known
+        # the ids of parameters, in the order in which their gradients are completed; recorded until the buckets have
+        # this order
+        self._completed: list[int] | None = None
         self._hooked: dict[int, nn.Parameter] = {}
         self._is_overlapped = False
 
@@ -65,13 +70,13 @@ class WholeSums:
         self._models = models
 
     def begin(self, *, in_detail: bool) -> None:
-        """Begin a step. ``in_detail`` says whether to note `facts`, and whether `describe` will be called."""
+        """Begin a step. ``in_detail`` says whether to record `facts`, and whether `describe` will be called."""
         parameters = [each for model in self._models for each in model.parameters() if each.requires_grad]
         if [*map(id, parameters)] != [*map(id, self._parameters)]:
             self._parameters, self._plain = parameters, make_buckets(parameters[::-1])
             self._ordered, self._completed = None, None
-        # Facts depend on the buckets, so a detailed step always has the plain buckets, also after a process's first
-        # step.
+        # Checksums in `facts` depend on the buckets. So a step that is recorded in detail always uses the same plain
+        # buckets, also after a process's first step.
         buckets = self._plain if in_detail or self._ordered is None else self._ordered
         self._sums = [BucketSum(each, self._shares, self._blocks, self._group, in_detail=in_detail) for each in buckets]
         self._sum_of = {id(each): found for found in self._sums for each in found.bucket.parameters}
@@ -79,13 +84,14 @@ class WholeSums:
         self._is_detailed, self.facts = in_detail, {}
 
     def begin_micro_batch(self, turn: Turn, *, is_last: bool) -> None:
-        """Begin a micro-batch of a share. The share's gradients add up over its micro-batches."""
+        """Begin a micro-batch of a share. The gradients of a share's micro-batches are summed."""
 
     @contextlib.contextmanager
     def overlapped(self) -> Iterator[None]:
-        """Exchange gradients in the block: the backward pass of the last share's last micro-batch.
+        """Run the last share's last backward pass in the block, and exchange gradients as they are completed.
 
-        Nothing else may change gradients between the block and `add`. All ranks use such a block in the same steps.
+        Nothing else may change gradients between the block and `add`. All ranks have to use such a block in the same
+        steps.
         """
         if self._ranks > 1:
             self._watch()
@@ -105,7 +111,7 @@ class WholeSums:
         self._is_overlapped = True
 
     def _note(self, parameter: Tensor) -> None:
-        """Record that a gradient is complete, and begin to exchange the buckets that are complete."""
+        """Record that a gradient is complete. Begin to exchange the buckets whose gradients are all complete."""
         if not self._is_overlapped or id(parameter) not in self._sum_of:
             return
         if self._completed is not None:
@@ -123,10 +129,10 @@ class WholeSums:
         return describe_gradient([each.grad for each in self._parameters])
 
     def add(self, turn: Turn) -> None:
-        """Add the gradient that a share has left in the parameters.
+        """Add a share's gradient, which is in the parameters, to the sums.
 
         Raises:
-            RecipeError: the share has added to a gradient whose exchange had begun.
+            RecipeError: the share has changed a gradient after its exchange had begun.
         """
         late = {
             id(each) for sent in self._sums[: self._sent] for each in sent.bucket.parameters if each.grad is not None
@@ -154,14 +160,14 @@ class WholeSums:
             self._agree_on_order()
 
     def _send_next(self) -> None:
-        """Begin to exchange the next bucket, and begin to send the mean of the last bucket."""
+        """Begin to exchange the next bucket, and to send the mean of the bucket before it."""
         self._sums[self._sent].send()
         if self._sent:
             self._sums[self._sent - 1].pass_on()
         self._sent += 1
 
     def _agree_on_order(self) -> None:
-        """Fill the next steps' buckets in the order in which the main rank's backward pass completes gradients."""
+        """Build buckets for the next steps, in the order in which the main rank's backward pass completes gradients."""
         assert self._completed is not None
         self._comes_at_once = len({*self._completed}) == len(self._completed)
         places = {id(each): place for place, each in enumerate(self._parameters)}
@@ -175,8 +181,8 @@ class WholeSums:
 class PartSums(WholeSums):
     """The sums of the gradients of one rank's shares, in a process that trains these shares alone.
 
-    After a step the parameters have these shares' part of the mean: not the step's gradient. No checksum of the sum is
-    taken, because buckets are padded for the number of ranks.
+    After a step the parameters have only these shares' part of the mean, not the step's gradient. The sum gets no
+    checksum, because the padding of buckets depends on the number of ranks.
 
     Args:
         shares: the number of shares, V.
