@@ -1,5 +1,7 @@
 """Training in one process: build a recipe, train it, save its state and resume it.
-Loss, backward pass, clipping and optimizer step are in `train_step` of `loop.py`; `cooperation.py` has the clipping.
+
+`train_step` of `loop.py` contains loss, backward pass, clipping and optimizer step. `Cooperation.clip` does the
+clipping.
 """
 
 from holdfast.recipe.probe import Gate

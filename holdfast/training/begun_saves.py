@@ -1,7 +1,7 @@
 """The last saves that all ranks have begun, each with the lines of the trail since the save before.
 
-The main rank knows which of its saves is durable. A rank that saves in the main rank's place doesn't know that. It
-looks for these checkpoints on the store, and the newest found checkpoint becomes the parent of its own checkpoint.
+If the main rank is lost, another rank saves in its place, without knowing which saves are durable. That rank looks for
+these checkpoints on the store. The newest checkpoint found becomes the parent of the one that it saves.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ from holdfast.checkpoint import is_folder_name, read_metadata, step_of
 from holdfast.errors import RecordDamaged
 from holdfast.store import Store
 
-# The main rank begins a save only when the save before is durable. Another rank may be one save ahead of the main rank:
-# its last two saves may not be durable, so the third-last is the newest that surely is.
+# The main rank begins a save only when the save before is durable. Another rank may have begun one save more than the
+# main rank. So that rank's last two saves may not be durable, and only its third-last save surely is.
 KEPT = 3
 
 
@@ -22,7 +22,8 @@ class BegunSave:
     """A save that was begun, or the checkpoint that was restored.
 
     Attributes:
-        content_id: the checkpoint's content id; empty for the run's beginning, None if this rank doesn't know it.
+        content_id: the checkpoint's content id; empty for the run's beginning; None if this rank doesn't know the
+            content id.
         lines: the lines of the trail since the save before, one for each step.
         shown: the texts and pictures of these steps, as in ``shown.jsonl``.
         train_s: the seconds that these steps took.
@@ -36,7 +37,7 @@ class BegunSave:
 
 
 class BegunSaves:
-    """The last saves that a rank has begun and that the main rank writes."""
+    """The last saves that all ranks have begun together, and whose files the main rank writes."""
 
     def __init__(self) -> None:
         self._saves = [BegunSave(0, "")]
@@ -52,7 +53,7 @@ class BegunSaves:
     def find_durable(self, folder: Store, steps_per_epoch: int, fingerprint: str) -> BegunSave | None:
         """Return the newest durable save; None if no save is durable.
 
-        Its lines, texts and seconds are those of the later saves, which are lost.
+        The returned save has the lines, texts and seconds of all later saves, because these saves are lost.
 
         Args:
             folder: the run's folder on the store.

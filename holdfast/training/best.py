@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from holdfast.config import KeepBest, did_you_mean
 from holdfast.errors import ConfigError
 
-# The metric that every commit has.
+# The metric that every commit records.
 MEAN_LOSS = "avg_loss"
 
 
 def check_best(best: KeepBest | None, evaluated: Iterable[str]) -> None:
     """Raise ConfigError unless the metric of ``keep_best`` is the mean loss or a metric that an evaluation returns.
 
-    With a misspelt metric no checkpoint would be among the best, and the retention could prune nothing.
+    If the name were misspelt, no checkpoint would count as one of the best, and the retention could prune nothing.
 
     Args:
         best: the setting ``retention.keep_best``; None if it isn't set.

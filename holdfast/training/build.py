@@ -49,27 +49,29 @@ class Training:
     Attributes:
         program: the program that is trained: a recipe, or a loop of the user's own.
         recipe: the program's recipe; see `Program`.
-        own_steps_per_epoch: the number of steps of an epoch, as the recipe gives it.
+        own_steps_per_epoch: the number of steps of an epoch, as the recipe defines it.
         steps_per_epoch: the number of steps of an epoch in this process: fewer if a proof shortens epochs.
         order: the order of map-style data; None for a stream.
         schedulers: torch schedulers over the optimizers.
         synchronized: the modules that several ranks train together without DDP.
         ranks: how the ranks cooperate.
-        gradients: the gradients that a step of a user's own loop leaves for the next step; None if there are none.
-        generators: the states of the random generators that training draws from.
+        gradients: in a user's own loop, the gradients that a step keeps for the next step (see `Gradients`); None if
+            they aren't recorded.
+        generators: the states of the random generators from which training draws.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
         grouping: the parameter groups as the recipe built them.
         structure: the layers and tensors of the modules as the recipe built them.
         built: the hyperparameters as the recipe built them.
-        first: a stream's first micro-batch, for the probe.
-        touched: the values that the model's calls in the last probe changed and that no checkpoint has; see
+        first: a stream's first micro-batch, on which the probe is measured.
+        touched: the values that the last probe's forward passes changed and that no checkpoint contains; see
             `undisturbed.ModelSnapshot`.
-        parent: the content id of the last checkpoint that is whole on the store or in the near folder; empty for none.
+        parent: the content id of the last checkpoint that is complete on the store or in the near folder; empty if
+            there is none.
         saver: writes checkpoints in the background, one at a time.
         record: the steps since the last save.
-        begun: the last saves that were begun and that the main rank writes.
+        begun: the last saves that were begun; see `BegunSaves`.
         stage: where this rank is within a step; see `Stage`.
-        notes: lines for a person about how the training was built.
+        notes: lines for a person that say how the training was built.
 
     Raises:
         RecipeError: the recipe can't be built.
@@ -108,20 +110,23 @@ class Training:
         self.grouping = Grouping(self.recipe, program.advice.stepped)
         self.structure = Structure(_list_roots(self.recipe))
         self.built = copy_built(self.optimizer, self.schedulers, self.recipe)
-        every = choose_every(self.model)  # stages differ in it, and need each other for a checksum
+        # a pipeline's stages would choose different numbers, but have to compute checksums at the same steps
+        every = choose_every(self.model)
         self.record = StepRecord(min(self.ranks.gather(every)) if self.ranks.stages is not None else every)
         self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""
         part_bytes, near, pin = config.checkpoint.part_bytes, Near.of(config), pinning(self.accelerator.device)
         between = Saver(part_bytes, pin=pin, near=near, is_between=True) if config.near.every_steps else None
-        # Fewer checkpoints share a file than the run keeps: if the file is damaged, an older checkpoint is still whole.
+        # Let fewer checkpoints share a file than the run keeps: if the file is damaged, an older checkpoint is still
+        # intact.
         self.saver = Saver(
             part_bytes, shared_by=max(1, config.retention.keep_last - 1), pin=pin, near=near, between=between
         )
         self.probe: Probe | None = None  # the probe of the last checkpoint
         self.touched: dict[str, str] = {}
-        self.replayed: dict[str, float] | None = None  # micro-batches and seconds of the last reread of a stream
+        # the micro-batches that the last resume of a stream read again, and the seconds that it took
+        self.replayed: dict[str, float] | None = None
         self._has_begun = False  # whether `begin_data` has set the data's position
         self.begun = BegunSaves()
         self.stage = Stage.SETTLED
@@ -174,7 +179,7 @@ class Training:
 
     @property
     def virtual(self) -> VirtualRanks | None:
-        """Return the ranks if they train virtual ranks; otherwise None."""
+        """Return `ranks` if the configuration has virtual ranks; otherwise None."""
         return self.ranks if isinstance(self.ranks, VirtualRanks) else None
 
     @property
@@ -198,7 +203,7 @@ class Training:
 
     @property
     def can_survive(self) -> bool:
-        """Return whether one rank can save alone when another rank is lost; see `surviving` for the conditions."""
+        """Return whether one rank can save the state alone after another rank is lost; see `surviving` for when."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
         is_whole = self.ranks.has_common_state and compute.parallel == "ddp"
@@ -221,14 +226,14 @@ class Training:
         if not self.record.is_grouped:
             self.record.is_grouped = True
             if self.ranks.has_groups:
-                self.ranks.gather_samples(samples)  # refuses wrong samples before the first step is trained
+                self.ranks.gather_samples(samples)  # raises an error for wrong samples before the first step is trained
         if self.order is None and self.progress.step == 0:
             self.first.keep(batch, self.ranks.gather)
         return samples, send_to_device(batch, self.accelerator.device) if is_moved else batch
 
     @property
     def has_probe_batch(self) -> bool:
-        """Return whether `probe_batch` has a micro-batch: always for map-style data, for a stream if it was kept."""
+        """Return whether `probe_batch` has a micro-batch: always for map-style data; for a stream if `first` has it."""
         return self.order is not None or bool(self.first.text)
 
     def probe_batch(self, ranks: int | None = None) -> Any:
@@ -252,16 +257,16 @@ class Training:
 def cut_epoch(steps: int) -> int:
     """Return the number of steps of an epoch, at most the limit that `holdfast prove` sets in the environment.
 
-    With the limit the few steps of a proof cross the end of an epoch.
+    The limit shortens the epochs, so that the few steps of a proof cross the end of an epoch.
     """
     longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
     return min(steps, longest or steps)
 
 
 def _list_roots(recipe: Recipe) -> dict[str, torch.nn.Module]:
-    """Return the model and the extras whose layers `Structure` checks, by the prefix of their layers' names.
+    """Return the model and the extras whose layers `Structure` checks, by the prefix for the layers' names.
 
-    Modules that load a ``state_dict`` with code of their own are left out.
+    Modules whose own code loads their ``state_dict`` are left out.
     """
     found: dict[str, Any] = {"": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
     modules = {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}

@@ -39,7 +39,8 @@ def describe_built(training: Training) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: to_plain(getattr(recipe, name)) for name in ("batch_size", "grad_accum", "clip_norm")
     } | {"steps_per_epoch": training.steps_per_epoch}
-    # The optimizer, modules and extras have names of their own below: skip them among a function's captured values.
+    # The optimizer, modules and extras are recorded below under their own names: skip them among a function's captured
+    # values.
     parts = (recipe.optimizer, *parts_of(recipe.optimizer), *recipe.model.modules(), *recipe.extras.values())
     seen = {id(each) for each in parts}
     for name in ("loss", "after_step", "collate", *(["step"] if recipe.step is not None else [])):
@@ -47,7 +48,7 @@ def describe_built(training: Training) -> dict[str, Any]:
     if isinstance(recipe, Kept):
         found |= _describe_function("loop", recipe.function, seen)
         found |= _describe_constants(recipe.constants, training.ranks.count, seen)
-        if training.virtual is not None:  # the other numbers of ranks change no bit
+        if training.virtual is not None:  # with virtual ranks no other number of ranks changes the bits
             found[f"{VARIABLES}run.ranks_of_a_sample"] = training.ranks.count // training.ranks.data.count
     found |= _describe_optimizer(recipe.optimizer)
     for name, schedule in name_schedules(recipe).items():
@@ -67,11 +68,11 @@ def describe_built(training: Training) -> dict[str, Any]:
 
 
 def _describe_constants(constants: Mapping[str, Any], ranks: int, seen: set[int]) -> dict[str, Any]:
-    """Return the numbers, switches and words among the values that a loop reads and never assigns, by name.
+    """Return, by name, the numbers, booleans and single words among the values that a loop reads and never assigns.
 
     Texts that aren't words are left out, because most of them name files. Some values depend on the number of ranks.
-    Therefore each name contains the number of ranks if there are several: a resume with another number then adds a name
-    instead of changing a value.
+    Therefore, with several ranks, each name contains their number: a resume with another number of ranks then records
+    new names instead of changed values.
     """
     found: dict[str, Any] = {}
     of_ranks = "" if ranks == 1 else f".of_{ranks}_ranks"
@@ -117,7 +118,7 @@ def _describe_object(name: str, thing: Any, seen: set[int]) -> dict[str, Any]:
 
 
 def _class_of(thing: Any) -> type:
-    """Return an object's class; for a module that `fully_shard` has sharded, the class that it had before."""
+    """Return an object's class; for a module that `fully_shard` has sharded, the class from before the sharding."""
     first, *others = type(thing).__bases__
     return others[0] if others and first.__module__.startswith("torch.distributed.fsdp") else type(thing)
 
@@ -151,7 +152,7 @@ def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace):
         seen.add(id(value))
         value = {key: each for key, each in read_attributes(value).items() if not key.startswith("_")}
-    # Only a plain dict: os.environ is another mapping, and may hold secrets.
+    # Only a plain dict, because os.environ is another kind of mapping, and may contain secrets.
     if isinstance(value, dict) and len(value) <= LISTED_ITEMS:
         for key, each in value.items():
             if isinstance(key, str | int):
@@ -175,14 +176,15 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
         return
     if not is_own(inner):
         return
-    # Another Python version compiles other bytecode. Its tag is part of the name, so that the digest of its bytecode
-    # gets a new name and doesn't count as a changed value.
+    # Another Python version compiles other bytecode. Python's tag is part of the name: the digest of another version's
+    # bytecode then has a new name, and doesn't count as a changed value.
     yield f"{name}.code.{sys.implementation.cache_tag}", _digest_code(code)
     values = _find_captured(inner)
     defaults = {**dict(enumerate(inner.__defaults__ or ())), **(inner.__kwdefaults__ or {})}
     for kind, each in (("captured", values), ("defaults", defaults)):
         for key, value in sorted(each.items(), key=str):
-            # None is left out, as paths are: a variable may hold a path or None, depending on whether a file exists.
+            # Leave None out, as paths are left out: whether a variable is a path or None may depend on whether a file
+            # exists.
             if value is not None and not isinstance(value, types.ModuleType | type):
                 yield from _walk(f"{name}.{kind}.{key}", value, seen)
 

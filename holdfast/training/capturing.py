@@ -1,4 +1,4 @@
-"""The state that the next step depends on: capture it from a training, and restore it in the right order."""
+"""Capture the state that the next step depends on from a training, and restore it in the right order."""
 
 import contextlib
 import copy
@@ -22,7 +22,7 @@ from holdfast.training.optimizers import lay_out_state, list_members, parts_of
 def capture(training: Training) -> dict[str, Any]:
     """Return everything that the next step depends on, by component.
 
-    The tensors are the live ones, not copies. All ranks call it together.
+    The tensors are the training's own, not copies. All ranks call it together.
     """
     own, ranks = capture_own(training), training.ranks
     captured = own | {
@@ -37,7 +37,7 @@ def capture(training: Training) -> dict[str, Any]:
 
 
 def capture_own(training: Training) -> dict[str, Any]:
-    """Return the state that a step changes in this rank, by component. This rank can call it alone."""
+    """Return the state that a step changes in this rank, by component. A rank can call this without the other ranks."""
     scaler = training.accelerator.scaler
     return {
         "model": training.recipe.model.state_dict(),
@@ -65,7 +65,7 @@ def copy_extras(training: Training) -> Callable[[], None]:
 
 
 def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
-    """Return the states of all ranks, by rank; a single state if the ranks' extras are equal, or with virtual ranks.
+    """Return the states of all ranks, by rank; only one state if all ranks have equal states, or with virtual ranks.
 
     Args:
         state: this rank's state of a component.
@@ -78,7 +78,7 @@ def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
         return [state]
     if not training.ranks.has_common_state and name != "extras":
         return training.ranks.gather(state)
-    # The ranks' shards differ because they are parts of one extra, so they aren't compared.
+    # Shards aren't compared: they differ between the ranks, because each is a part of one extra.
     cut = {key: each for key, each in state.items() if has_shards(to_payload(each))} if name == "extras" else {}
     if cut:
         others = {key: each for key, each in state.items() if key not in cut}
@@ -97,8 +97,8 @@ def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
 def decode(payload: Payload) -> dict[str, Any]:
     """Return the state that `capture` returned, from a checkpoint's payload.
 
-    The model's tensors are views of the payload: ``load_state_dict`` copies them. A caller that keeps such a tensor
-    keeps the payload's memory in use, too; see `memory.Buffers.lend`.
+    The model's tensors are views of the payload's memory; ``load_state_dict`` copies them later. A caller that keeps
+    one of these tensors also keeps the payload's memory in use; see `memory.Buffers.lend`.
     """
     state: dict[str, Any] = from_payload(payload, lent=["model"])
     return state
@@ -112,7 +112,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
 
     Raises:
         StateError: the saved state of a component doesn't fit what the recipe built.
-        ConfigError: another number of ranks saved the state, and these ranks can't share it out.
+        ConfigError: another number of ranks saved the state, and the present ranks can't divide it among themselves.
     """
     accelerator = training.accelerator
     try:
@@ -120,9 +120,11 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     except ValueError as error:
         raise _unfit("optimizer", str(error)) from None
     model = training.recipe.model
-    # The gate compares with the payload, so a model whose loading might alter the given tensors gets a copy.
+    # The gate compares the restored state with the payload. So a model whose own loading code might alter the given
+    # tensors gets a copy of them.
     weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])
-    # Versions before 0.2 wrote all tensors row by row; a tensor with other strides shows that a later version wrote it.
+    # Versions before 0.2 wrote all tensors row by row. So a tensor with other strides shows that a later version wrote
+    # the state.
     are_laid_out = any(isinstance(each, Tensor) and not lies_by_rows(each) for each in weights.values())
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
@@ -144,18 +146,19 @@ def restore(training: Training, state: dict[str, Any]) -> None:
                 load(name, target, saved)
     load_optimizer(training, state["optimizer"], are_laid_out=are_laid_out)
     for name, extra in training.recipe.extras.items():
-        if _wraps_optimizer(training, extra):  # load it again, now that the optimizer's state has the saved order
+        # load the extra again, after the optimizer: its state now has the saved order
+        if _wraps_optimizer(training, extra):
             load(f"extra {name}", extra, extras.get(name))
     restore_generators(training, state)
 
 
 @contextlib.contextmanager
 def fitted(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool = False) -> Iterator[None]:
-    """Make room for saved tensors in a model, for the block that loads them.
+    """Give a model's buffers the shapes and strides of the saved tensors, for the block that loads these tensors.
 
-    A buffer gets the saved buffer's shape and strides: a step may change these, or set a buffer that was None. The
-    elements of a tensor from ``expand`` share memory. During the block each element has memory of its own. After the
-    block the tensor is expanded again.
+    The saved shape and strides may differ from the built ones, because a step may change them, or set a buffer that was
+    None. The elements of a tensor from ``expand`` share memory. During the block each element has memory of its own.
+    After the block the tensor is expanded again.
 
     Args:
         have_strides: whether the tensors were saved with their strides.
@@ -182,7 +185,7 @@ def fitted(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool = F
 
 
 def only_copies(model: nn.Module) -> bool:
-    """Return whether the model loads with torch's own code alone, which copies the given tensors."""
+    """Return whether only torch's own code loads the model. That code copies the given tensors."""
     return getattr(model.load_state_dict, "__func__", None) is nn.Module.load_state_dict and all(
         type(module)._load_from_state_dict is nn.Module._load_from_state_dict
         and type(module).set_extra_state is nn.Module.set_extra_state
@@ -199,12 +202,12 @@ def load(name: str, target: Any, saved: Any) -> None:
 
     Raises:
         StateError: the saved state doesn't fit the object.
-        RecipeError: the object refuses the state by itself.
+        RecipeError: the object's own code has raised it for this state.
     """
     try:
         target.load_state_dict(saved)
     except RecipeError:
-        raise  # its message already says what to do
+        raise  # the error's message already says what to do
     except (KeyError, IndexError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise _unfit(name, f"{type(error).__name__}: {error}") from error
 
@@ -229,7 +232,7 @@ def load_optimizer(training: Training, saved: dict[str, Any], *, are_laid_out: b
 
 
 def _wraps_optimizer(training: Training, extra: Any) -> bool:
-    """Return whether an attribute of an extra is one of the training's optimizers, so that both may save its state."""
+    """Return whether an attribute of an extra is one of the training's optimizers: both may save its state."""
     parts = {id(part) for part in parts_of(training.recipe.optimizer)}
     is_own = type(extra).__module__.startswith("holdfast.")
     return not is_own and any(id(value) in parts for value in getattr(extra, "__dict__", {}).values())
@@ -254,7 +257,7 @@ def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
 
 
 def _check_shards(training: Training) -> None:
-    """Raise StateError if a restored state of a sharded parameter isn't sharded like the parameter."""
+    """Raise StateError if an optimizer's restored state of a sharded parameter isn't sharded as the parameter is."""
     members: list[tuple[Any, Any]] = list_members(training.recipe.optimizer)
     for name, (part, parameter) in zip(name_parameters(training), members, strict=True):
         for key, value in part.state.get(parameter, {}).items() if is_sharded(parameter) else ():
@@ -264,9 +267,9 @@ def _check_shards(training: Training) -> None:
 
 
 def tie_to_model(training: Training, payload: Payload) -> None:
-    """Put the model's tensors in place of values of an optimizer's state that were these tensors at the save.
+    """Replace each value of an optimizer's state that was a tensor of the model at the save by this tensor.
 
-    SAM, for example, has the model's tensors in its state.
+    For example, the state of the optimizer SAM refers to the model's tensors.
 
     Args:
         payload: the payload that was restored.

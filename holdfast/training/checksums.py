@@ -22,8 +22,9 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
     """Return a checksum, 16 hex characters, for each component of the state that a step changes.
 
     Components are ``buffers``, ``optimizer`` (its hyperparameters), ``optimizer.<kind>`` for each kind of moment,
-    ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``, causes before effects. If the
-    state is sharded, or the ranks hold stages, all ranks call this together and get the checksums of the whole state.
+    ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``. They are ordered so that causes come before effects. If
+    the state is sharded, or the ranks hold stages of a pipeline, all ranks call this together, and get the checksums of
+    the whole state.
 
     Args:
         in_detail: whether each tensor has a checksum of its own, under ``tensors``.
@@ -51,9 +52,9 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
 def _describe_stages(
     training: Training, members: dict[str, dict[str, torch.Tensor]], values: dict[str, int], *, in_detail: bool
 ) -> dict[str, Any]:
-    """Return the checksums of all ranks' stages, and of this rank's extras, which each rank has for itself.
+    """Return the checksums of the whole pipeline's stages, and of this rank's own extras.
 
-    Of tensors that several ranks hold, the lowest rank's count.
+    If several ranks hold a tensor, the lowest rank's tensor counts.
     """
     own = {
         component: dict(zip(each, checksum(list(each.values())), strict=True)) for component, each in members.items()
@@ -80,7 +81,7 @@ def _describe_stages(
 
 
 def _pick(components: dict[str, Any], *, is_extra: bool) -> dict[str, Any]:
-    """Return the components that each rank has for itself, or the others."""
+    """Return the extras' components, which differ between ranks; if ``is_extra`` is False, all other components."""
     return {name: each for name, each in components.items() if name.startswith("extras.") == is_extra}
 
 

@@ -1,8 +1,8 @@
-"""How the ranks of a training cooperate: which work they divide, what they exchange, and which state is common.
+"""How the ranks of a training cooperate: how they divide the work, what they exchange, and which state is common.
 
-There are two ways. `SeparateRanks` train a part of each batch each, with random numbers, extras and a position in the
-data of their own, and average their gradients. `holdfast.training.virtual_ranks.step.VirtualRanks` train shares. The
-number of shares doesn't depend on the number of ranks, so that all ranks have the same state.
+There are two ways. With `SeparateRanks` each rank trains one part of each batch, has its own random numbers, extras and
+position in the data, and the gradients are averaged. With `holdfast.training.virtual_ranks.step.VirtualRanks` a batch
+is cut into a fixed number of shares, whatever the number of ranks, and all ranks have the same state.
 """
 
 import abc
@@ -36,15 +36,15 @@ class Cooperation(abc.ABC):
     """This rank's view of all ranks of a training.
 
     Attributes:
-        has_common_state: whether all ranks have the same generators, extras and position in the data; a checkpoint
-            then has these once.
+        has_common_state: whether all ranks have the same generators, extras and position in the data; a checkpoint then
+            contains them once.
         sums_gradients: whether the ranks sum the gradients themselves, in place of DDP.
         is_alone: whether this rank continues without the others, because one of them is lost; see `surviving`.
         shares: the number of parts into which each batch is cut.
-        data: the data ranks, which say which ranks train the same samples.
+        data: the data-parallel rank of each rank. Ranks with the same data rank train the same samples.
         stages: the stages of a pipeline that the ranks hold; None if the model has the same names in all ranks.
-        part: the part of a rank that this process trains alone; usually None. Its gradient is that rank's own, and
-            what follows from it is no state of the run.
+        part: if this process trains only one rank's part of a step, to check that rank: that part; usually None. The
+            gradient is then that rank's own, and the state after the step isn't a state of the run.
     """
 
     has_common_state: bool
@@ -65,7 +65,7 @@ class Cooperation(abc.ABC):
 
     @property
     def count(self) -> int:
-        """Return the number of ranks of the training, of which this process may train only one rank's part."""
+        """Return the number of ranks of the training, also if this process trains only one rank's part."""
         return self.part.ranks if self.part else self.number
 
     @property
@@ -80,7 +80,7 @@ class Cooperation(abc.ABC):
 
     @property
     def is_main(self) -> bool:
-        """Return whether this rank writes for all ranks: it is the main rank, or it is alone."""
+        """Return whether this rank writes for all ranks: whether it is the main rank, or the only rank left."""
         return self.is_alone or bool(self.accelerator.is_main_process)
 
     @property
@@ -92,13 +92,16 @@ class Cooperation(abc.ABC):
 
     @property
     def exchange_between(self) -> Exchange:
-        """Return the exchange for saves between two commits, which go on beside other saves. All ranks ask together."""
+        """Return a second exchange, for saves between two commits, which may run at the same time as other saves.
+
+        All ranks ask for it together.
+        """
         if self._exchange_between is None:
             self._exchange_between = Exchange(self.accelerator.device)
         return self._exchange_between
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values that all ranks pass, by rank."""
+        """Return the values that all ranks pass to this call, by rank."""
         return gather_object([value]) if self.has_others else [value]
 
     @property
@@ -128,26 +131,27 @@ class Cooperation(abc.ABC):
         return [each for _, (_, each) in sorted(found.items())]
 
     def share_buffers(self, module: nn.Module) -> None:
-        """Copy the main rank's buffers to all ranks, as DDP does before each step. A checkpoint has these buffers.
+        """Copy the main rank's buffers to all ranks, as DDP does before each step. A checkpoint contains these buffers.
 
-        Ranks that hold stages of a pipeline have other buffers each, and keep them. All ranks call it together.
+        Ranks that hold different stages of a pipeline keep their own buffers. All ranks call it together.
         """
         for buffer in module.buffers() if self.has_others and self.stages is None else ():
             share_tensor(buffer)
 
     def share_saved_buffers(self, module: nn.Module) -> None:
-        """Copy the main rank's buffers to all ranks, without those that no checkpoint has; see `share_buffers`."""
+        """Copy the buffers that a checkpoint contains from the main rank to all ranks; see `share_buffers`."""
         for each in module.modules() if self.has_others else ():
             for name, buffer in each._buffers.items():
                 is_saved = name not in each._non_persistent_buffers_set
                 if buffer is None or not is_saved or is_sharded(buffer):
                     continue
-                if buffer.device.type == self.accelerator.device.type:  # NCCL can't send a CPU's, such as an average's
+                # NCCL can't send a buffer on the CPU, such as one of an average's
+                if buffer.device.type == self.accelerator.device.type:
                     share_tensor(buffer)
 
     @property
     def states(self) -> int:
-        """Return the number of ranks whose states a checkpoint has."""
+        """Return the number of ranks whose own states a checkpoint contains."""
         return 1 if self.has_common_state else self.count
 
     @property
@@ -158,15 +162,15 @@ class Cooperation(abc.ABC):
     @property
     @abc.abstractmethod
     def has_parts(self) -> bool:
-        """Return whether a trail can have facts of single ranks, or of single shares of a batch."""
+        """Return whether a trail can record facts of single ranks, or of single shares of a batch."""
 
     def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Take the facts for `describe_parts` that only the step itself shows. The step is trained in the block."""
+        """Record facts for `describe_parts` that only exist during a step. The block trains the step."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod
     def check_optimizer(self, optimizer: Any) -> None:
-        """Raise ConfigError if this optimizer can't train a model of which each rank holds a part."""
+        """Raise ConfigError if this optimizer can't train a model that is cut into parts, one for each rank."""
 
     @abc.abstractmethod
     def attach(self, models: Sequence[nn.Module]) -> None:
@@ -181,7 +185,7 @@ class Cooperation(abc.ABC):
         """Seed this rank's random numbers, after all ranks have built the same model from the same seed.
 
         Args:
-            keeps_seeds: whether to leave this rank's seed as it is if the program has seeded the ranks differently.
+            keeps_seeds: whether to keep the ranks' present seeds if the program has given each rank a different seed.
         """
 
     @abc.abstractmethod
@@ -193,7 +197,7 @@ class Cooperation(abc.ABC):
         """Return the mean of each logged number over ranks and shares.
 
         Args:
-            numbers: for each logged number, this rank's scalar; with virtual ranks, a tensor of shape (shares,).
+            numbers: this rank's value of each logged number: a scalar; with virtual ranks, a tensor of shape (shares,).
         """
 
     @abc.abstractmethod
@@ -206,10 +210,10 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the facts of this rank in a step; with virtual ranks, the facts of each of its shares.
+        """Return the facts that a trail records of this rank in a step; with virtual ranks, of each of its shares.
 
-        `holdfast.checkpoint.departure` compares them, so that a proof or an audit can name the rank in which two
-        trainings differ first.
+        `holdfast.checkpoint.departure` compares the facts of two trainings, so that a proof or an audit can name the
+        rank in which the trainings differ first.
 
         Args:
             step: the step that was trained last.
@@ -220,7 +224,7 @@ class Cooperation(abc.ABC):
 
 
 class SeparateRanks(Cooperation):
-    """Ranks that each train a part of each batch, with random numbers, extras and a position of their own."""
+    """Ranks that each train one part of each batch, with their own random numbers, extras and position in the data."""
 
     has_common_state = False
     sums_gradients = False
@@ -239,7 +243,7 @@ class SeparateRanks(Cooperation):
         return self.count > 1
 
     def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        # Where several ranks train one sample, a rank's gradient can't be computed without the others.
+        # If several ranks train the same sample, one rank's gradient can't be computed without the other ranks.
         is_alone = self.data.count == self.count and self.stages is None
         return self._gradients.watching(model) if is_alone else contextlib.nullcontext()
 
@@ -247,7 +251,7 @@ class SeparateRanks(Cooperation):
         pass  # FSDP2 averages the gradients of each element over the ranks, whatever the optimizer
 
     def attach(self, models: Sequence[nn.Module]) -> None:
-        """Check that the models' layout fits the samples, as DDP, FSDP2 or `Synchronized` averages the gradients."""
+        """Check that the models' layout fits the samples. DDP, FSDP2 or `Synchronized` averages the gradients."""
         for model in models if self.number > 1 else ():
             check_model(model, self.data, is_told=self._is_told)
 

@@ -1,7 +1,7 @@
 """The data-parallel rank: which ranks train the same samples, and which train different ones.
 
-Without tensor, pipeline or context parallelism every rank trains samples of its own. With one of these the ranks of a
-group train one model together, and need the same samples and the same random numbers.
+Without tensor, pipeline or context parallelism every rank trains different samples. With such parallelism the ranks of
+a group compute one model together, and need the same samples and the same random numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +26,8 @@ class DataRanks:
     Attributes:
         numbers: the data ranks, by rank. Ranks of one data rank train the same samples, with the same random numbers.
         rank: this rank's number.
-        meshes: the ranks that train different samples and hold the same part of the model, by data rank; a tuple for
-            each part of the model.
+        meshes: for each part of the model, a tuple of the ranks that hold this part and train different samples, by
+            data rank.
     """
 
     numbers: tuple[int, ...]
@@ -55,7 +55,7 @@ class DataRanks:
         return self.numbers.index(self.number) == self.rank
 
     def make_group(self) -> Any:
-        """Return a process group of this rank's `peers`; None for all ranks. All ranks call it together."""
+        """Return a process group of this rank's `peers`; None if these are all ranks. All ranks call it together."""
         if len(self.meshes) == 1:
             return None
         groups = {peers: distributed.new_group(list(peers)) for peers in self.meshes}
@@ -63,7 +63,7 @@ class DataRanks:
 
 
 def separate(accelerator: Accelerator) -> DataRanks:
-    """Return data ranks with which each rank trains samples of its own.
+    """Return the data ranks of ranks that all train different samples: each rank's data rank is its own number.
 
     A process that trains one rank's part alone gets the data rank of that rank.
     """
@@ -73,7 +73,7 @@ def separate(accelerator: Accelerator) -> DataRanks:
 
 
 def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
-    """Return the data ranks of a mesh. All ranks call it together.
+    """Return the data ranks that follow from a mesh. All ranks call it together.
 
     Args:
         mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone, with any number of dimensions.
@@ -124,8 +124,8 @@ def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
     """Raise RecipeError if the layout of a model shows that the data ranks are wrong.
 
     Args:
-        is_told: whether the program has named its data ranks. If so, ranks that share a tensor's computation may train
-            different samples, as with expert parallelism.
+        is_told: whether the program itself has set its data ranks. Then ranks that compute with a tensor together may
+            train different samples, as with expert parallelism.
     """
     for name, together, apart in _list_groups(model):
         if not is_told and len({data.numbers[each] for each in together}) > 1:
@@ -148,8 +148,8 @@ def _join(ranks: Sequence[int]) -> str:
 def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int], list[int]]]:
     """Yield each parameter's name, the ranks that compute with it together, and the ranks that average its gradient.
 
-    FSDP2 gathers a parameter before it is used, so FSDP2's ranks don't compute together. If another plan, such as
-    tensor parallelism, has sharded the parameter first, the mesh's last dimension is that plan's.
+    FSDP2 gathers a parameter before its use, so the ranks of FSDP2 don't compute together. If another plan, such as
+    tensor parallelism, has sharded the parameter before FSDP2, the mesh's last dimension belongs to that plan.
     """
     if not any(map(is_sharded, model.parameters())):
         return
@@ -172,9 +172,10 @@ def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int], list[int]]]
 
 
 def has_plan(parameter: Any) -> bool:
-    """Return whether another plan has sharded a parameter of FSDP2's before: the mesh's last dimension is that plan's.
+    """Return whether another plan has sharded a parameter before FSDP2.
 
-    FSDP2 alone has a mesh of one dimension, or of two for HSDP, whose first dimension has replicas.
+    The last dimension of the parameter's mesh then belongs to that plan. FSDP2 alone uses a mesh of one dimension, or
+    of two dimensions for HSDP; the first of these counts the replicas.
     """
     mesh: Any = parameter.device_mesh
     return bool(mesh.ndim > 2 or (mesh.ndim == 2 and not parameter.placements[0].is_replicate()))

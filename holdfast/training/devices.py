@@ -1,4 +1,4 @@
-"""The device that training runs on, and accelerate's part in it."""
+"""The device that training runs on, and the accelerator from accelerate that prepares it."""
 
 import os
 
@@ -20,13 +20,13 @@ from holdfast.terminal import counted
 # Options of DistributedDataParallel with which a resumed run ends on the same bits, whatever the loop does.
 DDP_OPTIONS = {
     # With other values of these two, DDP rearranges its buckets after a process's first step. If more than two ranks
-    # sum in a ring, an element's place in its bucket decides in which order they sum it. Unused parameters have to be
-    # found, because a step may leave parameters out.
+    # sum in a ring, an element's place in its bucket decides in which order the ranks' values are summed. DDP has to
+    # find unused parameters, because a step may not use all parameters.
     "find_unused_parameters": True,
     "static_graph": False,
     # DDP divides a gradient that is a view of its bucket by the number of ranks, and multiplies any other gradient by
-    # the inverse, which may round differently. With views, a gradient that the loop leaves to the next step would be a
-    # view before a resume, and none after it.
+    # the inverse, which may round differently. A gradient that the loop keeps for the next step would be a view before
+    # a resume, but not after the resume.
     "gradient_as_bucket_view": False,
 }
 
@@ -40,7 +40,7 @@ def choose_cuda(compute: Compute) -> bool:
     use_cuda = torch.cuda.is_available() and compute.device != "cpu"
     if compute.device == "cuda" and not use_cuda:
         raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='set device = "auto" or "cpu"')
-    # Under another launcher a rank may see its own GPU alone, so that the count here says nothing.
+    # Under another launcher a rank may see only its own GPU, so the number of visible GPUs says nothing here.
     if use_cuda and torch.cuda.device_count() < compute.rank_count and not compute.is_attached:
         raise too_few_gpus(compute.rank_count, f"torch sees {counted(torch.cuda.device_count(), 'GPU')} here")
     if compute.mixed_precision == "fp16" and not use_cuda:
@@ -77,12 +77,12 @@ def prepare_device(config: RunConfig) -> Accelerator:
 
 
 def connect_attached(compute: Compute, use_cuda: bool) -> None:
-    """Connect the ranks that another launcher has started, under store keys that no earlier ranks have used.
+    """Connect the ranks that another launcher has started, under keys in its store that no earlier ranks have used.
 
-    torchrun serves one store to the first ranks and to those that it restarts (``--max-restarts``; seen in torch 2.13).
-    Without a prefix gloo would find the addresses of dead ranks there, and connect to them.
+    torchrun gives its restarted ranks the same store as its first ranks (``--max-restarts``; seen in torch 2.13).
+    Without a new prefix gloo would find the addresses of dead ranks in this store, and try to connect to them.
     """
-    prefix = os.environ[MARK_VARIABLE]  # only the ranks of one machine have the same mark
+    prefix = os.environ[MARK_VARIABLE]  # only ranks of the same machine have the same mark
     if compute.has_nodes:
         prefix = "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"))
     store, rank, size = next(rendezvous("env://"))
@@ -92,7 +92,7 @@ def connect_attached(compute: Compute, use_cuda: bool) -> None:
 
 
 def required_of_ddp(ranks: int) -> dict[str, bool]:
-    """Return the options with which a user's own DistributedDataParallel ends on the same bits after a resume.
+    """Return the options that a user's own DistributedDataParallel needs to give the same bits after a resume.
 
     With one or two ranks no option is needed: a sum of two numbers doesn't depend on their order, and halving is exact.
     """

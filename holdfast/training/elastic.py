@@ -1,8 +1,8 @@
 """The resume of a checkpoint that another number of ranks has saved.
 
-Without virtual ranks each rank has generators, extras and a position in the data of its own. A state that is equal in
-all ranks continues with any number of ranks. Generators that differ are seeded anew. If extras or positions differ, the
-resume is refused.
+Without virtual ranks each rank has its own generators, extras and position in the data. If such a state is equal in all
+ranks, any number of ranks can resume from it. If generators differ, they are seeded anew. If extras or positions
+differ, the resume is refused.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ from holdfast.state import to_payload
 from holdfast.terminal import counted
 from holdfast.training.build import Training
 
-# The component of a state that has the data ranks, if ranks train the same samples.
+# The component of a state that contains the data ranks; only saved if several ranks train the same samples.
 DATA_RANKS = "data_ranks"
 
 
@@ -29,10 +29,10 @@ def digest_state(name: str, state: Any) -> str:
 
 
 def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return how many ranks saved a state; None if the present ranks can continue the saved states one by one.
+    """Return how many ranks saved a state; None if each present rank can continue one of the saved states.
 
-    They can if as many states were saved as the present ranks save, and if the same ranks train the same samples (see
-    `DataRanks`). Virtual ranks save a single state, whatever their number, and all continue it.
+    They can if the number of saved states is the number that the present ranks would save, and if the same ranks train
+    the same samples (see `DataRanks`). With virtual ranks a single state is saved, which any number of ranks continues.
     """
     others, ranks = len(saved["rng"]), training.ranks
     is_same = ranks.has_common_state or _list_data_ranks(saved) == [*ranks.data.numbers]
@@ -40,7 +40,7 @@ def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
 
 
 def count_other_data_ranks(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return the number of data ranks that saved a state; None if the present ranks continue their states."""
+    """Return how many data ranks saved a state; None if the present ranks continue the saved states."""
     return None if count_others(training, saved) is None else len(set(_list_data_ranks(saved)))
 
 
@@ -50,7 +50,7 @@ def _list_data_ranks(saved: Mapping[str, Any]) -> list[int]:
 
 
 def restore_generators(training: Training, saved: Mapping[str, Any]) -> None:
-    """Restore this rank's generators. Call it when ``training.progress`` is restored.
+    """Restore this rank's generators. Call it after ``training.progress`` was restored.
 
     If another number of ranks saved them, seed them from the run's seed, the step and the data rank. Every resume at
     this step with this number of ranks then draws the same numbers.
@@ -93,7 +93,7 @@ def take_position(training: Training, saved: Mapping[str, Any]) -> Any:
     """Return this rank's position in the data.
 
     Raises:
-        ConfigError: another number of ranks saved the position, and each rank has a position of its own.
+        ConfigError: another number of ranks saved the positions, and the positions differ between the ranks.
     """
     parts = saved["data"]
     if count_others(training, saved) is None:

@@ -1,4 +1,4 @@
-"""A stream's first micro-batch, kept for the probe: unlike map-style data, a stream can't be read at an index."""
+"""A stream's first micro-batch, kept for the probe because a stream, unlike map-style data, has no index."""
 
 import base64
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from holdfast import state
 from holdfast.checkpoint import deserialize, serialize
 from holdfast.errors import StateError
 
-# The largest batch that is kept, because each checkpoint's metadata has it. With a larger one the stream has no default
-# probe.
+# The size of the largest batch that is kept. The limit is low, because each checkpoint's metadata contains the batch.
+# With a larger batch the stream has no default probe.
 LARGEST_BYTES = 2**18
 
 
@@ -27,7 +27,7 @@ class FirstBatch:
     def keep(self, batch: Any, gather: Callable[[Any], list[Any]]) -> None:
         """Keep a copy of the batch if this is the first call. All ranks call it together.
 
-        A batch that is too large, or has values that only a pickle could save, isn't kept.
+        A batch isn't kept if it is too large, or contains values that only a pickle could save.
         """
         if self._is_over:
             return

@@ -1,7 +1,7 @@
-"""Parameter groups and frozen parameters that a step changes, and their restore.
+"""The changes that steps make to parameter groups and frozen parameters, and their restore.
 
 Gradual unfreezing adds a parameter group in a step; other programs move parameters between groups. A checkpoint lists
-the new groups by the names of their parameters. A resume makes the same groups before it loads their state.
+each new group by the names of its parameters. A resume creates the same groups before it loads their state.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ from holdfast.provenance.location import find_place
 from holdfast.recipe import Recipe
 from holdfast.training.optimizers import list_stepped, parts_of
 
-# Keys of a saved optimizer state: REGROUPED is there if a step has changed the groups, and FROZEN if the steps of a
-# recipe have frozen or unfrozen parameters. (Of a loop, `modes.Modes` saves the frozen parameters.)
+# Keys of a saved optimizer state: REGROUPED is present if a step has changed the groups, and FROZEN if a recipe's steps
+# have frozen or unfrozen parameters. (For a loop, `modes.Modes` saves the frozen parameters.)
 REGROUPED, FROZEN = "regrouped", "frozen"
 
 
 class Grouping:
-    """The parameter groups, and the frozen parameters, as they were built."""
+    """The parameter groups and the frozen parameters as the recipe built them."""
 
     def __init__(self, recipe: Recipe, advice: str) -> None:
         """
         Args:
-            advice: the hint of the error about a parameter that was added after the first step.
+            advice: the hint for the error about a parameter that was added after the first step.
         """
         self._recipe, self._advice = recipe, advice
         self._parts = [[[*group["params"]] for group in each.param_groups] for each in parts_of(recipe.optimizer)]
@@ -48,18 +48,19 @@ class Grouping:
         self._seen = list_stepped(recipe.optimizer), self._built_counts
 
     def name_known(self) -> dict[int, str]:
-        """Return a name for each parameter that a resumed process can find again, by the parameter's id.
+        """Return, by parameter id, the names of the parameters that a resumed process can find again.
 
         A parameter of the model is named ``layer.weight``, and a registered module's ``extras.critic.weight``. Any
-        other parameter is named by its place in the built optimizer: ``0.3`` is the fourth of the first group.
+        other parameter is named by its place in the optimizer as built: ``0.3`` is the fourth parameter of the first
+        group.
         """
         return self._own_names | {id(each): name for name, each in reversed(_list_named(self._recipe))}
 
     def describe(self, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """Return the changes of groups and frozen parameters since the build, for a checkpoint; empty if unchanged.
+        """Return, for a checkpoint, the changes of groups and frozen parameters since the recipe was built, if any.
 
         Args:
-            groups: the names of each group's parameters now.
+            groups: the present names of each group's parameters.
         """
         found: dict[str, Any] = {}
         if self._count() != self._built_counts or not all(map(self.is_built, range(len(groups)), groups)):
@@ -69,7 +70,7 @@ class Grouping:
         return found
 
     def is_built(self, number: int, names: Sequence[str]) -> bool:
-        """Return whether a group has the same parameters, in any order, as the built group of that number."""
+        """Return whether a group has the same parameters, in any order, as the group of this number when built."""
         return number < len(self._names) and sorted(names) == self._names[number]
 
     def check(self, step: int, *, is_looked_at: bool) -> None:
@@ -109,8 +110,8 @@ class Grouping:
             saved: the optimizer's state in a checkpoint.
 
         Raises:
-            ValueError: steps had changed the groups before the save, and the recipe doesn't build the groups any more
-                from which they started; or a saved parameter is missing now.
+            ValueError: steps had changed the groups before the save, and the recipe now builds other groups than it did
+                then; or a saved parameter is missing now.
         """
         if not self._recipe.has_own_loop:
             freeze(self._recipe.model, {*saved.get(FROZEN, self._frozen)})
@@ -131,7 +132,7 @@ class Grouping:
             _regroup(part, found, [group for _, group in own])
 
     def _find(self, number: int, names: Sequence[str]) -> list[nn.Parameter]:
-        """Return the parameters of a saved group, in the built order if the recipe has built the same group."""
+        """Return the parameters of a saved group; if the recipe has built the same group, in the order as built."""
         if self.is_built(number, names):
             return [group for part in self._parts for group in part][number]
         built = [each for part in self._parts for group in part for each in group]
@@ -145,7 +146,7 @@ class Grouping:
         return [len(part.param_groups) for part in parts_of(self._recipe.optimizer)]
 
     def _digest(self) -> str:
-        """Return a digest of the groups that were built."""
+        """Return a digest of the groups as the recipe built them."""
         return hashlib.sha256(canonical_json([self._built_counts, self._names])).hexdigest()[:16]
 
 
@@ -182,7 +183,7 @@ def _regroup(part: torch.optim.Optimizer, wanted: Sequence[Sequence[Any]], saved
 
     Args:
         wanted: the parameters of each group.
-        saved: the saved groups; a group that the optimizer lacks gets its hyperparameters from here.
+        saved: the saved groups; a new group gets its hyperparameters from the saved group.
     """
     for group, members in zip(part.param_groups, wanted, strict=False):
         if len(group["params"]) != len(members) or not all(map(_is_same, group["params"], members)):

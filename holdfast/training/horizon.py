@@ -1,4 +1,4 @@
-"""The steps at which events take place, such as an anneal's end: a proof may be too short to reach an event."""
+"""The steps of events such as an anneal's end, so that a proof can say which events it is too short to reach."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from holdfast.schedule import Schedule
 from holdfast.training.build import Training
 from holdfast.training.schedulers import name_schedules
 
-# The attributes of torch's schedulers that hold the steps at which a schedule ends or changes.
+# The attributes of torch's schedulers with the steps at which a schedule ends or changes.
 MILESTONES = ("milestones", "_milestones", "step_size", "T_max", "T_0", "total_iters", "total_steps", "step_size_up")
 
 
@@ -31,7 +31,7 @@ def list_events(training: Training) -> dict[str, float]:
 
 
 def find_idle(training: Training) -> list[str]:
-    """Return a warning for each `Schedule` that ends before the run does and leaves a learning rate of 0."""
+    """Return a warning for each `Schedule` that ends before the run, with a learning rate of 0 from then on."""
     epoch, epochs = training.steps_per_epoch, training.config.epochs
     found = []
     for name, schedule in name_schedules(training.recipe).items():

@@ -18,7 +18,7 @@ from holdfast.training.optimizers import lay_out_state
 
 
 def begin_from(training: Training, payload: Payload, metadata: Metadata, init: InitFrom) -> None:
-    """Load the checkpoint's weights into a model at step 0, and the other parts of its state that ``init`` names.
+    """Load a checkpoint's weights into a model at step 0, and the other components of its state that ``init`` names.
 
     Learning rates and all other hyperparameters stay as the recipe built them, even if the optimizer's moments are
     loaded.

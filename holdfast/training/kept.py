@@ -1,4 +1,4 @@
-"""The objects that a loop keeps, in the form of a recipe: sorted into modules, optimizers, schedulers and extras."""
+"""The objects that a loop passes to `Run.keep`, sorted as in a recipe: modules, optimizers, schedulers, extras."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED = (
 )  # fmt: skip
 
 
-# Where a variable was found: in a loop of the user's own, or among the framework's objects that an adapter lists.
+# Where a variable was found: in a user's own loop, or among the framework's objects that an adapter lists.
 LOOP, FRAMEWORK = "loop", "framework"
 
 
@@ -41,15 +41,16 @@ class Variable(NamedTuple):
 
 @dataclass(kw_only=True)
 class Kept(Recipe):
-    """The objects that a loop keeps, as a recipe without a loss: the loop trains the steps itself.
+    """The objects that a loop keeps, as a recipe without a loss, because the loop trains the steps itself.
 
     Args:
         function: the user's function.
-        originals: the objects as the loop passed them, which may be wrappers of the objects in the other fields.
+        originals: the objects as the loop passed them to `Run.keep`: they may be wrappers of the objects in the other
+            fields.
         own: Holdfast's and accelerate's objects, which `find_forgotten` doesn't look into.
         list_variables: returns the variables that the loop's functions carry, for `find_forgotten`.
         constants: the plain values that the loop reads and never assigns, by name.
-        schedulers: the schedulers, which the loop steps itself, in the order of their names.
+        schedulers: the schedulers, in the order of their names; the loop steps them itself.
         scheduler_names: the names of `schedulers`.
         modules: the modules by name: the model, or its parts.
 
@@ -103,11 +104,12 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         elif isinstance(each, LRScheduler | ReduceLROnPlateau):
             schedulers[name] = each
         else:
-            # Check again: since `keep` the loop may have begun to iterate over the loader.
+            # `keep` has checked this already; check it again, because the loop may have begun to iterate over the
+            # loader since.
             refuse_inexact(f"run.keep({name}=...)", each)
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
-    # An optimizer inside another kept optimizer is saved with that optimizer.
+    # An optimizer inside another kept optimizer isn't saved alone: the outer optimizer's state contains it.
     inside = {id(value) for each in optimizers.values() for value in vars(each).values()}
     optimizers = {name: each for name, each in optimizers.items() if id(each) not in inside}
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
@@ -128,14 +130,14 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
 
 
 def list_checkpointed(accelerator: Accelerator, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, by name, the objects registered by ``accelerator.register_for_checkpointing`` and not by ``run.keep``."""
+    """Return, by name, the objects from ``accelerator.register_for_checkpointing`` that aren't kept by ``run.keep``."""
     known = {id(each) for each in objects.values()}
     found = accelerator._custom_objects
     return {f"registered_{number}": each for number, each in enumerate(found) if id(each) not in known}
 
 
 def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "Inner"]:
-    """Return the optimizers that are attributes of kept optimizers, as in SAM; torch's ``state_dict`` lacks them."""
+    """Return the optimizers that are attributes of kept optimizers, as in SAM, because ``state_dict`` lacks them."""
     kept = {id(each) for each in optimizers.values()}
     return {
         f"{name}.{key}": Inner(each, value)
@@ -147,7 +149,7 @@ def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "I
 
 
 class Inner:
-    """The state of an optimizer that another optimizer contains. The two may share their parameter groups."""
+    """The state of an optimizer that is an attribute of another optimizer. Both may have the same parameter groups."""
 
     def __init__(self, outer: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -185,7 +187,7 @@ class InnerOptimizers:
 
 
 class Count:
-    """accelerate's count of accumulated steps, as a state."""
+    """accelerate's count of the micro-batches accumulated so far, as an object with a state."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

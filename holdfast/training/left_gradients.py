@@ -11,26 +11,28 @@ from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, lay_as, local_of
 from holdfast.training.optimizers import list_stepped, parts_of, read_rates
 
-# How a loop treats gradients after an optimizer's step(). NEW: unknown, before the first call. ONCE: unknown, after one
-# call. SET_TO_NONE: the loop sets gradients to None. LEFT: it keeps them, or zeroes them in place.
+# How a loop treats gradients after an optimizer's step(). NEW: unknown, because step() wasn't called yet. ONCE:
+# unknown, because step() was called only once. SET_TO_NONE: the loop sets gradients to None. LEFT: the loop keeps
+# gradients, or sets them to zero in place.
 NEW, ONCE, SET_TO_NONE, LEFT = "new", "once", "set to none", "left"
 
-# Stands for the version of a restored gradient that was changed between its optimizer's step() and the checkpoint. No
-# real gradient has this version.
+# The version that is noted for a restored gradient which was changed between its optimizer's step() and the checkpoint.
+# No real gradient has this version.
 CHANGED = -1
 
 
 class Gradients:
-    """The gradients that a training step leaves for the next one.
+    """The gradients that a training step keeps for the next training step.
 
     An optimizer takes a gradient when its ``step()`` updates the parameter. Most loops then set the gradient to None
-    before the next backward pass: no checkpoint has such a gradient. Other loops set gradients to zero in place, or
-    never clear them: their next training step depends on the gradients. An optimizer's second call of ``step()`` shows
-    which kind of loop it is. Before that call, and for loops of the second kind, checkpoints have all gradients that
-    the optimizer uses.
+    before the next backward pass: a checkpoint doesn't contain such a gradient. Other loops set gradients to zero in
+    place, or never clear them: their next training step depends on the gradients. At an optimizer's second call of
+    ``step()`` the gradients show what the loop does. Before that call, and for loops that don't set gradients to None,
+    checkpoints contain all gradients that the optimizer uses.
 
     Attributes:
-        lrs: the learning rates of all groups when the training step first calls an optimizer's ``step()``; None before.
+        lrs: the learning rates of all groups at the training step's first call of an optimizer's ``step()``; None
+            before it.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
@@ -38,19 +40,23 @@ class Gradients:
         self.lrs: list[float] | None = None
         self._parts = parts_of(optimizer)
         self._ways = [NEW] * len(self._parts)
-        self._stepping: set[int] = set()  # the optimizers whose step() was called in this training step
-        # By parameter: the gradient in the last step() of its optimizer, and the gradient's version at that time.
+        self._stepping: set[int] = set()  # the optimizers whose step() was called during this training step
+        # By parameter: the gradient that the last step() of its optimizer used, and the gradient's version at that
+        # time.
         self._taken: dict[int, tuple[TensorWeakRef, int]] = {}
         for number, part in enumerate(self._parts):
             part.register_step_pre_hook(functools.partial(self._note, number))
             part.register_step_post_hook(functools.partial(self._take, number))
 
     def _note(self, number: int, *_: object) -> None:
-        """Find out whether the loop has cleared the last call's gradients. A hook before an optimizer's ``step()``."""
+        """Find out whether the loop has cleared the gradients since the last ``step()``.
+
+        A hook, called before ``step()``.
+        """
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
         stepped = list_stepped(self._parts[number])
-        # When the kind of loop is known, check one gradient only: this runs in every training step.
+        # Once it is known what the loop does, check one gradient only, because this runs in every training step.
         looked_at = stepped if self._ways[number] == ONCE else stepped[:1]
         if self._ways[number] not in (NEW, LEFT) and any(map(self._is_same, looked_at)):
             self._ways[number] = LEFT
@@ -72,16 +78,16 @@ class Gradients:
             self._taken[id(parameter)] = TensorWeakRef(gradient), _version_of(gradient) if is_unchanged else CHANGED
 
     def _is_same(self, parameter: Tensor) -> bool:
-        """Return whether a parameter's gradient is the tensor of its optimizer's last ``step()``, perhaps changed."""
+        """Return whether a parameter's gradient is the tensor that the last ``step()`` used; its values may differ."""
         taken = self._taken.get(id(parameter))
         return taken is not None and parameter.grad is not None and taken[0]() is parameter.grad
 
     def _is_taken(self, parameter: Tensor) -> bool:
-        """Return whether a parameter's gradient is that of its optimizer's last ``step()``, unchanged since then."""
+        """Return whether a parameter's gradient is the tensor that the last ``step()`` used, unchanged since then."""
         return self._is_same(parameter) and self._taken[id(parameter)][1] == _version_of(parameter.grad)
 
     def end_step(self) -> list[float] | None:
-        """Find out whether the loop has kept gradients in this training step. Return `lrs`, and set it to None."""
+        """Find out whether the loop has kept gradients in this training step. Return `lrs`, and reset `lrs` to None."""
         for number, part in enumerate(self._parts):
             if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
                 stepped = list_stepped(part)
@@ -95,7 +101,7 @@ class Gradients:
         """Set all gradients to None.
 
         Raises:
-            RecipeError: no optimizer has taken a gradient in a ``step()``.
+            RecipeError: no optimizer's ``step()`` has used a gradient.
         """
         if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(
@@ -106,12 +112,12 @@ class Gradients:
             each.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, by parameter name, the gradients that the next training step may depend on.
+        """Return, by parameter name, the gradients on which the next training step may depend.
 
         The key "" records how the loop clears gradients. It is missing if the loop sets all of them to None.
         """
         found: dict[str, Any] = {}
-        taken: dict[str, bool] = {}  # by name: whether a gradient is unchanged since its optimizer's step()
+        taken: dict[str, bool] = {}  # by parameter name: whether the gradient is unchanged since its optimizer's step()
         settled = {
             id(each)
             for way, part in zip(self._ways, self._parts, strict=True)
@@ -137,7 +143,7 @@ class Gradients:
                 self._note_taken(each, known["taken"][name])
 
     def _list_parameters(self) -> list[tuple[str, Tensor]]:
-        """Return, with their names, the model's parameters and further parameters that the optimizers step."""
+        """Return the model's parameters, and all other parameters that the optimizers step, each with its name."""
         found: list[tuple[str, Tensor]] = [*self._model.named_parameters()]
         known = {id(each) for _, each in found}
         for number, group in enumerate(self._optimizer.param_groups):

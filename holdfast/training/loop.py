@@ -25,19 +25,19 @@ from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import undisturbed
 from holdfast.training.virtual_ranks.step import VirtualRanks
 
-# Called with the finished step, its loss (None if a loop logs none), and the steps per second since `steps` began.
+# Called with the finished step, its loss (None if a loop logs no loss), and the steps per second since `steps` began.
 Report = Callable[[int, float | None, float], None]
 
 
 def steps(
     training: Training, stop: int, is_stopping: Callable[[], bool], report: Report = lambda *done: None
 ) -> Iterator[None]:
-    """Yield before each step, and record the step afterwards. The caller trains it and sets `StepRecord.trained`.
+    """Yield before each step, and record the step afterwards. The caller trains the step and sets `StepRecord.trained`.
 
-    A step of ``training.program.skipped`` isn't yielded: its batches are drawn and not trained.
+    For a step of ``training.program.skipped`` nothing is yielded: its batches are drawn, but not trained.
 
     End when the run has ``stop`` completed steps, or when ``is_stopping``, called before each step, returns True. The
-    training's random generators are in force only while the caller trains.
+    training's random generators are active only while the caller trains.
     """
     began, first = time.monotonic(), training.progress.step
     if not first:
@@ -66,7 +66,8 @@ def steps(
             speed = (step - first) / (time.monotonic() - began)
             report(step, read_lines(training)[-1].get("loss"), speed)
         elif step - first <= REHEARSED_STEPS:
-            read_lines(training)  # hands the trail to `note_lines`: new ranks are compared with it if this rank dies
+            # this also passes the trail to `note_lines`: if this rank dies, the new ranks' trail is compared with it
+            read_lines(training)
 
 
 def settle(training: Training) -> None:
@@ -80,7 +81,7 @@ def settle(training: Training) -> None:
 
 
 def train_step(training: Training) -> Unread:
-    """Train one optimizer step of a recipe. Return its loss and other numbers as tensors on the device."""
+    """Train one optimizer step of a recipe. Return the loss and other numbers of the step as tensors on the device."""
     recipe = training.recipe
     training.model.train()
     lrs, anneals = training.lrs, training.anneals
@@ -124,7 +125,7 @@ def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
 
 
 def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Step along the gradient of the recipe's loss, as `_learn` does, in shares whose sums have a fixed order."""
+    """Train a step as `_learn` does, but in shares, whose gradients are summed in a fixed order."""
     accelerator, recipe = training.accelerator, training.recipe
     assert recipe.loss is not None
     names: list[str] = []
@@ -132,7 +133,7 @@ def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[st
         with accelerator.autocast():
             loss = recipe.loss(training.model, batch)
         if virtual.is_last:
-            heartbeats.mark(Place.SYNCING)  # the backward pass exchanges gradients
+            heartbeats.mark(Place.SYNCING)  # the ranks exchange gradients during this backward pass
         with virtual.overlapped():
             accelerator.backward(loss)
         virtual.log("loss", loss.detach().float().reshape(()))
@@ -182,7 +183,7 @@ def end_epoch(training: Training) -> None:
     training.record.measured = {name: value for name, value in found.items() if training.recipe.is_measured(name)}
     metrics = {name: value for name, value in found.items() if name not in training.record.measured}
     known = {name for each in [*progress.history, {"metrics": metrics}] for name in each["metrics"]}
-    if known:  # an evaluation may return no metric at first
+    if known:  # an evaluation may return no metrics in the first epochs
         check_best(training.config.retention.keep_best, known)
     last |= {name: value for name, value in (("metrics", metrics), ("measured", training.record.measured)) if value}
     if not training.recipe.has_own_loop:  # a user's own loop steps its schedulers itself
@@ -193,10 +194,10 @@ def end_epoch(training: Training) -> None:
 
 
 def evaluate_recipe(training: Training) -> tuple[dict[str, float], dict[str, str | bytes]]:
-    """Evaluate the model. Return the metrics, and the texts and pictures. Anneals have the next step's values.
+    """Evaluate the model. Return the metrics, texts and pictures. Anneals have their values for the next step.
 
-    The model and the generators are restored afterwards. Changes of an extra stay, so that a recipe can keep its best
-    score there.
+    The model and the generators are restored afterwards. Changes of extras aren't undone, so that a recipe can keep its
+    best score in an extra.
 
     Raises:
         RecipeError: the evaluation has changed a parameter's value.

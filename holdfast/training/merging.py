@@ -1,9 +1,9 @@
 """The merge of changed hyperparameters into a restored state.
 
-Loading an optimizer's or a scheduler's state also restores the hyperparameters that it was saved with, so a setting
-that ``accept_drift`` lets through would silently have no effect. Therefore a checkpoint also keeps the hyperparameters
-as the recipe built them. If the recipe builds another value now, the person has changed it, and the new value is put in
-force. Everything else stays as restored.
+Loading an optimizer's or a scheduler's state also restores the hyperparameters that it was saved with, so a changed
+setting that ``accept_drift`` allows would silently have no effect. Therefore a checkpoint also contains the
+hyperparameters as the recipe built them. If the recipe now builds another value, a person has changed this value, and
+the new value is applied. Everything else stays as restored.
 """
 
 import copy
@@ -31,7 +31,8 @@ def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
     Args:
         saved_built: the result of `copy_built` in the checkpoint.
     """
-    built = from_payload(to_payload(training.built))  # as it comes back from a checkpoint: a Counter is a dict
+    # in the form in which a checkpoint returns it: a Counter becomes a dict
+    built = from_payload(to_payload(training.built))
     changed = []
     rates = [_rates(scheduler) for scheduler in training.schedulers]
     # Groups that a step has added aren't in the built state, so `zip` skips them: they stay as restored.
@@ -82,7 +83,7 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _recompute(training: Training) -> None:
-    """Set the learning rates of each `LambdaLR` that is its optimizer's only scheduler, by its present functions."""
+    """Compute the rates anew for each `LambdaLR` that is its optimizer's only scheduler, by its present functions."""
     for scheduler in training.schedulers:
         is_alone = [each.optimizer for each in training.schedulers].count(scheduler.optimizer) == 1
         if is_alone and isinstance(scheduler, LambdaLR):
@@ -101,7 +102,7 @@ def _rates(scheduler: Any) -> list[Any]:
 
 
 def _scale_last_rates(schedulers: Iterable[Any], old: list[Any], new: list[Any]) -> None:
-    """Multiply the rates in each scheduler's ``_last_lr`` by its groups' new rate over their old rate."""
+    """Multiply each rate in a scheduler's ``_last_lr`` by the ratio of its group's new rate to the old rate."""
     for scheduler in schedulers:
         if len(last := getattr(scheduler, "_last_lr", ())) == len(old):
             each = zip(last, old, new, strict=True)

@@ -1,4 +1,4 @@
-"""The changes of modules and optimizers since they were built, which no ``state_dict`` has."""
+"""The changes of modules and optimizers since they were built that no ``state_dict`` contains."""
 
 from collections import deque
 from typing import Any
@@ -19,12 +19,12 @@ OF_TORCH = {*vars(nn.Module())} | {*vars(torch.optim.SGD([torch.zeros(1)]))}
 
 
 class Modes:
-    """The changes of modules and optimizers since the build that their ``state_dict`` doesn't have.
+    """The changes of modules and optimizers since they were built that their ``state_dict`` doesn't contain.
 
     The state lists the modules in evaluation mode, because a step may end in the middle of a user's evaluation. It
     lists the frozen parameters, and the public attributes whose plain value has changed. If an attribute of a module
-    has changed, the state also has the module's changed tensors and arrays. Otherwise a resumed step could find, for
-    example, a cache's length without the cache.
+    has changed, the state also has the module's changed tensors and arrays. Without these tensors a resumed step could
+    find, for example, a cache's length without the cache.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
@@ -49,7 +49,8 @@ class Modes:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         evaluated, objects = {*state["eval"]}, self._list_objects()
         for name, module in self._model.named_modules():
-            if module.training == (name in evaluated):  # torch.compile compiles again if a module's dict is written to
+            # don't write without need: torch.compile compiles again after a write to a module's dict
+            if module.training == (name in evaluated):
                 module.training = name not in evaluated
         freeze(self._model, {*state.get("frozen", self._frozen)})
         values, tensors = state.get("values", {}), self.list_tensors()
@@ -67,11 +68,11 @@ class Modes:
         self._restore_tensors(tensors, state)
 
     def _restore_tensors(self, changed: dict[str, dict[str, Any]], state: dict[str, Any]) -> None:
-        """Set the saved tensors as new objects, because other code may also use the present objects.
+        """Set the saved tensors as new objects, because other code may also use the objects that are set now.
 
         Args:
-            changed: the tensors that have changed since the build. If the state lacks one, it is reset to its built
-                value.
+            changed: the tensors that have changed since the build. A tensor that the state lacks is reset to its value
+                as built.
         """
         objects, saved = self._list_objects(), state.get("tensors", {})
         for name, tensors in changed.items():
@@ -83,7 +84,7 @@ class Modes:
                 setattr(objects[name], key, send_to_device(value, "cpu" if f"{name}.{key}" in on_cpu else device))
 
     def _put_back(self, owner: Any, name: str, key: str) -> None:
-        """Reset an attribute to the value that the build gave it; delete an attribute that was added later."""
+        """Reset an attribute to its value as built; delete an attribute that was added after the build."""
         if key in self._tensors[name]:
             setattr(owner, key, self._tensors[name][key][0])
         elif key in self._values[name]:
@@ -92,7 +93,7 @@ class Modes:
             delattr(owner, key)
 
     def list_tensors(self) -> dict[str, dict[str, Any]]:
-        """Return, by object and attribute, the changed tensors and arrays of the objects with changed attributes."""
+        """Return, by object and attribute, the changed tensors and arrays of objects that have changed attributes."""
         objects = self._list_objects()
         found: dict[str, dict[str, Any]] = {}
         for name in self._list_changed():

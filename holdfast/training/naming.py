@@ -1,7 +1,8 @@
 """The conversion of an optimizer's state between parameter numbers and parameter names.
 
-torch numbers an optimizer's parameters in the order in which the optimizer got them. When a run resumes, its recipe may
-build them in another order. By number, a moment would then silently go to another parameter of equal shape.
+torch numbers an optimizer's parameters in the order in which the optimizer got them. On a resume the recipe may build
+the parameters in another order. If a moment were saved by number, it could then silently be restored to another
+parameter of equal shape.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ def optimizer_state(training: Training) -> dict[str, Any]:
     """Return the optimizer's ``state_dict`` with names in place of numbers.
 
     Each group lists the names of its parameters, sorted. Two kinds of groups keep their order instead: the groups of
-    L-BFGS, whose one state depends on the order of all parameters, and groups that a step has changed.
+    L-BFGS, which has one state for all parameters in their order, and groups that a step has changed.
     """
     state: dict[str, Any] = training.optimizer.state_dict()
     if not _has_numbers(state):
@@ -41,7 +42,7 @@ def optimizer_state(training: Training) -> dict[str, Any]:
 
 
 def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return a state from `optimizer_state` with numbers in place of names, for the optimizer as it is built now.
+    """Return a state from `optimizer_state` with the present optimizer's parameter numbers in place of the names.
 
     A state of an earlier version has numbers already and is returned unchanged.
 
@@ -62,7 +63,7 @@ def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in saved.items() if key not in (REGROUPED, FROZEN)}
     return plain | {
         "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
-        # A parameter that is now in another group isn't noticed here; the gate that a resume has to pass notices it.
+        # This doesn't notice a parameter that is now in another group, but the gate, which each resume passes, does.
         "param_groups": [
             group | {"params": built["params"]}
             for group, built in zip(saved["param_groups"], own["param_groups"], strict=True)
@@ -71,7 +72,7 @@ def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_wanted(training: Training) -> Wanted | None:
-    """Return the names that this rank's stage of a pipeline takes from a checkpoint; None if it takes all."""
+    """Return the names that this rank's stage of a pipeline takes from a checkpoint; None if it takes all names."""
     if training.ranks.stages is None:
         return None
     model = training.recipe.model

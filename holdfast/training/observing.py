@@ -1,6 +1,6 @@
 """The observation of one step while it is trained: its samples, its updates and its activations.
 
-Observing changes none of the step's bytes. Afterwards the model has other weights, so that the process must end.
+The observation changes none of the step's results. Afterwards the model has earlier weights, so the process must end.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.probing import take_loss
 
-# An output whose largest absolute value exceeds this multiple of the largest one before has left its range.
+# A layer's output has left its range if its largest absolute value exceeds this multiple of the largest in the step
+# before.
 RANGE_FACTOR = 2.0
 
 
@@ -32,7 +33,7 @@ class Observation:
 
     Attributes:
         activations: the layers whose outputs left their range, in the order in which they were computed.
-        notes: the reasons why something was not observed.
+        notes: for each thing that was not observed, the reason.
     """
 
     samples: list[SampleLoss] = field(default_factory=list)
@@ -46,8 +47,8 @@ class StepObserver:
 
     Args:
         step: the number of the step, from 1.
-        most: how many samples of the step get a gradient norm, those with the largest losses; and how many updates of
-            each step are returned, the largest ones.
+        most: the number of samples, those with the largest losses, whose gradient norm is computed; and the number of
+            updates, the largest ones, that are returned of each step.
     """
 
     def __init__(self, training: Training, step: int, most: int) -> None:
@@ -63,7 +64,7 @@ class StepObserver:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the losses and the layers of the steps in the block. Call `trained` around each step."""
+        """Observe the losses and layers of the steps that the block trains. Each step has to run inside `trained`."""
         recipe = self._training.recipe
         loss = recipe.loss
 
@@ -87,12 +88,12 @@ class StepObserver:
 
     @property
     def _is_near(self) -> bool:
-        """Return whether the step that is being trained is the observed step, or the one before it."""
+        """Return whether the step being trained is the observed step or the step before the observed step."""
         return self._step - self._now in (0, 1)
 
     @contextlib.contextmanager
     def trained(self, step: int) -> Iterator[None]:
-        """Note what a step, trained in the block, does to the parameters."""
+        """Record how a step, which the block trains, changes the parameters."""
         self._now = step
         if self._is_near:
             model: nn.Module = self._training.recipe.model
@@ -153,7 +154,10 @@ class StepObserver:
     # ---- samples
 
     def _compute_losses(self) -> list[SampleLoss]:
-        """Return the loss of each sample of the two steps, with the parameters before the observed step."""
+        """Return the loss of each sample of the observed step and of the step before.
+
+        The losses are computed with the parameters from before the observed step.
+        """
         found: list[tuple[SampleLoss, Any]] = []
         with torch.no_grad():
             for name, parameter in self._parameters():
@@ -168,7 +172,7 @@ class StepObserver:
                 place = places[step] = places.get(step, -1) + 1
                 try:
                     loss = self._take_loss(sample, has_gradient=False)[0]
-                except Exception as error:  # a loss may need more than one sample
+                except Exception as error:  # a recipe's loss may fail on a single sample
                     self._notes.append(f"samples: the loss of a single sample fails: {type(error).__name__}: {error}")
                     return []
                 index = indices[step][place] if indices[step] else place
@@ -179,7 +183,10 @@ class StepObserver:
         return self._add_norms(found)
 
     def _add_norms(self, found: list[tuple[SampleLoss, Any]]) -> list[SampleLoss]:
-        """Return the samples; those of the observed step with the largest losses get their gradient norm."""
+        """Return the samples.
+
+        Add the gradient norm to those samples of the observed step that have the largest losses.
+        """
         if any(is_sharded(parameter) for _, parameter in self._parameters()):
             self._notes.append("gradient norms of samples: the parameters are sharded")
             return [each for each, _ in found]
@@ -235,7 +242,7 @@ def _take_norm(tensor: Tensor) -> float:
 
 
 def _list_numbers(output: Any) -> Iterator[Tensor]:
-    """Yield the tensors of floating-point numbers in a layer's output: on this rank, and not empty."""
+    """Yield the tensors of floating-point numbers in a layer's output that are on this rank and not empty."""
     if isinstance(output, Tensor):
         own = local_of(output) if is_sharded(output) else output.detach()
         if own.is_floating_point() and own.numel():

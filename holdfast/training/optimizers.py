@@ -1,4 +1,4 @@
-"""Several optimizers behind the interface of a single one."""
+"""Several optimizers behind the interface of a single optimizer."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ STATE, GROUPS = "state", "param_groups"
 
 
 class Optimizers:
-    """Several optimizers with the interface of a single one, for code that handles the state of one optimizer.
+    """Several optimizers with the interface of a single optimizer, for code that handles one optimizer's state.
 
     ``param_groups`` has the groups of all optimizers, in the order of the optimizers' names.
 
@@ -26,7 +26,7 @@ class Optimizers:
     def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
         """
         Raises:
-            RecipeError: two optimizers step the same parameter, because a state is saved by parameter.
+            RecipeError: two optimizers step the same parameter: only one of their states could be saved under its name.
         """
         self.parts = dict(sorted(parts.items()))
         owners: dict[int, str] = {}
@@ -88,7 +88,7 @@ def list_stepped(optimizer: Any) -> list[nn.Parameter]:
 
 
 def list_members(optimizer: Any) -> list[tuple[torch.optim.Optimizer, nn.Parameter]]:
-    """Return each tensor of `list_stepped` after the optimizer that steps it."""
+    """Return pairs: an optimizer, and a tensor that it steps. The tensors have the order of `list_stepped`."""
     return [(part, each) for part in parts_of(optimizer) for each in list_stepped(part)]
 
 
@@ -109,7 +109,7 @@ def lay_out_state(optimizer: Any, *, are_saved: bool) -> None:
 
     Args:
         are_saved: whether the tensors were saved with their strides. Then only the strides of dimensions of length 1
-            change, which have no meaning.
+            change, because these strides have no effect.
     """
     for part, parameter in list_members(optimizer):
         state = part.state.get(parameter, {})

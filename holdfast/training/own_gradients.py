@@ -1,6 +1,6 @@
-"""The gradient of this rank alone, before DDP averages it over the ranks: a checksum of it for the trail.
+"""The checksum, for the trail, of this rank's own gradient before DDP averages the gradients over the ranks.
 
-A machine that computes wrongly spoils the average in all ranks. Only the ranks' own gradients tell which of them it is.
+A machine that computes wrongly spoils the average in all ranks. Only the ranks' own gradients show which machine it is.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ class OwnGradients:
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Watch the gradients of a step that is trained in the block.
+        """Take checksums of the gradients of a step that the block trains.
 
-        Several backward passes add to a gradient, so the last one counts, unless the gradient was changed between them:
-        DDP averages it after each pass outside of ``no_sync()``, and what is then added is no rank's own. DDP averages
-        a gradient after the hooks here have seen it. A model with shards isn't watched, because FSDP2 and DTensor
-        reduce gradients before they are in the parameters.
+        If several backward passes add to a gradient, the gradient after the last pass counts. But if the gradient was
+        changed between two passes, none counts: DDP averages it after each pass outside of ``no_sync()``, and a later
+        sum is no single rank's. The hooks here see a gradient before DDP averages it. For a model with shards no
+        checksum is taken, because FSDP2 and DTensor reduce gradients before the parameters get them.
         """
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._names, self._sums, self._again = [*trained], {}, []
@@ -61,9 +61,9 @@ class OwnGradients:
         return check
 
     def describe(self) -> str:
-        """Return a checksum of the step's gradients, 16 hex characters. Wait for the device.
+        """Return a checksum of the step's gradients, 16 hex characters. This waits for the device.
 
-        Empty if none was seen, or if one was changed between two backward passes.
+        The result is empty if there were no gradients, or if one was changed between two backward passes.
         """
         if not self._sums or any(noted() != found() for noted, found in self._again):
             return ""

@@ -1,4 +1,4 @@
-"""The shares of a step's batch that a rank trains, one after the other: in the engine's loop, or in a user's own."""
+"""The shares of a step's batch that a rank trains one after the other, in the engine's loop or in a user's own loop."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,16 +20,16 @@ BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtu
 
 
 def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> Iterator[Any]:
-    """Yield the micro-batches of a step's shares that this rank trains. The caller runs backward on each of them.
+    """Yield the micro-batches of a step's shares that this rank trains. The caller runs a backward pass on each.
 
     After the last micro-batch the parameters have the mean gradient of all shares. All ranks call it together.
 
     Args:
-        names: a list, to which the names of the micro-batches are added.
+        names: a list to which this call adds the names of the micro-batches.
 
     Raises:
-        RecipeError: in a process's first step, a share has changed extras or parameters, which all shares have in
-            common. Later steps aren't checked.
+        RecipeError: a share has changed extras or parameters, which have to stay the same for all shares. Only a
+            process's first step is checked.
     """
     extras = _sum_extras(training) if virtual.is_first_step else None
     with virtual.step(training.model, training.progress.step + 1, in_detail=training.record.has_parts):
@@ -61,7 +61,7 @@ class Taking:
     """The shares that a user's own loop takes in each step.
 
     Attributes:
-        log: logs a number of the present batch, by name; None outside of a loop over shares.
+        log: the function that logs a number of the present batch, by name; None outside of a loop over shares.
     """
 
     def __init__(self, training: Training, gradients: Gradients) -> None:
@@ -78,7 +78,7 @@ class Taking:
 
         Args:
             names: see `take_shares`.
-            numbers: a dict, to which the numbers that the shares have logged are added.
+            numbers: a dict to which this call adds the numbers that the shares have logged.
             next_batch: returns this rank's next batch; used without virtual ranks.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The measurement of the probe on this process's model."""
+"""The measurement of the probe: the numbers by which a resume compares a restored model with the saved model."""
 
 import contextlib
 import copy
@@ -33,8 +33,8 @@ def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
 
     Args:
         saved_by: the number of data ranks that saved the checkpoint; None if it is the present number. If the numbers
-            differ, the probe gets the micro-batch that the main rank had then. No gradient is taken, because its bits
-            couldn't be equal.
+            differ, the probe gets the micro-batch that the main rank had at the save. Then no gradient is computed,
+            because its bits couldn't be equal.
 
     Raises:
         RecipeError: the probe changes a parameter, or ``health`` has limits for a number that the probe doesn't return.
@@ -93,7 +93,7 @@ def _undisturbed(training: Training, model: nn.Module, *, may_swap: bool = False
 
 
 def _default_probe(training: Training, batch: Any) -> Outputs | None:
-    """Return a probe of the loss and the model's outputs on the first micro-batch; None if there is no such batch."""
+    """Return a probe that takes loss and outputs of the first micro-batch; None if there is no such micro-batch."""
     if batch is None:
         return None
 
@@ -111,14 +111,14 @@ def _default_probe(training: Training, batch: Any) -> Outputs | None:
 
 
 def take_loss(training: Training, model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss on a copy of the batch, because a loss may change its batch."""
+    """Return the loss on a copy of the batch, because a loss function may change its batch."""
     with training.accelerator.autocast():
         return training.recipe.loss(model, copy.deepcopy(batch))  # type: ignore[misc]  # the caller has checked it
 
 
 @contextlib.contextmanager
 def _kept_extras(training: Training) -> Iterator[None]:
-    """Restore the state of all extras after the block, because a loss may change one, such as a normaliser."""
+    """Restore the state of all extras after the block: a loss may change an extra, such as a normaliser."""
     put_back = copy_extras(training)
     try:
         yield
@@ -142,7 +142,7 @@ def _take_gradient(training: Training, batch: Any) -> str:
         training.ranks.share_buffers(model)
         gradient: Sequence[Tensor | None] | None = None
         try:
-            if not any(map(is_sharded, parameters)):  # a shard gets its gradient only by backward()
+            if not any(map(is_sharded, parameters)):  # autograd.grad gives no gradient of a shard; only backward() does
                 with training.generators.borrowed(training.config.seed):
                     loss = take_loss(training, model.train(), batch)
                     gradient = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -1,6 +1,6 @@
 """The program that is trained: a recipe, whose steps the engine takes, or a loop of the user's own.
 
-A `Training` asks its program about everything in which recipes and loops differ.
+Wherever recipes and loops differ, a `Training` calls its program.
 """
 
 import abc
@@ -31,7 +31,7 @@ from holdfast.training.sharded.stages import find_stages
 
 @dataclass(frozen=True)
 class Advice:
-    """Hints for errors, in the words of a recipe or of a loop.
+    """Hints for errors, worded for a recipe or for a loop.
 
     Attributes:
         numbers: the hint if the ranks log different numbers.
@@ -39,8 +39,8 @@ class Advice:
         optimizer: the hint if the ranks have different states of the optimizer.
         health: the hint if the model isn't healthy.
         shares: the hint if a share of a batch changes state that all shares have in common.
-        stepped: the hint if an optimizer steps a parameter that was not there before the first step.
-        saved: the hint if an optimizer steps a parameter that no saved object has.
+        stepped: the hint if an optimizer steps a parameter that was added after the first step.
+        saved: the hint if an optimizer steps a parameter that belongs to no saved object.
     """
 
     numbers: str
@@ -58,12 +58,12 @@ class Program(abc.ABC):
     Attributes:
         recipe: the recipe; for a loop, its kept objects in the form of a recipe.
         settings: the settings that the program was built with, defaults included.
-        advice: hints for errors, in the program's words.
-        keeps_seeds: whether its ranks may have seeded themselves.
+        advice: hints for errors, worded for this kind of program.
+        keeps_seeds: whether to keep the seeds that the program may have set in each rank.
         can_go_back: whether a rank can undo a step that it hasn't completed.
-        data_ranks: the data ranks, if the program says which ranks train the same samples.
+        data_ranks: which ranks train the same samples, if the program has set this; otherwise None.
         framework: the framework that has the loop, such as ``a Lightning Trainer``; empty for none.
-        skipped: the steps whose batches are drawn and not trained; see `skipping`.
+        skipped: the steps whose batches are drawn, but not trained; see `skipping`.
     """
 
     framework = ""
@@ -84,7 +84,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def take_data(self) -> Any:
-        """Return the data for the batches. A ``DataLoader`` of the user's is taken apart first."""
+        """Return the data from which the batches are loaded; for a wrapped loader, the loader inside (`take_apart`)."""
 
     @abc.abstractmethod
     def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
@@ -99,7 +99,7 @@ class Program(abc.ABC):
 
 
 class RecipeProgram(Program):
-    """A recipe: the engine takes the steps."""
+    """A recipe as a program: the engine trains the steps."""
 
     advice = Advice(
         numbers="return the same numbers in all ranks",
@@ -147,10 +147,11 @@ class RecipeProgram(Program):
             return recipe.model, optimizer
         accelerator.gradient_accumulation_steps = recipe.grad_accum
         if not ranks.sums_gradients and config.compute.parallel == "ddp":
-            # Each step begins without gradients, so gradients may be views of DDP's buckets, which saves a second copy.
+            # Each step begins without gradients. So gradients may be views of DDP's buckets, which saves the memory of
+            # a copy.
             accelerator.ddp_handler.gradient_as_bucket_view = True
             model = accelerator.prepare(recipe.model)
-        else:  # no DDP: virtual ranks sum the gradients themselves, and for shards FSDP2 does
+        else:  # don't wrap in DDP: virtual ranks sum the gradients themselves, and FSDP2 sums the gradients of shards
             model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
         if isinstance(optimizer, Optimizers):
             return model, Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
@@ -164,7 +165,7 @@ class RecipeProgram(Program):
 
 
 class LoopProgram(Program):
-    """A loop of the user's own, which takes the steps with the objects that it keeps."""
+    """A loop of the user's own as a program: the loop trains the steps, with the objects that it keeps."""
 
     advice = Advice(
         numbers="call run.log with the same names in all ranks",

@@ -11,7 +11,10 @@ WINDOW_STEPS = 20
 
 
 class Stage(enum.Enum):
-    """The stage of a step in this rank. If another rank is lost, it shows whether this rank's state can be saved."""
+    """How far this rank is within a step.
+
+    If another rank is lost, this shows whether this rank's state can be saved.
+    """
 
     SETTLED = enum.auto()
     """The rank has the state after the last completed step."""
@@ -31,13 +34,13 @@ class TrainingProgress:
     epoch_loss_sum: float = 0.0
     epoch_loss_steps: int = 0
     recent_losses: list[float] = field(default_factory=list)
-    # The steps that anneals count as done before step 0, if the run began with another run's weights.
+    # The number of steps that anneals add to the run's step, if the run began with another run's weights.
     anneal_offset: int = 0
-    # One entry for each of the last EPOCHS_KEPT completed epochs: avg_loss, lrs (of its last step, one per parameter
-    # group), metrics, and the anneals of the step after it.
+    # One entry for each of the last EPOCHS_KEPT completed epochs: avg_loss; lrs (of the epoch's last step, one per
+    # parameter group); metrics; and the anneals' values for the step after the epoch.
     history: list[dict[str, Any]] = field(default_factory=list)
-    # True if a loop's code at the end of its last epoch has run. Only True is saved: an extended run reads it, and
-    # doesn't run the code again.
+    # True if a loop's code at the end of its last epoch has run. Only True is saved. A run that was made longer reads
+    # this, and doesn't run the code again.
     has_ended_epoch: bool = False
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""The weights that torch's pruning has computed in the last forward pass.
+"""The weights that torch's pruning computed in the last forward pass.
 
 ``torch.nn.utils.prune`` keeps ``weight_orig`` and ``weight_mask``, and computes ``weight`` from them before each
-forward pass. Between an optimizer's step and the next pass ``weight`` still has its value of the step before, and
-pruning again reads that value. A new process would have the value that the module was built with.
+forward pass. Between an optimizer's step and the next forward pass, ``weight`` still has the value from before the
+step, and a further pruning reads that value. So it is saved: otherwise a new process would have the value from the
+module's construction.
 """
 
 from collections.abc import Sequence

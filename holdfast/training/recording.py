@@ -1,4 +1,4 @@
-"""The recording of finished steps. Facts are recorded at once; numbers stay on the device until they are needed."""
+"""The recording of finished steps in the trail. Numbers such as the loss stay on the device until they are needed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +9,15 @@ from holdfast.training.build import Training
 from holdfast.training.checksums import describe_components
 from holdfast.training.step_record import OWN_FIELDS
 
-# The number of a process's first steps in which ranks that should train the same samples compare the samples' names.
+# In this many first steps of a process, ranks that should train the same samples compare the samples' names.
 COMPARED_STEPS = 3
 
 
 def record_step(training: Training) -> None:
-    """Record the step that was trained last. Its numbers stay on the device until `read_lines`: reading would wait."""
+    """Record the step that was trained last.
+
+    `read_lines` reads its numbers later, because a read waits for the device.
+    """
     record = training.record
     unread, record.trained = record.trained, None
     assert unread is not None
@@ -35,11 +38,14 @@ def record_step(training: Training) -> None:
 
 
 def read_lines(training: Training) -> list[dict[str, Any]]:
-    """Read the numbers of finished steps from the device; return the trail since the last save, a line per step."""
+    """Read the numbers of finished steps from the device.
+
+    Return the trail since the last save: one line for each step.
+    """
     record = training.record
     numbers, samples = _read_numbers(training), _read_samples(training)
     for each, facts in record.unread:
-        if "parts" in facts:  # gathered here, where the ranks wait for each other in any case
+        if "parts" in facts:  # gather the names here, because the ranks wait for each other here in any case
             facts["parts"] = [part for ranks in training.ranks.gather(facts["parts"]) for part in ranks]
         own = {name: next(numbers) for name in each.numbers}
         if "loss" in own:
@@ -56,7 +62,7 @@ def read_lines(training: Training) -> list[dict[str, Any]]:
 
 
 def _read_numbers(training: Training) -> Iterator[float]:
-    """Return the numbers of all unread steps in order; with several ranks or shares, the means over these."""
+    """Return the numbers of all unread steps in order; with several ranks or shares, the means over ranks or shares."""
     unread = [each for each, _ in training.record.unread]
     if training.recipe.loss is None and training.accelerator.num_processes > 1:
         own = [[(name, number.dim()) for name, number in each.numbers.items()] for each in unread]
@@ -71,7 +77,7 @@ def _read_numbers(training: Training) -> Iterator[float]:
 
 
 def _read_samples(training: Training) -> Iterator[str]:
-    """Return a name for each unread step's samples: this rank's samples, or with virtual ranks those of all shares."""
+    """Return a name for the samples of each unread step: of this rank, or with virtual ranks of all shares."""
     unread = [each for each, _ in training.record.unread]
     named = training.ranks.name_samples(unread, lambda *asked: training.batches.read_names(*asked))
     return (combine(names) if names else "" for names in named)

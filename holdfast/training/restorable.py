@@ -1,7 +1,7 @@
-"""The checks that the state can be saved and restored, before the first step and after each step.
+"""Check, before the first step and after each step, that the state can be saved and restored.
 
-A save after hours of training, or a resume, would find an error too late. The checks look at names, shapes and
-encodings. They copy tensors only of modules that load their ``state_dict`` with code of their own.
+Without these checks an error would show only at a save after hours of training, or at a resume. The checks compare
+names, shapes and encodings. They copy only tensors of modules whose own code loads their ``state_dict``.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ from holdfast.training.sharded.restoring import find_shards, find_unplaced
 from holdfast.training.sharded.stages import hold_whole, unite
 from holdfast.training.structure import has_own_loading
 
-# A model with loading code of its own is loaded on trial, with a copy of its tensors, unless its tensors have more
-# bytes than this.
+# If a model has its own loading code, a trial loads a copy of its tensors into it, unless they have more bytes than
+# this.
 MOST_TRIED_BYTES = 2**30
 LOADS = "its hooks, or its own load_state_dict, have to load all that its state_dict returns"
 
@@ -42,20 +42,21 @@ def check_step(training: Training) -> None:
     """
     is_changed = training.structure.check(training.progress.step)
     training.grouping.check(training.progress.step, is_looked_at=is_changed)
-    if training.progress.step == 1:  # only now do the optimizers have moments, and the data a position
+    # before the first step the optimizers have no moments, and the data has no position
+    if training.progress.step == 1:
         check_savable(training, "after the first step", {"data": training.batches.state_dict()})
         check_same_ranks(training)
 
 
 def check_same_ranks(training: Training) -> None:
-    """Raise an error if the ranks have other weights: a checkpoint has only the main rank's.
+    """Raise an error if the ranks' weights differ, because a checkpoint contains only the main rank's weights.
 
-    A loop may average gradients with code of its own, so only a step shows whether the weights stay equal. For the
+    A loop may average gradients with its own code, so whether the weights stay equal shows only after a step. For the
     stages of a pipeline, `check_replicas` compares the tensors that several ranks hold.
 
     Raises:
         RecipeError: the weights differ after the first step.
-        Unhealthy: they differ later. A machine may have computed wrongly, once or each time, so new ranks train the
+        Unhealthy: the weights differ after a later step. A machine may have computed wrongly, so new ranks train the
             steps since the last commit again.
     """
     if training.ranks.stages is not None:
@@ -82,7 +83,7 @@ def check_same_ranks(training: Training) -> None:
 
 
 def _describe_odd(name: str, found: Sequence[dict[str, Any]]) -> str:
-    """Return which ranks have other values of the model, or of the optimizer, than most ranks have."""
+    """Return which ranks have other values in the model, or in the optimizer's state, than most ranks."""
     most = max(found, key=found.count)
     odd = [str(rank) for rank, each in enumerate(found) if each != most]
     if 2 * len(odd) >= len(found):
@@ -100,11 +101,11 @@ def check_beginning(training: Training) -> None:
 
 
 def check_savable(training: Training, moment: str, others: dict[str, Any] | None = None) -> None:
-    """Encode the state as a save does, but don't copy its tensors; check that a resume would restore all of it.
+    """Encode the state as a save does, without copies of its tensors, and check that a resume would restore all of it.
 
     Args:
-        moment: when the check takes place, for the beginning of an error's message.
-        others: further parts of the state, by component.
+        moment: words that say when the check takes place, for the beginning of an error's message.
+        others: further components of the state, by name.
 
     Raises:
         RecipeError: a value can't be saved or restored; all ranks raise it.
@@ -126,7 +127,7 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
 
 
 def _check_copies(training: Training, common: Payload) -> None:
-    """Raise StateError in all ranks if ranks that hold the same rows, or tensors of one name, have different values."""
+    """Raise StateError in all ranks if rows, or tensors of one name, that several ranks hold have different values."""
     ranks = training.ranks
     if ranks.stages is not None:
         if all(ranks.gather(bool(common.tree))):
@@ -134,14 +135,15 @@ def _check_copies(training: Training, common: Payload) -> None:
     elif state.has_shards(common):
         check_replicas(ranks.exchange, common)
     elif training.recipe.has_own_loop and ranks.has_groups:
-        # Stages whose layers all have the same names look like replicas until a step; here they are named.
+        # A pipeline's stages whose layers have the same names look like replicas before the first step. This error
+        # names them.
         check_replicas(ranks.exchange, hold_whole(common))
 
 
 def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str] | None:
-    """Return an error's message and hint if the ranks hold tensors of other names, shapes or kinds; else None.
+    """Return an error's message and hint if the names, shapes or kinds of the ranks' tensors differ; otherwise None.
 
-    Stages of a pipeline may hold tensors of other names.
+    In a pipeline the names may differ, because each stage has its own layers.
     """
     own = {name: (each.shape, shard_of(each) is not None) for name, each in sorted(payload.tensors.items())}
     digests = training.ranks.gather(hashlib.sha256(repr(own).encode()).hexdigest())
@@ -166,7 +168,7 @@ def _describe_other(name: str, held: dict[int, dict[str, Any]]) -> tuple[str, st
     """Return an error's message and hint about a tensor that two ranks hold in different forms.
 
     Args:
-        held: the shape of each tensor, and whether it is sharded, by rank and name.
+        held: by rank and name, each tensor's shape, and whether the tensor is sharded.
     """
     has = [f"of shape {each[name][0]}" if name in each else "not there" for each in held.values()]
     if has[0] == has[1]:
@@ -179,7 +181,7 @@ def _describe_other(name: str, held: dict[int, dict[str, Any]]) -> tuple[str, st
 
 
 def _try(training: Training, others: dict[str, Any]) -> Payload:
-    """Encode the state. Return the payload of the model and the optimizer, which all ranks have in common.
+    """Encode the state. Return the payload of the components that all ranks have in common: model and optimizer.
 
     The payload is empty if a user's ``state_dict`` doesn't work yet.
     """
@@ -213,17 +215,17 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
 
 
 def _name_cut(extra: tuple[str, Any]) -> str:
-    """Return the name of a sharded tensor in the state of an extra; empty if there is none."""
+    """Return the name of a sharded tensor in an extra's state; empty if no tensor of the state is sharded."""
     name, own = extra
     tensors = state.to_payload({name: own}).tensors
     return next((each for each, tensor in tensors.items() if shard_of(tensor) is not None), "")
 
 
 def _check_stepped(training: Training, payload: Payload, names: set[str]) -> None:
-    """Raise RecipeError if an optimizer steps a parameter that the state doesn't hold.
+    """Raise RecipeError if an optimizer steps a parameter that the state doesn't contain.
 
     Args:
-        names: the names in the ``state_dict`` of a model that may have copied its tensors.
+        names: the names in a model's ``state_dict``; needed if the model's own code may have copied the tensors.
     """
     pieces = [piece for each in payload.tensors.values() for piece in each.pieces]
     places = {place_of(each.tensor) for each in pieces if hasattr(each, "tensor")}

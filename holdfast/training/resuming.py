@@ -1,4 +1,4 @@
-"""The resume of a checkpoint in this process, and the gate that the restored state has to pass."""
+"""The resume of a checkpoint in this process, and the gate: the checks that the restored state has to pass."""
 
 import contextlib
 import copy
@@ -30,9 +30,9 @@ class Resumed:
     """The result of a resume.
 
     Attributes:
-        summary: the rates, the schedulers and the anneal offset now in force, for a person.
-        taken_over: names of the hyperparameters that were changed on purpose and are now in force.
-        note: how the probe differs, if the gate only records a difference.
+        summary: the present rates, schedulers and anneal offset, as a line for a person.
+        taken_over: names of the hyperparameters that were changed on purpose, and whose new values are used.
+        note: how the probe's results differ, if the gate is set to record a difference instead of refusing it.
     """
 
     step: int
@@ -45,12 +45,14 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     """Restore a checkpoint's state and pass it through the gate.
 
     Args:
-        watch: called with the numbers of skipped and of all micro-batches to skip, if a stream is read again.
+        watch: if a stream is read again, called with the number of micro-batches skipped so far, and the number to skip
+            in all.
 
     Raises:
         StateError: the state doesn't fit the objects that the recipe has built.
-        ConfigError: another number of ranks saved the state, and these ranks can't share it out.
-        ConfigDrift: the recipe builds other hyperparameters, though no setting and no code has changed.
+        ConfigError: another number of ranks saved the state, and the present ranks can't divide it among themselves.
+        ConfigDrift: the recipe builds other hyperparameters than at the save, though no setting and no code has
+            changed.
         GateTripped: the restored state differs from the saved state, gives other results, or isn't healthy.
     """
     saved = capturing.decode(payload)
@@ -86,7 +88,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
 
 
 def summarize_rates(training: Training) -> str:
-    """Return a line about the rates, schedulers and anneals now in force, for a person; equal rates appear once."""
+    """Return a line for a person with the present rates, schedulers and anneals. Equal rates appear once."""
     rates = list(dict.fromkeys(f"{rate:.6g}" for rate in training.lrs))
     more = f" and {len(rates) - SHOWN_NAMES} more" if len(rates) > SHOWN_NAMES else ""
     schedulers = f"scheduler {', '.join(training.schedulers.describe())}" if training.schedulers else "no scheduler"
@@ -95,10 +97,10 @@ def summarize_rates(training: Training) -> str:
 
 
 def _own_probe(training: Training, metadata: Metadata) -> Probe | None:
-    """Return the probe that this rank measured at the save; None if the checkpoint doesn't have it.
+    """Return the probe that this rank measured at the save; None if the checkpoint doesn't contain it.
 
-    Probes of ranks may differ, because each rank has extras of its own, such as a normaliser. Older checkpoints have
-    the main rank's probe only.
+    The ranks' probes may differ, because each rank has its own extras, such as a normaliser. Older checkpoints contain
+    only the main rank's probe.
     """
     probes = metadata.rank_probes
     rank = training.ranks.own_number
@@ -118,11 +120,12 @@ def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata
 
 
 def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any]) -> None:
-    """Raise `GateTripped` in all ranks if the state of any rank, captured again, differs from the loaded state."""
+    """Capture each rank's state again. Raise `GateTripped` in all ranks if any differs from the loaded state."""
     has_gpu = bool(training.generators.state_dict()["cuda"])
     is_same_device = all(bool(rng["cuda"]) == has_gpu for rng in saved["rng"])
-    # Not compared: built values, which `_check_built` compares; the data's position, which many streams know only after
-    # the first batch; and, if the number of ranks has changed, the random generators and data ranks.
+    # Not compared here: hyperparameters as built, because `_check_built` compares them; the data's position, because
+    # many streams know it only after the first batch; and, if the number of ranks has changed, the random generators
+    # and data ranks.
     left_out = {"built", "data", DATA_RANKS, *(["rng"] if count_others(training, saved) else [])}
     captured = state.to_payload(_capture_as(training, saved))
     if not state.has_layouts(payload.tree):
@@ -135,10 +138,10 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
     different = [
         name
         for name in names
-        # A GPU's generators aren't compared either, if only the save or only the resume has a GPU.
+        # The generators of GPUs aren't compared either, if a GPU was used only at the save, or only at the resume.
         if name.partition(".")[0] not in left_out and (is_same_device or not re.match(r"rng\.\d+\.cuda", name))
     ]
-    # All ranks raise: ranks that went on to the probe would wait there for the others.
+    # All ranks raise, because a rank that went on to the probe would wait there for the other ranks.
     gathered = training.ranks.gather(different)
     for rank, names in enumerate(gathered):
         if names:
@@ -149,11 +152,11 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
 
 
 def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return this process's state in the form of a saved one, which may be an earlier version's."""
+    """Return this process's state in the form of a saved state. An earlier version may have saved that state."""
     captured = capturing.capture(training)
     if not has_names(saved["optimizer"]):
         captured["optimizer"] = training.optimizer.state_dict()
-    if len(captured["extras"]) == 1:  # the ranks' extras are equal: repeat them, once for each rank's saved extras
+    if len(captured["extras"]) == 1:  # the ranks' extras are equal: repeat them, as often as there are saved extras
         # The first state isn't copied: it may have tensors of the model, which are encoded only once.
         captured["extras"] += [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"][1:]]
     if training.ranks.part is not None and not training.ranks.has_common_state:
@@ -162,10 +165,11 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_other_ranks(captured: dict[str, Any], saved: Mapping[str, Any], rank: int) -> None:
-    """Add the saved states of all ranks but one to the state that a process alone has captured in that rank's place."""
+    """Add the other ranks' saved states to a state that this process has captured alone, in place of ``rank``."""
     for name in ("extras", "rng"):
         if len(saved[name]) > 1:
-            # A saved state was sent to the main rank, so that its tensors share no memory: send this one, too.
+            # A saved state was sent to the main rank, and so its tensors share no memory. Pickle this state as for
+            # sending, so that its tensors share no memory either.
             own = pickle.loads(pickle.dumps(captured[name][0]))
             captured[name] = [*saved[name][:rank], own, *saved[name][rank + 1 :]]
 
@@ -185,12 +189,12 @@ def _check_built(training: Training, payload: Payload) -> None:
 
 
 def _read_first_lrs(metadata: Metadata, folder: Store) -> list[list[float]]:
-    """Return the rates (one per parameter group) of the first step of each epoch that had begun at the checkpoint.
+    """Return, for each epoch that had begun at the checkpoint, its first step's rates, one per parameter group.
 
-    The metadata carries them, not the payload, so that a content id doesn't depend on them.
+    They are saved in the metadata and not in the payload, so that the content id doesn't depend on them.
 
     An earlier version of Holdfast recorded the rates of each epoch's last step. For its checkpoints, read the trail in
-    ``metrics/``; if an epoch's trail is lost, return the recorded rates for that epoch.
+    ``metrics/``; if an epoch's trail is lost, return the rates recorded for the epoch's last step.
 
     Args:
         folder: the run's folder.
@@ -204,7 +208,7 @@ def _read_first_lrs(metadata: Metadata, folder: Store) -> list[list[float]]:
 
 
 def _read_first_steps(folder: Store, steps_per_epoch: int) -> dict[int, list[float]]:
-    """Return the rates of each epoch's first step, by epoch from 0, each from the newest commit that has the step."""
+    """Return the rates of each epoch's first step, by epoch from 0, from the newest commit that contains the step."""
     found: dict[int, list[float]] = {}
     for name in folder.list("metrics"):
         with contextlib.suppress(NameMissing, ValueError, KeyError, TypeError):

@@ -18,13 +18,13 @@ from holdfast.training.own_loop.run import Run
 
 
 def run_program(config: RunConfig, serve: Serve) -> None:
-    """Run a configuration's program until ``serve`` gives it no further step.
+    """Run a configuration's program until ``serve`` yields no further step.
 
     Args:
         serve: called once with the training that the program has built.
 
     Raises:
-        RecipeError: the program can't be found or built, or has left its loop early.
+        RecipeError: the program can't be found or built, or has left its loop before the run's end.
         ConfigError: the program doesn't fit the configuration.
     """
     before = determinism.read_seeds()
@@ -62,7 +62,7 @@ def _run_loop(function: Callable[..., object], loop: OwnLoop, arguments: Mapping
         arguments: the function's other parameters.
 
     Raises:
-        RecipeError: the function has left its loop early.
+        RecipeError: the function has left its loop before the run's end.
     """
     try:
         with loop.taking_plugins():

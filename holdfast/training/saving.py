@@ -41,23 +41,24 @@ def begin_save(
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
-    Training may continue once this returns. Only the main rank writes; but if each rank holds a shard or a stage, each
-    rank writes some of the checkpoint's parts. If the last save is still being written, wait for it first.
+    Training may continue once this returns. Only the main rank writes. But if each rank holds only a shard or a
+    pipeline's stage of the state, each rank writes some of the checkpoint's parts. If the last save is still being
+    written, wait for it first.
 
     Args:
         folder: the folder to write the checkpoint to.
-        environment: the machine, and the record of code, packages, files and built values.
+        environment: the record of the machine, code, packages, files and hyperparameters as built.
         then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
         is_urgent: whether the ranks end with this save; see `checkpoint.Saver.begin`.
         train_s: seconds that the steps since the last save took.
-        slow_s: the seconds of `train_s` by which the last save's writing in the background slowed the steps.
-        origin: where the state comes from, if this run didn't train it.
+        slow_s: the seconds that the steps in `train_s` took longer because the last save was written in the background.
+        origin: where the state comes from, if this run didn't train the state itself.
 
     Raises:
         Unhealthy: the model is unhealthy; nothing was saved.
         StoreError: the last save has failed.
     """
-    lines = read_lines(training)  # waits for the device, which counts as training, not as the stall of a save
+    lines = read_lines(training)  # this waits for the device: count the time as training, not as a save's stall
     began, trained_at = time.monotonic(), format_time(time.time())
     probe = measure_probe(training)
     if complaints := _find_complaints(training, probe):
@@ -73,9 +74,9 @@ def begin_save(
     payload, shown = _take_payload(training), training.record.gallery.take()
     peers = training.ranks.exchange if _is_divided(training, payload) else None
     if training.ranks.is_main or peers is not None:
-        training.saver.wait()  # the end of the last save sets training.parent
+        training.saver.wait()  # wait for the last save, because its end sets training.parent
         payload = _agree(training, payload, peers)
-        stall_s: Future[float] = Future()  # `note` may run before the stall has ended
+        stall_s: Future[float] = Future()  # `note` may be called before the stall has ended
 
         def note_parent(saved: checkpoint.Saved) -> None:
             training.parent = saved.metadata.checkpoint_sha256
@@ -101,11 +102,11 @@ def begin_save(
 def begin_save_between(
     training: Training, folder: Store, fingerprint: str, environment: dict[str, Any], *, train_s: float
 ) -> None:
-    """Copy the state and begin to write it into the near folder alone, between two commits.
+    """Copy the state and begin to write it only into the near folder, between two commits.
 
-    The trail and what was shown stay, because the next commit's checkpoint has them, too. All ranks call it together.
-    Nothing is saved if the last such save is still being written, if the last checkpoint isn't whole anywhere yet, so
-    that its content id isn't known, or if the model is unhealthy.
+    The trail, texts and pictures aren't dropped, because the next commit's checkpoint contains them, too. All ranks
+    call it together. Nothing is saved in three cases: the last save into the near folder is still being written; the
+    last checkpoint isn't complete anywhere yet, so that its content id isn't known; or the model is unhealthy.
 
     Args:
         folder: the run's folder on the store.
@@ -140,10 +141,10 @@ def _describe_save(training: Training, probe: Probe, lines: list[dict[str, Any]]
 
 
 def _take_payload(training: Training) -> checkpoint.Payload:
-    """Return the live state, after a check that the ranks agree on it. All ranks call it together."""
+    """Check that the ranks agree on the state. Return the state itself, not a copy. All ranks call it together."""
     check_same_ranks(training)
     payload = state.to_payload(capture(training))
-    return payload if training.ranks.has_others else state.localize(payload)  # a single rank holds all rows
+    return payload if training.ranks.has_others else state.localize(payload)  # a single rank holds the whole state
 
 
 def _is_divided(training: Training, payload: checkpoint.Payload) -> bool:
@@ -152,10 +153,10 @@ def _is_divided(training: Training, payload: checkpoint.Payload) -> bool:
 
 
 def _agree(training: Training, payload: checkpoint.Payload, peers: Exchange | None) -> checkpoint.Payload:
-    """Return the payload with the plain values of the main rank, if each rank holds a shard or a stage.
+    """Return the payload; if each rank holds a shard or a stage, with the main rank's plain values in all ranks.
 
-    Plain values, such as metrics, may differ between ranks. The length of their text decides where the tensors' bytes
-    begin in the file.
+    Plain values, such as metrics, may differ between ranks. They have to be equal, because the length of their text
+    decides where the tensors' bytes begin in the file.
     """
     if peers is None:
         return payload
@@ -172,7 +173,7 @@ def _to_text(lines: list[dict[str, Any]]) -> str:
 
 
 def _find_complaints(training: Training, probe: Probe) -> list[str]:
-    """Return why the model is unhealthy, by the first rank that finds it so; empty if none does."""
+    """Return why the model is unhealthy, as the first complaining rank says it; empty if all ranks find it healthy."""
     found = training.ranks.gather(check_health(probe, training.recipe.health, training.probe))
     complaints: list[str] = next(filter(None, found), [])
     return complaints
@@ -219,8 +220,8 @@ def count_params(training: Training) -> int:
 def describe_configs(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     """Return the configuration files of each part of a model that is a transformers model.
 
-    Parts with peft's adapters are left out, because adapters rename the weights: ``from_pretrained`` would find no
-    weight, and begin with random weights.
+    Parts with peft's adapters are left out, because adapters rename the weights: ``from_pretrained`` wouldn't find the
+    weights, and would use random weights instead.
 
     Returns:
         For each part, by its dotted name ("" for the whole model): the files that its ``save_pretrained`` writes, as

@@ -16,10 +16,10 @@ from holdfast.training.optimizers import Optimizers
 
 
 class Schedulers(list[Any]):
-    """The torch schedulers of a training, in the order in which a checkpoint has them.
+    """The torch schedulers of a training, in the order in which a checkpoint lists them.
 
     Attributes:
-        names: the name of each, such as ``linear`` for a `Schedule`.
+        names: the name of each scheduler, such as ``linear`` for a `Schedule`.
     """
 
     def __init__(self, recipe: Recipe, steps_per_epoch: int) -> None:
@@ -37,7 +37,8 @@ class Schedulers(list[Any]):
     def describe(self) -> list[str]:
         """Return each scheduler's name and its count of steps or epochs, such as ``linear at step 40``."""
         units = ["epoch" if waits_for_plateau(scheduler) else "step" for scheduler in self]
-        counts = [getattr(scheduler, "last_epoch", None) for scheduler in self]  # a count of step() calls
+        # torch's `last_epoch` counts the calls of step()
+        counts = [getattr(scheduler, "last_epoch", None) for scheduler in self]
         described = zip(self.names, units, counts, strict=True)
         return [name if count is None else f"{name} at {unit} {count}" for name, unit, count in described]
 
@@ -48,14 +49,17 @@ class Schedulers(list[Any]):
                 scheduler.step()
 
     def end_epoch(self, loss: float | None) -> None:
-        """Step the schedulers that wait for the epoch's loss; there is none if all steps so far were skipped."""
+        """Step the schedulers that need the epoch's loss.
+
+        Without a loss, because all steps were skipped, do nothing.
+        """
         for scheduler in self:
             if waits_for_plateau(scheduler) and loss is not None:
                 scheduler.step(loss)
 
 
 def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
-    """Yield each `Schedule` or torch scheduler together with the optimizer that a `Schedule` is for."""
+    """Yield pairs: a torch scheduler or a `Schedule`, and its optimizer, or None for a scheduler of a loop."""
     if isinstance(recipe, Kept):
         yield from ((each, None) for each in recipe.schedulers)
         return
@@ -75,7 +79,7 @@ def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
 
 
 def name_schedules(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe's schedules by the name of their optimizer; the name is "" if they are given without names."""
+    """Return a recipe's schedules by their optimizers' names; the name is "" for a schedule that has no name."""
     schedule = recipe.schedule
     if isinstance(schedule, Mapping):
         return dict(sorted(schedule.items()))
@@ -83,7 +87,7 @@ def name_schedules(recipe: Recipe) -> dict[str, Any]:
 
 
 def describe_schedules(recipe: Recipe) -> Any:
-    """Return the arguments of the recipe's `Schedule`; by name if there are several; None if there is none."""
+    """Return the arguments of the recipe's `Schedule`; if there are several, by their names; None without one."""
     found = {
         name: dataclasses.asdict(each) for name, each in name_schedules(recipe).items() if isinstance(each, Schedule)
     }

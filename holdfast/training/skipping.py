@@ -1,8 +1,8 @@
-"""Skipped steps: their batches are drawn and not trained.
+"""Skipped steps: steps whose batches are drawn, but not trained.
 
-A skipped step has a number, a line in the trail and its place in epoch, chunk and data, as each other step. It changes
-nothing of the state but the step's number and the position in the data: no forward pass, no optimizer's step, no step
-of a scheduler. Only what drawing a batch draws from random generators is drawn. Anneals are functions of the step.
+A skipped step has a number, a line in the trail, and a place in epoch, chunk and data, as every step has. Of the state
+it changes only the step's number, the position in the data, and the generators from which the data draws. There is no
+forward pass, and no optimizer or scheduler steps. Anneals continue, because they depend only on the step's number.
 """
 
 from holdfast.config.steps import Steps

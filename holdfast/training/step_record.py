@@ -11,7 +11,8 @@ from holdfast.checkpoint.shown import Gallery
 from holdfast.errors import RecipeError
 from holdfast.state import gather_whole
 
-# The numbers of a step that have fields of their own in a trail's line; all other numbers are in its field ``logged``.
+# A step's numbers with these names have their own fields in a line of the trail. All other numbers are in its field
+# ``logged``.
 OWN_FIELDS = ("loss", "grad_norm")
 # The steps between two checksums, for models of large and of small tensors: checksums then cost less than 0.5 % of the
 # time of AdamW's steps. The cost of checksums and of steps grows with the bytes of large tensors, and with the number
@@ -27,7 +28,7 @@ class Unread:
     Attributes:
         numbers: scalar float32 tensors by name, on the training's device.
         samples: the names of the step's micro-batches.
-        is_skipped: whether the batches were drawn and not trained.
+        is_skipped: whether the batches were drawn, but not trained.
     """
 
     step: int
@@ -40,26 +41,27 @@ class Unread:
 
 @dataclass
 class StepRecord:
-    """The steps since the last save, and how they are recorded; see `holdfast.training.recording`.
+    """The steps since the last save, and the settings for their recording; see `holdfast.training.recording`.
 
     Attributes:
-        checksum_every: the steps between two lines with checksums.
-        lines: the trail, with a line for each step whose numbers were read.
+        checksum_every: the number of steps from one line with checksums to the next.
+        lines: the trail, with a line for each step whose numbers were read from the device.
         gallery: the texts and pictures that were shown.
         first_lrs: the rates of the first step of each epoch that has begun: part of the metadata, not of the state.
-        measured: the last epoch's metrics that are not part of the state.
+        measured: those metrics of the last epoch that are not part of the state.
         trained: the step that was trained last, for `record_step`.
         unread: finished steps that have no line yet, each with the further fields of its line.
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
-            share, for a proof. Otherwise the first line after a checkpoint has the facts of each rank or share: they
-            follow from the checkpoint alone, so that another machine can train one rank's part of the step again.
-        is_rehearsal: whether other ranks train these steps, too, and this process ends after them.
-        is_grouped: whether the ranks have checked, in this process, that ranks of one data rank get the same samples.
+            share, for a proof. If False, only the first line after a checkpoint has the facts of each rank or share.
+            That step follows from the checkpoint alone, so that another machine can train one rank's part of it again.
+        is_rehearsal: whether these steps are a rehearsal: other ranks train them, too, and this process ends after
+            them.
+        is_grouped: whether this process has already checked that ranks of one data rank get the same samples.
         recorded: the number of steps that this process has recorded.
         unsaved_s: the seconds that rehearsed steps took; the next save counts them as training.
         has_parts: whether the step in progress is recorded with the facts of each rank or share.
         drawn_from: a digest of the generators at the beginning of the step, if `has_parts`.
-        note_lines: a function that is called with the trail each time that numbers were read.
+        note_lines: a function that is called with the trail after each read of numbers.
     """
 
     checksum_every: int
@@ -96,7 +98,10 @@ class StepRecord:
 
 
 def choose_every(model: nn.Module) -> int:
-    """Return the number of steps between two checksums. It depends on the model alone, so that equal runs agree."""
+    """Return the number of steps from one checksum to the next.
+
+    It depends on the model alone: equal runs choose alike.
+    """
     sizes = [parameter.nbytes for parameter in model.parameters()]
     return EVERY_LARGE if sizes and sum(sizes) / len(sizes) >= LARGE_BYTES else EVERY_SMALL
 

@@ -1,4 +1,4 @@
-"""The check that no step adds or removes layers or tensors: a resumed process has only those that the recipe builds."""
+"""The check that no step adds or removes layers or tensors: a resume would have only what the recipe builds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from holdfast.checkpoint import shorten
 from holdfast.errors import RecipeError
 from holdfast.provenance.location import find_place
 
-# The most names that one message lists.
+# The largest number of names in one message.
 SHOWN_NAMES = 3
 
 
@@ -28,7 +28,7 @@ class Structure:
     def check(self, step: int) -> bool:
         """Check the modules after a step. Return whether any of their layers or tensors is a new object.
 
-        Modules that load a ``state_dict`` with code of their own aren't checked: their code may build missing layers.
+        Modules whose own code loads their ``state_dict`` aren't checked, because this code may build missing layers.
 
         Raises:
             RecipeError: a step has built or removed layers or tensors, or has tied parameters: no resume could restore
@@ -62,7 +62,7 @@ class Structure:
             names: dict[int, str] = {}
             for prefix, module in root.named_modules(prefix=first, remove_duplicate=False):
                 dot = f"{prefix}." if prefix else ""
-                # A lazy layer becomes an ordinary one in the first step.
+                # A lazy layer becomes an ordinary layer in the first step.
                 found[prefix] = getattr(module, "cls_to_become", None) or type(module)
                 for name, each in module._parameters.items():
                     if each is not None:
@@ -71,12 +71,15 @@ class Structure:
         return found
 
     def _look(self) -> None:
-        """Remember the modules' layers and tensors, for `_is_as_seen`."""
+        """Remember which layers and tensors the modules have, for `_is_as_seen`."""
         self._all = [each for root in self._modules.values() for each in root.modules()]
         self._seen = self._list_parts()
 
     def _is_as_seen(self) -> bool:
-        """Return whether the modules have the same objects as at the last `_look`. It is fast: every step calls it."""
+        """Return whether the modules have the same objects as at the last `_look`.
+
+        This is fast, because every step calls it.
+        """
         now = self._list_parts()
         return len(now) == len(self._seen) and all(one is other for one, other in zip(now, self._seen, strict=True))
 
@@ -102,6 +105,6 @@ def has_own_loading(model: nn.Module) -> bool:
 
 
 def _is_torchs(hook: Any) -> bool:
-    """Return whether a hook is torch's own function: a lazy layer's, or a parametrization's."""
+    """Return whether a hook is torch's own: the hook of a lazy layer or of a parametrization."""
     inner = getattr(hook, "hook", hook)
     return str(getattr(inner, "__module__", "")).startswith("torch.")

@@ -1,16 +1,16 @@
-"""The save of a single rank that has lost another rank: it restores the last completed step and saves it alone.
+"""The save by a single rank after another rank is lost: the rank restores the last completed step's state and saves it.
 
-No collective is possible any more, so this rank must have all that the checkpoint needs:
+No collective is possible any more, so this rank must itself have everything that the checkpoint needs:
 
 - Weights and the optimizer's state are the same in all ranks, and no step changes them before its gradients are summed.
   If a rank is lost before that, the sum fails in all ranks, and with it the step.
-- Virtual ranks leave the same generators and buffers in all ranks after each step, and keep the buffers from before it.
-  Without virtual ranks each rank has generators of its own, which are lost with the rank.
-- The names of other ranks' samples are read from the data again, for the steps whose numbers aren't read yet.
+- With virtual ranks all ranks have the same generators and buffers after each step, and keep a copy of the buffers from
+  before the step. Without virtual ranks each rank has its own generators, which are lost with the rank.
+- For steps whose numbers aren't read yet, the names of the other ranks' samples are read from the data again.
 
-A rank of a sharded model (FSDP2) has only a shard of the state, so it saves nothing. A rank that isn't sure of its
-state saves nothing either: for example, if the optimizer may have stepped. On GPUs no rank can be sure: a GPU still
-computes the steps in its queue, and may continue with wrong sums after a collective was aborted.
+A rank of a sharded model (FSDP2) has only a shard of the state, so it saves nothing. A rank whose state may be wrong
+saves nothing either: for example, if the optimizer may have stepped. On GPUs every rank's state may be wrong, because a
+GPU still computes the steps in its queue, and may continue with wrong sums after a collective was aborted.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from holdfast.training.saving import begin_save
 
 
 def go_back(training: Training) -> bool:
-    """Restore the state of the last completed step in this rank alone. Return whether that surely succeeded.
+    """Restore the state of the last completed step in this rank alone. Return whether it is surely that state.
 
     Raises:
         DeterminismError: the last step has switched determinism off.

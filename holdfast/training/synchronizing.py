@@ -1,6 +1,6 @@
 """The synchronization of modules that no DDP wraps: the model of ``Recipe(step=...)``, and extras.
 
-As in DDP, gradients are averaged before an optimizer steps, and each step begins with the main rank's buffers.
+Gradients are averaged before an optimizer steps, and each step begins with the main rank's buffers, as in DDP.
 `holdfast.training.program` wraps all other models in DDP.
 """
 
@@ -14,7 +14,7 @@ from holdfast.training.optimizers import list_stepped, parts_of
 
 
 class Synchronized:
-    """The modules that several ranks train together without DDP. With one rank this does nothing.
+    """The modules that several ranks train together without DDP. With one rank, nothing is synchronized.
 
     Attributes:
         modules: the modules.
@@ -54,14 +54,14 @@ class Synchronized:
             self._ranks.share_buffers(module)
 
     def _average(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Average over the ranks the gradients with which an optimizer is about to step."""
+        """Average an optimizer's gradients over the ranks. A hook, called before the optimizer's ``step()``."""
         own = [each for each in list_stepped(optimizer) if id(each) in self._own and each.requires_grad]
         for kind in dict.fromkeys((each.dtype, each.device) for each in own):
             self._average_alike([each for each in own if (each.dtype, each.device) == kind])
 
     def _average_alike(self, parameters: list[nn.Parameter]) -> None:
-        # A parameter may have a gradient in some of the ranks only: `flat` ends with a flag for each parameter, and the
-        # flag's mean is the share of ranks with a gradient.
+        # A parameter may have a gradient in only some of the ranks. So `flat` ends with a flag for each parameter. The
+        # flag's mean is the fraction of the ranks with a gradient.
         has = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
         grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
         flat = torch.cat([*(each.flatten() for each in grads), has.to(grads[0].dtype)])

@@ -1,4 +1,4 @@
-"""Running code without its effects on a training's state: a forward pass, or the code at an epoch's beginning."""
+"""Run code, such as a forward pass or the code at an epoch's beginning, without effects on a training's state."""
 
 import contextlib
 import copy
@@ -22,7 +22,7 @@ from holdfast.training.sharded.model import list_fsdp_modules, shard_again
 
 # The attributes of a module that torch itself reads.
 OF_TORCH = vars(nn.Module()).keys()
-# Containers of up to this many items are copied, to undo additions and removals; longer ones aren't.
+# Containers of up to this many items are copied, to undo additions and removals. Longer containers aren't copied.
 MOST_ITEMS = 1000
 
 
@@ -34,13 +34,13 @@ def undisturbed(
 
     For each module this restores the buffers and other tensors with their values, the training mode, and the
     attributes, submodules and hooks (also the items of lists, dicts, sets and deques, up to `MOST_ITEMS`). For each
-    parameter it restores the gradient and ``requires_grad``. Trainable parameters that aren't in this optimizer get
-    their values again, because a loss may step another optimizer, such as a critic's. The copies of tensors need as
-    much memory as the tensors.
+    parameter it restores the gradient and ``requires_grad``. Of trainable parameters that aren't in this optimizer the
+    values are restored, too, because a loss may step another optimizer, such as a critic's. The copies of tensors need
+    as much memory as the tensors themselves.
 
     Args:
         may_swap: whether the block may change the optimizer's parameters for a while, as an evaluation with average
-            weights does. The block has to put back the same bits: checksums of all weights are compared.
+            weights does. The block has to restore the same bits, which checksums of all weights show.
 
     Yields:
         The snapshot, whose `put_back` undoes the changes so far.
@@ -61,8 +61,9 @@ class ModelSnapshot:
     """A copy of a model's state, which `put_back` restores after a block of `undisturbed`.
 
     Attributes:
-        touched: the types, by name, of the values that `put_back` found changed and that no ``state_dict`` has, such as
-            ``{"model.layer.calls": "int"}``. If training reads such a value, the run can't be resumed exactly.
+        touched: the types, by name, of the values that had changed before `put_back` and that no ``state_dict``
+            contains, such as ``{"model.layer.calls": "int"}``. If training reads such a value, the run can't be resumed
+            exactly.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, may_swap: bool = False) -> None:
@@ -86,7 +87,7 @@ class ModelSnapshot:
         found = [each for _, each, *_ in self._parameters if id(each) not in self._tensors and not is_lazy(each)]
         self._sums = dict(zip(map(id, found), _sum_up(found), strict=True)) if may_swap else {}
         for _, parameter, *_ in self._parameters:
-            parameter.grad = None  # so the block's gradients aren't added to training's
+            parameter.grad = None  # so that the block's gradients aren't added to those of training
 
     def _list_tensors(self) -> Iterator[torch.Tensor]:
         for _, module, attributes, _ in self._modules:
@@ -99,7 +100,8 @@ class ModelSnapshot:
         for name, module, attributes, copies in self._modules:
             self._note_touched(name, module, attributes, copies)
             for container, items in [(vars(module), attributes), *copies]:
-                if not _has_items(container, items):  # after a write to a module's dict torch.compile compiles again
+                # don't write without need: torch.compile compiles again after a write to a module's dict
+                if not _has_items(container, items):
                     container.clear()
                     (container.update if isinstance(container, dict | set) else container.extend)(items)
         with torch.no_grad():
@@ -127,7 +129,7 @@ class ModelSnapshot:
                 self.touched[f"{name}.{key}"] = type(was if now is None else now).__name__
 
     def check_parameters(self) -> None:
-        """Raise RecipeError if a parameter has changed: to restore parameters would take a second copy of them all."""
+        """Raise RecipeError if a parameter has changed. To undo the change would need a copy of all parameters."""
         written = [
             (name, each)
             for name, each, *_, version in self._parameters
@@ -145,7 +147,7 @@ class ModelSnapshot:
 
 
 def _version_of(tensor: torch.Tensor) -> object:
-    """Return a value that changes when a tensor is written to or gets other memory."""
+    """Return a value that changes when the tensor is written to, or is moved to other memory."""
     if is_lazy(tensor) or tensor.is_inference():
         return 0
     own = local_of(tensor) if is_sharded(tensor) else tensor
