@@ -298,7 +298,7 @@ def list_batch_sizes(source: Any) -> list[int]:
 
 
 def make_batches(source: Any, shares: Sequence[Share], seed: int, workers: int, ranks: Gathering) -> Any:
-    """Return the object that gives a rank the batches of a source.
+    """Return the object from which a rank gets the batches of a source.
 
     Args:
         source: the result of `take_apart`; None if the loop makes its own batches.

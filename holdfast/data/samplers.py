@@ -68,7 +68,7 @@ def list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     The generator of accelerate's ``SeedableRandomSampler`` isn't included. The sampler seeds it for each pass from the
     sampler's epoch, which is saved.
     """
-    from accelerate.data_loader import SeedableRandomSampler  # here because of loader processes; see `shares_out`
+    from accelerate.data_loader import SeedableRandomSampler  # imported here as in `shares_out`, whose comment says why
 
     samplers = (each for each in list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
     found = [getattr(each, "generator", None) for each in samplers]
@@ -86,7 +86,7 @@ def list_samplers(loader: Any) -> list[Any]:
 
 def keep_attributes(sampler: Any) -> Attributes:
     """Return the state of a sampler's plain attributes, except those that `LoaderBatches` saves itself."""
-    from accelerate.data_loader import SeedableRandomSampler  # here because of loader processes; see `shares_out`
+    from accelerate.data_loader import SeedableRandomSampler  # imported here as in `shares_out`, whose comment says why
 
     is_seeded = isinstance(sampler, SeedableRandomSampler)
     return Attributes(lambda: sampler, lambda name: name == "epoch" or (is_seeded and name == "generator"))
