@@ -1,7 +1,5 @@
 """Training in one process: build a recipe, train it, save its state and resume it.
-
-`train_step` of `loop.py` contains loss, backward pass, clipping and optimizer step. `Cooperation.clip` does the
-clipping.
+Loss, backward pass, clipping and optimizer step are in `train_step` of `loop.py`; `Cooperation.clip` does the clipping.
 """
 
 from holdfast.recipe.probe import Gate

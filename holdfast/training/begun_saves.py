@@ -1,7 +1,7 @@
 """The last saves that all ranks have begun, each with the lines of the trail since the save before.
 
 If the main rank is lost, another rank saves in its place, without knowing which saves are durable. That rank looks for
-these checkpoints on the store. The newest checkpoint found becomes the parent of the one that it saves.
+these checkpoints on the store. The newest checkpoint found becomes the parent of the checkpoint that this rank saves.
 """
 
 import contextlib

@@ -55,8 +55,8 @@ class Training:
         schedulers: torch schedulers over the optimizers.
         synchronized: the modules that several ranks train together without DDP.
         ranks: how the ranks cooperate.
-        gradients: in a user's own loop, the gradients that a step keeps for the next step (see `Gradients`); None if
-            they aren't recorded.
+        gradients: the gradients that a step keeps for the next step, in a loop or in a ``Recipe(step=...)``; None if
+            each step begins without gradients.
         generators: the states of the random generators from which training draws.
         flags: torch's settings after the recipe was built; see `determinism.read_flags`.
         grouping: the parameter groups as the recipe built them.
@@ -203,7 +203,7 @@ class Training:
 
     @property
     def can_survive(self) -> bool:
-        """Return whether one rank can save the state alone after another rank is lost; see `surviving` for when."""
+        """Return whether one rank can save the state alone after another is lost; `surviving` has the conditions."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
         is_whole = self.ranks.has_common_state and compute.parallel == "ddp"

@@ -145,7 +145,7 @@ class Cooperation(abc.ABC):
                 is_saved = name not in each._non_persistent_buffers_set
                 if buffer is None or not is_saved or is_sharded(buffer):
                     continue
-                # NCCL can't send a buffer on the CPU, such as one of an average's
+                # NCCL can't send a buffer on the CPU, such as a buffer of an `AveragedModel`
                 if buffer.device.type == self.accelerator.device.type:
                     share_tensor(buffer)
 
@@ -232,7 +232,7 @@ class SeparateRanks(Cooperation):
     def __init__(self, accelerator: Accelerator, data: DataRanks | None = None) -> None:
         """
         Args:
-            data: the data ranks, if some ranks train the same samples; by default each rank has samples of its own.
+            data: the data ranks, if some ranks train the same samples; by default each rank trains different samples.
         """
         super().__init__(accelerator, (data or separate(accelerator)).count, data)
         self._is_told = data is not None
@@ -279,7 +279,8 @@ class SeparateRanks(Cooperation):
         if limit < math.inf:
             norm: Tensor = self.accelerator.clip_grad_norm_(parameters, limit)
             return gather_whole(norm)
-        # Clipping to infinity would read the whole gradient again, and one infinite number would make all of it NaN.
+        # Don't call torch's clipping with an infinite limit: it would read the whole gradient again, and a single
+        # infinite number would make the whole gradient NaN.
         self.accelerator.unscale_gradients()
         return _take_norm(parameters)
 

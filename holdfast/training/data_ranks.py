@@ -1,4 +1,4 @@
-"""The data-parallel rank: which ranks train the same samples, and which train different ones.
+"""The data-parallel rank: which ranks train the same samples, and which ranks train different samples.
 
 Without tensor, pipeline or context parallelism every rank trains different samples. With such parallelism the ranks of
 a group compute one model together, and need the same samples and the same random numbers.

@@ -17,7 +17,7 @@ from holdfast.machine.processes import MARK_VARIABLE
 from holdfast.state import include_gpus
 from holdfast.terminal import counted
 
-# Options of DistributedDataParallel with which a resumed run ends on the same bits, whatever the loop does.
+# The options of DistributedDataParallel that a resumed run needs to end on the same bits, whatever the loop does.
 DDP_OPTIONS = {
     # With other values of these two, DDP rearranges its buckets after a process's first step. If more than two ranks
     # sum in a ring, an element's place in its bucket decides in which order the ranks' values are summed. DDP has to

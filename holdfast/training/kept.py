@@ -47,7 +47,7 @@ class Kept(Recipe):
         function: the user's function.
         originals: the objects as the loop passed them to `Run.keep`: they may be wrappers of the objects in the other
             fields.
-        own: Holdfast's and accelerate's objects, which `find_forgotten` doesn't look into.
+        own: Holdfast's and accelerate's objects, which `find_forgotten` leaves out.
         list_variables: returns the variables that the loop's functions carry, for `find_forgotten`.
         constants: the plain values that the loop reads and never assigns, by name.
         schedulers: the schedulers, in the order of their names; the loop steps them itself.

@@ -1,4 +1,4 @@
-"""The gradients that a step of a user's own loop leaves for the next step, as state."""
+"""The gradients that a step of a user's own loop keeps for the next step, as an object with a state."""
 
 import functools
 from typing import Any
@@ -101,7 +101,7 @@ class Gradients:
         """Set all gradients to None.
 
         Raises:
-            RecipeError: no optimizer's ``step()`` has used a gradient.
+            RecipeError: there is a gradient that no optimizer's ``step()`` has used.
         """
         if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(

@@ -97,7 +97,7 @@ def train_step(training: Training) -> Unread:
 
 
 def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Step along the gradient of the recipe's loss.
+    """Train one step with the recipe's loss: backward passes, clipping and the optimizer's step.
 
     Returns: the mean loss of the micro-batches and the gradient's norm, and the names of the micro-batches.
     """

@@ -24,7 +24,7 @@ DYNAMIC = (
 
 
 def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
-    """Apply the hyperparameters whose built values differ from the saved built values. Return their names.
+    """Apply the hyperparameters that the recipe now builds with other values than at the save. Return their names.
 
     A learning rate keeps its progress along its schedule: it is multiplied by the new base rate over the old base rate.
 

@@ -22,8 +22,8 @@ from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.probing import take_loss
 
-# A layer's output has left its range if its largest absolute value exceeds this multiple of the largest in the step
-# before.
+# A layer's output has left its range if its largest absolute value exceeds this multiple of the largest absolute value
+# in the step before.
 RANGE_FACTOR = 2.0
 
 
@@ -47,8 +47,8 @@ class StepObserver:
 
     Args:
         step: the number of the step, from 1.
-        most: the number of samples, those with the largest losses, whose gradient norm is computed; and the number of
-            updates, the largest ones, that are returned of each step.
+        most: the largest number of samples whose gradient norm is computed, and of updates that are returned of each
+            step. These are the samples with the largest losses, and the largest updates.
     """
 
     def __init__(self, training: Training, step: int, most: int) -> None:
@@ -183,9 +183,9 @@ class StepObserver:
         return self._add_norms(found)
 
     def _add_norms(self, found: list[tuple[SampleLoss, Any]]) -> list[SampleLoss]:
-        """Return the samples.
+        """Return the samples with gradient norms for those with the largest losses.
 
-        Add the gradient norm to those samples of the observed step that have the largest losses.
+        Only samples of the observed step get a gradient norm.
         """
         if any(is_sharded(parameter) for _, parameter in self._parameters()):
             self._notes.append("gradient norms of samples: the parameters are sharded")
@@ -227,7 +227,7 @@ class StepObserver:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return whether torch.compile has compiled the model or a layer of it."""
-    # By the class's name, because the import of torch._dynamo takes a second.
+    # Compare the class's name, because an import of torch._dynamo would take a second.
     return any(
         type(each).__name__ == "OptimizedModule" or each._compiled_call_impl is not None for each in model.modules()
     )

@@ -105,7 +105,7 @@ def read_rates(optimizer: Any) -> list[float]:
 def lay_out_state(optimizer: Any, *, are_saved: bool) -> None:
     """Lay out an optimizer's loaded state like its parameters: tensors of a parameter's shape get its strides.
 
-    torch's fused kernels walk a moment and its parameter in the order of their addresses, whatever their strides.
+    torch's fused kernels combine the elements of a moment and its parameter by their order in memory, not by index.
 
     Args:
         are_saved: whether the tensors were saved with their strides. Then only the strides of dimensions of length 1

@@ -82,7 +82,7 @@ class Taking:
             next_batch: returns this rank's next batch; used without virtual ranks.
 
         Raises:
-            RecipeError: the step's shares were taken already, or the step before has left a gradient.
+            RecipeError: the step's shares were taken already, or there is a gradient that no optimizer has used.
         """
         training = self._training
         if self._has_begun:
@@ -105,14 +105,14 @@ class Taking:
         self.log = None
 
     def refuse_whole_batch(self) -> None:
-        """Raise RecipeError if this rank trains shares. Call it before a batch is taken outside of `take`."""
+        """Raise RecipeError with virtual ranks: a loop then has to take its batches from `take`, and not one by one."""
         if self._training.virtual is not None:
             raise RecipeError(
                 f"{self._setting}: a whole batch was taken, but virtual ranks train a batch in shares", hint=BY_SHARES
             )
 
     def end_step(self) -> None:
-        """Raise RecipeError unless the step has trained all shares, if there are any."""
+        """Raise RecipeError if, with virtual ranks, the loop hasn't trained all its shares of the step."""
         if self._training.virtual is not None and (not self._has_begun or self.log is not None):
             step = self._training.progress.step + 1
             raise RecipeError(f"{self._setting}: step {step} has not trained all shares of its batch", hint=BY_SHARES)

@@ -149,7 +149,7 @@ def _take_gradient(training: Training, batch: Any) -> str:
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-            # reentrant checkpointing supports backward() only: undo the failed try with autograd.grad
+            # activation checkpointing with use_reentrant=True supports only backward(): undo the failed autograd.grad
             kept.put_back()
             training.ranks.share_buffers(model)
         if gradient is None:

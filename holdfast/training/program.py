@@ -62,7 +62,7 @@ class Program(abc.ABC):
         keeps_seeds: whether to keep the seeds that the program may have set in each rank.
         can_go_back: whether a rank can undo a step that it hasn't completed.
         data_ranks: which ranks train the same samples, if the program has set this; otherwise None.
-        framework: the framework that has the loop, such as ``a Lightning Trainer``; empty for none.
+        framework: the framework that runs the loop, such as ``a Lightning Trainer``; empty if there is none.
         skipped: the steps whose batches are drawn, but not trained; see `skipping`.
     """
 
@@ -80,7 +80,7 @@ class Program(abc.ABC):
     @property
     @abc.abstractmethod
     def batch_size(self) -> int | None:
-        """Return the number of samples of a batch over all ranks; None if only the program knows it."""
+        """Return the number of samples of a batch over all ranks; None if only the program's own code knows it."""
 
     @abc.abstractmethod
     def take_data(self) -> Any:
@@ -190,7 +190,7 @@ class LoopProgram(Program):
         return self.recipe.batch_size
 
     def take_data(self) -> Any:
-        return self.recipe.data  # `Run.steps` has taken a loader apart already
+        return self.recipe.data  # `Run.steps` has already called `take_apart`
 
     def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
         ranks.check_optimizer(self.recipe.optimizer)

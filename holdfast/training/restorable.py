@@ -127,7 +127,7 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
 
 
 def _check_copies(training: Training, common: Payload) -> None:
-    """Raise StateError in all ranks if rows, or tensors of one name, that several ranks hold have different values."""
+    """Raise StateError in all ranks if a row, or a tensor of one name, has different values in several ranks."""
     ranks = training.ranks
     if ranks.stages is not None:
         if all(ranks.gather(bool(common.tree))):

@@ -53,7 +53,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
         ConfigError: another number of ranks saved the state, and the present ranks can't divide it among themselves.
         ConfigDrift: the recipe builds other hyperparameters than at the save, though no setting and no code has
             changed.
-        GateTripped: the restored state differs from the saved state, gives other results, or isn't healthy.
+        GateTripped: the restored state differs from the saved state, has other probe results, or isn't healthy.
     """
     saved = capturing.decode(payload)
     capturing.restore(training, saved)

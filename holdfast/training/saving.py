@@ -173,7 +173,7 @@ def _to_text(lines: list[dict[str, Any]]) -> str:
 
 
 def _find_complaints(training: Training, probe: Probe) -> list[str]:
-    """Return why the model is unhealthy, as the first complaining rank says it; empty if all ranks find it healthy."""
+    """Return the complaints of the first rank in which the model is unhealthy; empty if it is healthy in all ranks."""
     found = training.ranks.gather(check_health(probe, training.recipe.health, training.probe))
     complaints: list[str] = next(filter(None, found), [])
     return complaints

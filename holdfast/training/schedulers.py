@@ -51,7 +51,7 @@ class Schedulers(list[Any]):
     def end_epoch(self, loss: float | None) -> None:
         """Step the schedulers that need the epoch's loss.
 
-        Without a loss, because all steps were skipped, do nothing.
+        If there is no loss, because all steps were skipped, no scheduler steps.
         """
         for scheduler in self:
             if waits_for_plateau(scheduler) and loss is not None:

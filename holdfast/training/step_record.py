@@ -100,7 +100,7 @@ class StepRecord:
 def choose_every(model: nn.Module) -> int:
     """Return the number of steps from one checksum to the next.
 
-    It depends on the model alone: equal runs choose alike.
+    The number depends only on the model, so that equal runs have checksums at the same steps.
     """
     sizes = [parameter.nbytes for parameter in model.parameters()]
     return EVERY_LARGE if sizes and sum(sizes) / len(sizes) >= LARGE_BYTES else EVERY_SMALL

@@ -53,9 +53,10 @@ class Structure:
         )
 
     def _describe(self) -> dict[str, Any]:
-        """Return, by name, each layer's class, each parameter's first name, and "" for each saved buffer.
+        """Return what `check` compares, by name: layers' classes, first names of parameters, and "" for saved buffers.
 
-        A parameter that is None is left out. A buffer that is None is included, because a step may set it.
+        A tied parameter has several names, of which one is its first name. A parameter that is None is left out. A
+        buffer that is None is included, because a step may set it.
         """
         found: dict[str, Any] = {}
         for first, root in self._modules.items():
@@ -78,7 +79,7 @@ class Structure:
     def _is_as_seen(self) -> bool:
         """Return whether the modules have the same objects as at the last `_look`.
 
-        This is fast, because every step calls it.
+        This has to be fast, because every step calls it.
         """
         now = self._list_parts()
         return len(now) == len(self._seen) and all(one is other for one, other in zip(now, self._seen, strict=True))

@@ -24,7 +24,7 @@ from holdfast.training.saving import begin_save
 
 
 def go_back(training: Training) -> bool:
-    """Restore the state of the last completed step in this rank alone. Return whether it is surely that state.
+    """Restore the last completed step's state in this rank alone. Return False if it may not be exactly that state.
 
     Raises:
         DeterminismError: the last step has switched determinism off.

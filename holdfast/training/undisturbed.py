@@ -40,7 +40,7 @@ def undisturbed(
 
     Args:
         may_swap: whether the block may change the optimizer's parameters for a while, as an evaluation with average
-            weights does. The block has to restore the same bits, which checksums of all weights show.
+            weights does. The block has to restore the same bits; checksums of all weights are compared.
 
     Yields:
         The snapshot, whose `put_back` undoes the changes so far.
@@ -179,7 +179,7 @@ def snapshot(training: Training) -> Callable[[], None]:
     """Copy a loop's state, apart from weights and moments. Return a function that restores it.
 
     Weights and moments aren't copied, because they might not fit into the memory twice. If they have changed, the
-    returned function raises RecipeError. Make both calls inside a step, while training's generators are in force.
+    returned function raises RecipeError. Make both calls inside a step, while training's generators are active.
     """
     put_back_extras = copy_extras(training)
     schedulers = copy.deepcopy([each.state_dict() for each in training.schedulers])

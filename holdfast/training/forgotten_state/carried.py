@@ -34,10 +34,10 @@ class _Instruction:
 
 
 def find_carried(frame: types.FrameType) -> dict[str, int] | None:
-    """Return the variables, and attributes of variables, that the loop of a running function carries.
+    """Return the variables, and attributes, that the loop of a running function carries to its next iteration.
 
-    The value of each name is the line that first reads it. Constants that the loop reads are among the names. Return
-    None if the function isn't inside a loop.
+    The result has, by name, the line that first reads the variable. Constants that the loop reads are among the names.
+    Return None if the function isn't inside a loop.
     """
     places, at, loop = _find_loop(frame)
     return {name: _first_line(places, loop, name) for name in _find_live(places, loop)[at]} if loop else None
@@ -146,7 +146,7 @@ def _note_names(place: _Instruction, instructions: list[dis.Instruction], index:
         for kind, name in zip(kinds, names, strict=False):
             if kind != "LOAD":
                 place.stores.add(name)
-            # a combined instruction that stores the name before it loads it doesn't read the old value
+            # an instruction such as STORE_FAST_LOAD_FAST stores the name first, and so doesn't read the old value
             elif name not in place.stores:
                 place.reads.add(name)
     elif each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR") and index:

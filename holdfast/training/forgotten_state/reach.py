@@ -137,7 +137,7 @@ def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
 
 
 def list_closure(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each closure variable of a function that is assigned already."""
+    """Yield name and value of each closure variable of a function, except variables that aren't assigned yet."""
     cells = getattr(function, "__closure__", None) or ()  # a compiled function has no cells
     for name, cell in zip(function.__code__.co_freevars, cells, strict=False):
         with contextlib.suppress(ValueError):  # the variable isn't assigned yet

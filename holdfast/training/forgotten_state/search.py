@@ -198,8 +198,8 @@ class _Search:
         left_out = set() if isinstance(value, types.FunctionType) else find_outputs(codes)
         if at.root == "extras" and self._registered.has(value):
             left_out |= _list_saved_names(value)
-        # If an object's class is a library's, or inherits from one, a private attribute counts as the library's unless
-        # the user's code names it.
+        # A private attribute counts as a library's attribute if the object's class is from a library or has a base
+        # class from a library, unless the user's code names the attribute.
         named = {name for code in codes for name in code.co_names}
         is_alone = is_users and all(is_own(each) for each in kinds if each is not object)
         labels = []
@@ -228,7 +228,10 @@ class _Search:
     # ---- the report
 
     def _find_place(self, name: str) -> str:
-        """Return the first line of the user's code that changes (or else: that reads) a variable or an attribute."""
+        """Return the first line of the user's code that changes a variable or an attribute.
+
+        If no line changes it, return the first line that reads it.
+        """
         key = last_part(name)
         codes = [each for each in self._codes if each.co_name != "__init__" and key not in each.co_cellvars]
         for kind in ("STORE", "LOAD"):

@@ -10,8 +10,8 @@ from holdfast.training.moving.files import load_torch, load_weights
 from holdfast.training.moving.foreign import ForeignCheckpoint
 
 RANDOM = "random_states_{}.pkl"
-# For each kind of file: the attribute of `ForeignCheckpoint`, and the files' names. accelerate appends a number to the
-# names of the second file of a kind and later ones.
+# For each kind of file: the attribute of `ForeignCheckpoint`, and the files' names. accelerate adds a number to the
+# name from the second file of a kind on.
 FILES = {"optimizers": r"optimizer(_\d+)?\.bin", "schedulers": r"scheduler(_\d+)?\.bin"}
 
 

@@ -103,7 +103,7 @@ def _is_around(value: Any) -> bool:
 
 
 def check_states(imported: ForeignCheckpoint) -> None:
-    """Raise ConfigError if a value under an optimizer's or a scheduler's name isn't the state of one."""
+    """Raise ConfigError if a value named as an optimizer's or a scheduler's state isn't such a state."""
     for kind, parts, is_whole in (
         ("an optimizer", imported.optimizers, _is_whole_optimizer),
         ("a scheduler", imported.schedulers, _is_whole_scheduler),

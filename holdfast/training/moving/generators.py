@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The lengths in bytes of the states of torch's generators: a CPU's, and a GPU's (seed and offset).
+# The lengths in bytes of the states of torch's generators: for a CPU, and for a GPU (seed and offset).
 CPU_BYTES, GPU_BYTES = 5056, 16
 GPU_WORDS = ("cuda", "gpu", "rng")
 PYTHON_VERSION = 3
@@ -18,7 +18,7 @@ def find(name: Any, value: Any) -> dict[str, Any]:
     """Return the states of generators in a value, under the names of `state.capture_rng`; empty if it has none.
 
     Args:
-        name: the value's name, which tells a GPU's state from other tensors of 16 bytes.
+        name: the value's name, which distinguishes a GPU's state from other tensors of 16 bytes.
     """
     try:
         return _find(name, value)

@@ -184,8 +184,8 @@ class _Into:
         )
         self._used |= found.used
         self.notes += found.paired
-        # The notes are about differences in learning rates. With schedulers they don't matter, because these set the
-        # rates.
+        # The notes are about differences in learning rates. With schedulers the differences don't matter, because the
+        # schedulers set the rates.
         self.notes += [] if training.schedulers else found.notes
         if found.state and found.stateless:
             shown = ", ".join(found.stateless[:SHOWN_NAMES])
@@ -221,7 +221,7 @@ class _Into:
         """Return pairs: the name of a scheduler in the source, and the run's scheduler that takes its state.
 
         Raises:
-            ConfigError: a scheduler's name isn't in the source, and not exactly one of the source's schedulers has the
+            ConfigError: a scheduler's name isn't in the source, and none or several of the source's schedulers have the
                 same settings.
         """
         own, sources = [*self._training.schedulers], self._imported.schedulers

@@ -113,7 +113,7 @@ def _fit(own: Mapping[str, Any], source: Mapping[str, Tensor]) -> tuple[dict[str
 
 
 def _unwrap_all(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove wrappers' prefixes from the names of weights. Return them unchanged if two would get the same name."""
+    """Remove wrappers' prefixes from the names of weights. If two weights would get the same name, remove nothing."""
     bare = {unwrap(key): each for key, each in source.items()}
     return bare if len(bare) == len(source) else dict(source)
 
@@ -164,7 +164,7 @@ def _shorten_pair(old: str, new: str) -> tuple[str, str]:
 
 
 def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list[str]:
-    """Return a line for each change of dtype.
+    """Return a line for a person for each weight whose dtype changes.
 
     Raises:
         ConfigError: a weight has another shape than in the model, or weights that are tied in the model differ.

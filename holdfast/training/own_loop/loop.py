@@ -94,7 +94,7 @@ class Step:
         ``grad_accum`` batches, so divide their losses by ``grad_accum``.
 
         Raises:
-            RecipeError: `shares` was called in this step already, or the step before has left a gradient.
+            RecipeError: `shares` was called in this step already, or there is a gradient that no optimizer has used.
         """
         return self._loop.take_shares()
 
@@ -509,7 +509,9 @@ class OwnLoop:
         self._served = self._serve(self._training)
 
     def _next(self) -> Step | None:
-        """Record the last step, and execute orders until an order asks for a step. Return it; None at the run's end.
+        """Record the last step, execute orders until an order asks for a step, and return this step.
+
+        At the run's end, return None.
 
         Raises:
             Stopped: the run stops before its end.
@@ -600,7 +602,7 @@ class OwnLoop:
         """Return the variables from which the search for forgotten state begins.
 
         They are the variables of the running functions around the loop, the loader's dataset and collate function, the
-        iterators around the run's, and a framework's values.
+        iterators that wrap the run's iterators, and a framework's values.
         """
         frames = find_frames(self._function, outside=OwnLoop._next.__code__)
         parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()

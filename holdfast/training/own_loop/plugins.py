@@ -71,7 +71,7 @@ class Plugins:
             Accelerator.__init__ = usual
 
     def _take(self, accelerator: Accelerator, arguments: Mapping[str, Any]) -> None:
-        """Put the FSDP2 plugin among a new accelerator's arguments into the state that all accelerators share."""
+        """Take the FSDP2 plugin from a new accelerator's arguments, and set it in the state that accelerators share."""
         if accelerator.num_processes == 1:  # with one rank accelerate uses no plugins
             return
         if arguments.get("parallelism_config") is not None:

@@ -14,7 +14,7 @@ from holdfast.training.own_loop.loop import OwnLoop, Step
 
 
 class Run:
-    """The run that a training function trains. Holdfast creates the `Run` and passes it to the function.
+    """The run that a training function trains. Holdfast makes it, and calls the function with it.
 
     The function contains the training loop. It registers all objects on which the next step depends, and takes its
     steps from the run::
@@ -120,10 +120,10 @@ class Run:
         """Prepare a model that all ranks train together, as ``compute.parallel`` says. Return it on the run's device.
 
         Several ranks get a DistributedDataParallel around the model ("ddp"), or the model itself, sharded by
-        ``fully_shard`` ("fsdp"). The model itself, unsharded, is returned in three cases: to a single rank; with
-        virtual ranks, because `Step.shares` sums the gradients; and if no parameter requires a gradient. A model on
-        torch's meta device gets memory; its modules' ``reset_parameters`` set the values. ``compute.mixed_precision``
-        becomes the forward pass's autocast.
+        ``fully_shard`` ("fsdp"). No DistributedDataParallel is put around the model in three cases: for a single rank;
+        with virtual ranks, because `Step.shares` sums the gradients; and if no parameter requires a gradient. A model
+        on torch's meta device gets memory; its modules' ``reset_parameters`` set the values.
+        ``compute.mixed_precision`` becomes the forward pass's autocast.
 
         Build the optimizer from the returned model, and keep the returned model.
 
@@ -134,7 +134,7 @@ class Run:
         Raises:
             RecipeError: the model is on the meta device, and a module has no ``reset_parameters``.
             ConfigError: ``compute.mesh`` has a dimension "tensor", and there is no ``parallelize``; or ``parallelize``
-                leaves a part of the model whole.
+                doesn't shard the whole model.
         """
         return self._loop.wrap(model, parallelize)
 

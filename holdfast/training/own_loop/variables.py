@@ -55,7 +55,10 @@ class Holders:
         ]
 
     def check(self, step: int) -> None:
-        """Raise RecipeError if a step has assigned a new object to a variable, because no checkpoint contains it."""
+        """Raise RecipeError if a step has assigned another object to a variable that held a kept object.
+
+        No checkpoint contains that other object.
+        """
         for variable, frame in self._found:
             name = variable.name
             if _read(frame, name) is not variable.value:

@@ -246,7 +246,10 @@ class Exchange:
                 done(name, window)
 
     def copy(self, moves: Iterable[Move], link: Link) -> None:
-        """Execute moves. All ranks call it, each with the moves in which it takes part, in the same order."""
+        """Copy bytes between ranks, as ``moves`` says.
+
+        All ranks call it together. Each rank passes the moves in which it takes part, in the same order as the others.
+        """
         between: dict[tuple[int, int], list[Move]] = {}
         for move in moves:
             if move.source != move.target:
@@ -316,7 +319,7 @@ class _HeldShards:
 
 
 def _join(regions: Sequence[Region | None]) -> TensorHolders:
-    """Return a tensor's holders, given by rank the region that each rank holds; None for a rank without the tensor."""
+    """Return a tensor's holders, given the region that each rank holds (None for a rank without the tensor)."""
     return TensorHolders({rank: region for rank, region in enumerate(regions) if region is not None})
 
 

@@ -94,13 +94,13 @@ def place_pieces(pieces: Iterable[Piece]) -> list[Placed]:
 def make_extent(
     position: int, piece: Any, holders: TensorHolders | None, everywhere: Sequence[int], owner: int | None = None
 ) -> PieceExtent:
-    """Return a piece as an extent.
+    """Return the `PieceExtent` of a piece.
 
     Args:
         holders: all ranks that hold the tensor of a sharded piece; None if the piece isn't sharded.
         everywhere: the ranks that exchange the piece's bytes if the piece isn't sharded.
-        owner: for a save, the owner, because it collects each byte from only one rank. None for a restore, because all
-            ranks that hold a byte receive it.
+        owner: for a save, the owner of the part: each byte is collected from only one rank. For a restore, None: each
+            rank that holds a byte receives it.
     """
     size_bytes = len(piece)
     if holders is None:

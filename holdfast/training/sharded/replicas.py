@@ -1,8 +1,8 @@
 """The check that replicas are equal: ranks that hold the same rows of a tensor need the same values in these rows.
 
 A checkpoint contains each row once, so a resume would give one rank's values to all replicas. Replicas of a shard, or
-of a pipeline's stage, differ if their gradients aren't averaged. Different stages of a pipeline are taken for replicas,
-and differ, if their layers have the same names.
+of a pipeline's stage, differ if their gradients aren't averaged. Different stages of a pipeline look like differing
+replicas if their layers have the same names.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -162,7 +162,7 @@ def _allocate(
         present: the tensors that this rank's stage of a pipeline takes; None to take all tensors.
     """
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    # for each part: the group of rows of each tensor, and the byte in the tensor at which the group begins
+    # for each part, and each group of rows in the part: the byte in the tensor at which the group begins
     firsts: list[list[int]] = []
     for header in headers:
         firsts.append([])

@@ -39,7 +39,7 @@ class Stages:
     """The stages of ranks whose models have different names.
 
     Attributes:
-        data: the data ranks; ranks with the same data rank form a pipeline, which together holds the whole model.
+        data: the data ranks; ranks with the same data rank form a pipeline, and together hold the whole model.
         params: the number of scalars in the parameters of all stages.
         repeated: the ids of those parameters of this rank that a lower rank of its pipeline holds, too.
     """
@@ -106,7 +106,7 @@ def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None
 
 
 def _check_whole(names: Sequence[frozenset[str]], data: DataRanks, *, is_told: bool) -> None:
-    """Raise RecipeError unless the program has set its data ranks, and the ranks of each hold the whole model."""
+    """Raise RecipeError unless the program has set its data ranks, and each data rank's ranks hold the whole model."""
     pipelines: dict[int, set[str]] = {}
     for number, each in zip(data.numbers, names, strict=True):
         pipelines.setdefault(number, set()).update(each)

@@ -203,8 +203,8 @@ class BlockSum:
         if self._round is None:
             return
         self._calls += 1
-        # FSDP2's callback runs after the backward pass of each call of the block; only the last time there is a
-        # gradient; see `note`.
+        # FSDP2's callback runs after the backward pass of each call of the block; there is a gradient only after the
+        # last of these passes; see `note`.
         self._block.set_requires_gradient_sync(self._is_last and self._calls == 1, recurse=False)
         for place, name in enumerate(self._names):
             whole = self._block.get_parameter(name)

@@ -1,6 +1,6 @@
 """The sum of a bucket of gradients over the shares of a batch, for ranks that each hold the whole model.
 
-First each rank computes those nodes of the tree whose leaves are all its own shares. Then each rank computes the
+First each rank computes the nodes of the tree whose leaves are all shares of this rank. Then each rank computes the
 remaining nodes, but only for its own slice of the bucket, and sends its result to all ranks. This is a reduce-scatter
 and an all-gather, in the tree's order.
 """
@@ -68,7 +68,7 @@ class Bucket:
 
 
 def _own(parameter: Any) -> Tensor:
-    """Return the whole gradient; with tensor parallelism, this rank's shard of it."""
+    """Return a parameter's gradient in this rank: the whole gradient, or with tensor parallelism a shard."""
     gradient: Any = parameter.grad
     # a plan such as tensor parallelism still has to sum this gradient over its ranks
     if is_sharded(parameter) and gradient.placements != parameter.placements:
@@ -135,7 +135,10 @@ class BucketSum:
         self.tree, self.fact = TreeSum(shares), ""
 
     def add(self, share: int) -> None:
-        """Add a share's gradients, which are in the parameters, to the sum. Set the parameters' gradients to None."""
+        """Add the gradients that the parameters hold after a share to the sum.
+
+        Set the parameters' gradients to None.
+        """
         for each in self.bucket.parameters:
             refuse_sparse(each.grad)
         self.tree.add(Node(0, share), self.bucket.flatten(len(self._blocks)))
@@ -209,7 +212,7 @@ def _wait(works: Sequence[distributed.Work]) -> None:
 
 
 def describe_gradient(gradients: Sequence[Tensor | None]) -> str:
-    """Return a checksum of a model's gradients, 16 hex characters. None stands for a parameter without a gradient."""
+    """Return a checksum of a model's gradients, 16 hex characters. A parameter without a gradient counts as None."""
     found = iter(checksum([local_of(each) for each in gradients if each is not None]))
     return join_checksums([None if each is None else next(found) for each in gradients])
 

@@ -2,7 +2,8 @@
 
 A step on some rows of a tensor may give these rows other bits than a step on the whole tensor. There are two causes:
 the step may use whole rows and columns, or its kernel may round the last elements of a tensor differently. On a CPU the
-kernels of torch's fused AdamW and fused SGD do: after three steps a third of the moments have other bits.
+kernels of torch's fused AdamW and fused SGD round them differently: after three steps a third of the moments have other
+bits.
 """
 
 import copy

@@ -129,7 +129,7 @@ class WholeSums:
         return describe_gradient([each.grad for each in self._parameters])
 
     def add(self, turn: Turn) -> None:
-        """Add a share's gradient, which is in the parameters, to the sums.
+        """Add the gradient that the parameters hold after a share to the sums.
 
         Raises:
             RecipeError: the share has changed a gradient after its exchange had begun.
