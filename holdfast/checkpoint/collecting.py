@@ -18,12 +18,13 @@ class Collected:
     """The files of a checkpoint that this rank writes, while the ranks exchange the files' bytes in windows.
 
     The thread that calls `write` exchanges windows with the other ranks; threads of a pool hash and write the windows.
-    If a rank fails, it continues the exchange, because the other ranks wait for it, and raises the error afterwards.
+    A rank that fails continues the exchange, because the other ranks wait for its bytes. It raises the error
+    afterwards.
 
     Args:
         files: the parts that this rank owns.
         lines: the files of JSON lines beside the state, by name; the main rank writes them.
-        pool: `ABREAST` threads at least.
+        pool: a thread pool of at least `ABREAST` threads.
         copies: the copies of this rank's bytes of all parts, by the part's name.
         windows: memory for `WINDOWS` windows.
     """
@@ -107,7 +108,7 @@ class Collected:
         except NameTaken as error:
             taken = error
         finally:
-            _note(file, stream.finish())  # also after an error, because the exchange waits for free windows
+            _note(file, stream.finish())  # after an error, too: the exchange waits for free windows
         if taken is not None:
             check_same_file(self._folder, path, file.record.result(), taken)
 
@@ -116,9 +117,9 @@ class Collected:
         return [write_file(self._folder, path, name, data) for name, data in lines.items()]
 
     def _find_unchanged(self) -> frozenset[str]:
-        """Return the parts that seldom change and equal the last checkpoint's. All ranks call it together."""
+        """Return the rarely changing parts that equal the last checkpoint's parts. All ranks call it together."""
         if self._unchanged is None:
-            _, *others = self._held.owners  # the first part always changes
+            _, *others = self._held.owners  # the first part has the run's progress, so it always changes
             lasting = self._agree(name for name in others if name in self._own and self._own[name].may_be_copied())
             windows = MemoryWindows(self._memory, self._held.window_bytes)
             running: list[Future[Any]] = []
@@ -156,5 +157,5 @@ class Collected:
 
 
 def _note(file: File, record: FileRecord) -> None:
-    if not file.record.done():  # a part is collected again if the checkpoint gets another name
+    if not file.record.done():  # collect a part again if the first folder name was taken
         file.record.set_result(record)

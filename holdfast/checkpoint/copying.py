@@ -18,8 +18,8 @@ from holdfast.store import Store
 def copy_checkpoint(source: Store, saved: Saved, folder: Store) -> Saved:
     """Copy a checkpoint durably to another folder, and return the copy.
 
-    The bytes are verified while they are copied. As in any save, the first part gets its name first, so that only one
-    of two writers gets the folder, and ``metadata.json`` is written last.
+    The bytes are verified while they are copied. As in any save, the first part is named first, so that only one of two
+    writers gets the folder. ``metadata.json`` is written last.
 
     Args:
         source: the folder that has the checkpoint.
@@ -50,7 +50,7 @@ def copy_checkpoint(source: Store, saved: Saved, folder: Store) -> Saved:
 
 
 def _copy_file(source: Store, there: str, folder: Store, path: str, file: FileRecord) -> None:
-    """Copy a file, unless the folder has it already: a save that was killed may have written it."""
+    """Copy a file, unless a save that was killed has already written the file to the folder."""
     try:
         with folder.creating(f"{path}/{file.name}") as writer:
             digest = hashlib.sha256()

@@ -1,6 +1,7 @@
-"""The comparison of two trails of the same steps: the first step that differs, and the first cause in it.
+"""The comparison of two trails of the same steps: the first step that differs, and the field that differed first in it.
 
-A trail has a line for each step; `holdfast/FORMAT.md` lists its fields.
+A trail has a line for each step; `holdfast/FORMAT.md` lists the line's fields. A share is the part of a batch that one
+virtual rank trains.
 """
 
 import math
@@ -14,18 +15,18 @@ Line = Mapping[str, Any]
 
 # The number of steps of a rehearsal. It is small because the line of each step has a checksum of each component.
 REHEARSED_STEPS = 4
-# The fields of a trail's line, and of its entries for ranks and shares. Causes come before their effects. In place of a
-# ``state`` that differs, its different components are named.
+# The fields of a trail's line, and of the line's entries for ranks and shares. Causes come before their effects. For a
+# ``state`` that differs, its components that differ are named instead.
 CAUSES = (
     "samples", "generators", "buffers", "lrs", "anneals", "loss", "gradient", "partial_sum", "sum", "grad_norm",
     "logged", "state", "rng", "metrics",
 )  # fmt: skip
-# The fields of a line on which no later step depends.
+# The fields of a line that don't influence a later step.
 LOGGED = ("logged", "grad_norm")
-# Readable names for facts that only ranks and shares have.
+# Readable names for fields that only the entries of ranks and shares have.
 FACTS = {"partial_sum": "sum of gradients", "sum": "sum of all gradients"}
-# The first parts of the components' names, causes before effects: within a step a component that differs between two
-# trainings makes later ones differ.
+# The first parts of the components' names, causes before effects. Within a step, a difference in one component causes
+# differences in the components after it.
 COMPONENTS = ("buffers", "optimizer", "model", "schedulers", "scaler", "extras")
 
 
@@ -34,8 +35,8 @@ class Difference:
     """The first step in which two trails differ.
 
     Attributes:
-        fields: the fields that differ in that step, causes first; in place of ``state`` its different components. If
-            only some ranks differ, the name of a field includes the rank of the first trail: ``loss of rank 1``.
+        fields: the fields that differ in that step, causes first. ``state`` is replaced by its components that differ.
+            If only some ranks differ, a field's name includes the rank in the first trail: ``loss of rank 1``.
         tensors: the names of the tensors that differ after that step, in the order of `COMPONENTS`; empty if the lines
             of that step have no checksums of tensors.
     """
@@ -46,10 +47,10 @@ class Difference:
 
 
 def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
-    """Return the first difference between two trails, in the steps and fields that both have; None if there is none.
+    """Return the first difference between two trails, or None. Compare only the steps and fields that both trails have.
 
     Args:
-        one: the trail whose ranks are named. With virtual ranks the other trail may be one of another number of ranks.
+        one: the trail whose ranks are named. With virtual ranks the other trail may have another number of ranks.
     """
     others = {line["step"]: line for line in other}
     for line in one:
@@ -60,12 +61,12 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
 
 
 def list_part_differences(one: Sequence[Line], other: Sequence[Line]) -> list[str]:
-    """Return the facts that differ between the entries of some ranks or shares, causes first, with their ranks.
+    """Return the fields that differ between entries of ranks or shares, causes first, with their ranks.
 
-    Unlike `find_first` this compares every fact that both have, because no line has the facts of the whole step.
+    Unlike `find_first`, compare every field that both entries have, because no values of the whole step are given.
 
     Args:
-        one: entries of a line's ``parts``, whose ranks are named.
+        one: entries of a line's ``parts``. The result names the ranks of these entries.
     """
     found: list[str] = []
     for name in CAUSES:
@@ -76,19 +77,19 @@ def list_part_differences(one: Sequence[Line], other: Sequence[Line]) -> list[st
 
 
 def compute_mean_loss(lines: Sequence[Line]) -> float | None:
-    """Return the mean loss of the steps; None if it isn't finite, or if no step has logged a loss."""
+    """Return the mean loss of the steps; None if the mean isn't finite, or if no step has logged a loss."""
     losses = [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
     return finite_or_none(sum(losses) / len(losses)) if losses else None
 
 
 def find_departure(lived: Sequence[Line], again: Sequence[Line], tolerance: float = 0.0) -> Difference | None:
-    """Return the first difference between steps and the same steps trained again; None if there is none.
+    """Return the first difference between some steps and the same steps trained again, or None.
 
-    Numbers that a program logs besides its loss aren't compared, because no later step depends on them.
+    Numbers that a program logs besides its loss aren't compared, because they don't influence a later step.
 
     Args:
         tolerance: the relative difference that is allowed between losses; 0 if equal bits are promised. With a
-            tolerance, checksums and random numbers aren't compared, because they can't be close to each other.
+            tolerance, checksums and random numbers aren't compared, because a small error changes them completely.
     """
     if not tolerance:
         return find_first([_leave_out(line, LOGGED) for line in lived], again)
@@ -112,7 +113,7 @@ def _is_close(one: Any, other: Any, tolerance: float) -> bool:
 
 
 def causes_first(component: str) -> tuple[int, str]:
-    """Return a sort key for a component: causes come before their effects within a step, in the order `COMPONENTS`."""
+    """Return a component's key for sorting in the order of `COMPONENTS`: causes before their effects within a step."""
     first = component.partition(".")[0]
     return COMPONENTS.index(first) if first in COMPONENTS else len(COMPONENTS), component
 
@@ -135,9 +136,9 @@ def _compare_lines(one: Line, other: Line) -> Iterator[str]:
 
 
 def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
-    """Return the facts of each rank or share in both lines.
+    """Return pairs of entries for the same rank or share.
 
-    Only shares are compared if the ranks differ in number, or divide the shares or the sums differently.
+    Only shares are paired if the numbers of ranks differ, or if the ranks divide the shares or the sums differently.
     """
     names = ("share", "model_part", "rank", "grid")
     ones, others = ({tuple(map(each.get, names)): each for each in line.get("parts", [])} for line in (one, other))
@@ -150,8 +151,8 @@ def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
 def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[str]:
     """Yield the fields that differ in ranks or shares, with the ranks of the first line.
 
-    If only some of them differ, yield the field with the ranks. If all differ, yield it only if it is a fact that a
-    line has for ranks and shares alone.
+    If only some ranks or shares differ in a field, yield the field with their ranks. If all differ, yield the field
+    without ranks, and only if the line has no value of this field for the whole step.
     """
     known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), one) for one, other in parts]
     known = [each for each in known if each[0] and each[1]]
@@ -164,7 +165,7 @@ def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[st
 
 
 def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
-    """Yield the value of a field of a rank or share, with the field's name; of ``state``, each component's checksum."""
+    """Yield a field's name and value in a rank's or share's entry; for ``state``, those of each component."""
     if name == "state":
         yield from part.get("state", {}).items()
     elif name in part:
@@ -172,14 +173,14 @@ def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
 
 
 def _name_ranks(parts: Sequence[Line]) -> Iterator[str]:
-    """Yield a text for each rank of some parts, with the rank's shares if the parts are shares."""
+    """Yield a text for each rank of some entries, with the rank's shares if the entries are for shares."""
     for rank in dict.fromkeys(part["rank"] for part in parts):
         shares = [str(part["share"]) for part in parts if part["rank"] == rank and "share" in part]
         yield f"rank {rank} (share{'s' if len(shares) > 1 else ''} {', '.join(shares)})" if shares else f"rank {rank}"
 
 
 def _compare_samples(one: str, other: str) -> Iterator[str]:
-    """Yield the kind of difference between two names of samples, which are ``indices-content``.
+    """Yield the kind of difference between two names of samples. Such a name has the form ``indices-content``.
 
     Names of a stream's samples, and names from earlier versions, have a single part.
     """

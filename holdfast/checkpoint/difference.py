@@ -20,7 +20,7 @@ def differences(a: Payload, b: Payload) -> list[str]:
 
 
 def shorten(names: list[str], shown: int) -> str:
-    """Join the first ``shown`` names with commas, and add the number of those left out."""
+    """Join the first ``shown`` names with commas, and add the number of the remaining names."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 
@@ -52,10 +52,10 @@ def _mark_of(value: Any) -> str:
 
 
 def _as_earlier(value: Any, other: Any) -> Any:
-    """Return a value as versions before 0.2 wrote it, if the value to compare with may come from such a version.
+    """Return ``value`` in the form of versions before 0.2, if the other value may come from such a version.
 
-    Those versions left out the order of a mapping, NumPy's types, and the classes of enums, named tuples and derived
-    values.
+    Versions before 0.2 didn't save the order of a mapping, NumPy's types, and the classes of enums, named tuples and
+    derived values.
     """
     mark = _mark_of(value)
     if mark == "$dict" and isinstance(other, dict) and not _mark_of(other):
@@ -74,11 +74,12 @@ def _as_earlier(value: Any, other: Any) -> Any:
 def _find_marked_differences(mark: str, x: Any, y: Any, name: str, a: Payload, b: Payload) -> list[str]:
     if mark in ("$tensor", "$array"):
         one, other = a.tensors[x], b.tensors[y]
-        # The names must be equal, too: tied tensors share one name, so another name means that other tensors are tied.
+        # Compare the names, too: tied tensors share one name, so a different name means that different tensors are
+        # tied.
         is_same = x == y and (one.dtype, one.shape) == (other.dtype, other.shape) and _has_same_bytes(one, other)
         return [] if is_same else [name]
     if mark == "$dict":
-        # Keys may be numbers. As JSON texts the keys 1 and "1" stay distinct.
+        # Keys may be numbers. Compare them as JSON texts, so that the keys 1 and "1" stay distinct.
         left, right = ({json.dumps(key): value for key, value in each} for each in (x, y))
         shown = {key: str(json.loads(key)) for key in left.keys() | right.keys()}
         lacking = [_join(name, shown[key]) for key in left.keys() ^ right.keys()]

@@ -21,7 +21,7 @@ class FileDamage:
 
     @classmethod
     def missing(cls, path: str, file: FileRecord) -> Self:
-        """Return the damage of a file that isn't there."""
+        """Return the `FileDamage` of a file that doesn't exist."""
         return cls(path, file.name, f"{file.size_bytes} bytes", "missing")
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ def damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged
 
 
 def write_file(folder: Store, path: str, name: str, data: bytes) -> FileRecord:
-    """Create a file of a checkpoint and return its record. A file that exists with the same bytes counts as created.
+    """Create a file of a checkpoint and return its record. If the file already exists with the same bytes, succeed.
 
     Raises:
         NameTaken: the file exists with other bytes.
@@ -53,7 +53,7 @@ def write_file(folder: Store, path: str, name: str, data: bytes) -> FileRecord:
 
 
 def check_same_file(folder: Store, path: str, record: FileRecord, taken: NameTaken) -> None:
-    """Raise ``taken`` unless the existing file has the size and hash of ``record``, the file that was to be written."""
+    """Raise ``taken`` unless the existing file has the size and hash in ``record``, which describes the new file."""
     try:
         there = hash_file(folder, path, record.name)
     except NameMissing:  # on some object stores an unfinished upload takes the name, and can't be read
@@ -70,7 +70,7 @@ def hash_bytes(name: str, data: Bytes) -> FileRecord:
 def hash_file(
     folder: Store, path: str, name: str, watch: Callable[[int], None] = lambda size_bytes: None
 ) -> FileRecord:
-    """Read a file of a checkpoint from the store and return its record, with the size and SHA-256 that it has now.
+    """Read a file of a checkpoint from the store, and return a record with its present size and SHA-256.
 
     Args:
         path: the checkpoint's folder inside the run's folder.

@@ -26,11 +26,12 @@ from holdfast.store import Bytes
 PAYLOAD = "checkpoint.safetensors"
 PART = re.compile(r"checkpoint(-\d{5}-of-\d{5})?\.safetensors")
 
-# A large state is cut into about PARTS parts, but into fewer if they would be smaller than LEAST_PART_BYTES.
+# A large state is cut into about PARTS parts, or into fewer so that no part is smaller than LEAST_PART_BYTES.
 PARTS = 16
 LEAST_PART_BYTES = 16 * 2**20
-# Small tensors (counters, generator states, adapters) change at every step. They get parts of their own, so that a part
-# of large frozen tensors stays the same from save to save. Small means below SMALL_BYTES, or below a 64th of a part.
+# Small tensors (counters, generator states, adapters) change at every step. They are stored in separate parts, so that
+# a part of large frozen tensors stays the same from save to save. Small means below SMALL_BYTES, or below a 64th of a
+# part.
 SMALL_BYTES = 2**16
 SMALL_SHARE = 64
 
@@ -70,9 +71,9 @@ class Part:
 def cut(payload: Payload, part_bytes: int | None = PART_BYTES) -> list[Part]:
     """Cut a payload into files. The cut depends only on the tensors' names, dtypes and shapes.
 
-    A small state becomes one file. In a larger state, the first part holds all values that aren't tensors, and the
-    first of the small tensors. A tensor larger than a part is cut between rows, and continues in the next part under
-    the same name.
+    A small state becomes one file. In a larger state, the first part contains all values that aren't tensors, and the
+    first small tensors. A tensor larger than a part is cut between rows, and continues in the next part under the same
+    name.
 
     Args:
         part_bytes: the largest number of bytes of tensors in a part, unless a single row is larger; None for one file
@@ -103,7 +104,7 @@ def _make_pieces(
 
 
 def part_name(number: int, parts: int) -> str:
-    """Return a part's file name: ``checkpoint-00002-of-00017.safetensors``, or of a single part `PAYLOAD`."""
+    """Return a part's file name: ``checkpoint-00002-of-00017.safetensors``; for a single part `PAYLOAD`."""
     return f"checkpoint-{number:05d}-of-{parts:05d}.safetensors" if parts > 1 else PAYLOAD
 
 
@@ -156,14 +157,14 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The content of a part: its rows, and the header's text before the metadata and after it."""
+    """The content of a part: its rows, and the text of its header before and after the metadata."""
 
     rows: Sequence[_Rows]
     before: str
     after: str
 
 
-@functools.lru_cache(maxsize=4)  # a run has the same layout at every save
+@functools.lru_cache(maxsize=4)  # cached, because a run has the same layout at every save
 def _lay_out(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], part_bytes: int | None) -> list[_Layout]:
     rows = [_Rows(*each) for each in tensors]
     total = sum(each.size_bytes for each in rows)

@@ -1,16 +1,17 @@
-"""State that a program reaches and that no checkpoint has: its record, and the comparison of two processes."""
+"""Values of a program that aren't in its checkpoints: their record, and their comparison between two processes."""
 
 from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-# The roots of built-in iterators around the run's iterators, such as ``enumerate(run.batches())``, inside an epoch and
-# at its end. A resumed process creates these iterators again, but only after its search.
+# Values of `Found.reached_by` for a built-in iterator around a run's iterator, such as ``enumerate(run.batches())``:
+# inside an epoch, and at the epoch's end. A resumed process creates these iterators again, but only after its search
+# for values.
 ITERATOR, ENDED = "iterator", "ended iterator"
 
 
 class Found(BaseModel):
-    """A value that a program reaches and that isn't in its saved state.
+    """A value that a program's variables refer to and that isn't in its saved state.
 
     Attributes:
         name: the value's name in the user's code, which begins with a variable: ``learner.target``.
@@ -20,7 +21,8 @@ class Found(BaseModel):
         place: the file and line of the user's code that changes the value, with a colon and a space; empty if no line
             is known.
         remedy: the line for the user's code that would save the value.
-        sha256: a digest of the value, the same in all processes; empty if the value can't be read.
+        sha256: a digest of the value; equal values have equal digests in all processes. Empty if the value can't be
+            read.
         is_plain: True for a value such as a number, a list or a tensor; False for an object with a state of its own.
     """
 
@@ -45,9 +47,9 @@ class Found(BaseModel):
 def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
     """Return the values that differ between two processes at the same step, because the checkpoint lacks them.
 
-    A value that only the first process has counts in two cases: both processes have attributes of the same object, or
-    the value is an iterator inside an epoch. Other such values are left out, because the processes may be in different
-    functions of a loop.
+    A value that only the first process has is returned in two cases: both processes have attributes of the same object,
+    or the value is an iterator inside an epoch. In other cases it is left out, because the processes may be in
+    different functions of a loop.
 
     Args:
         lived: the values of the process that has trained all steps.

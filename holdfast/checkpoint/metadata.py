@@ -28,7 +28,8 @@ from holdfast.store import Store
 METADATA = "metadata.json"
 METRICS = "metrics.jsonl"
 SHOWN = "shown.jsonl"
-# The files whose copies outlive the checkpoint. The value is a function that returns a copy's name, by commit number.
+# The files whose copies are kept when the checkpoint is deleted. Each value is a function that returns the copy's name
+# for a commit number.
 COPIES = {METRICS: metrics_name, SHOWN: shown_name}
 
 
@@ -103,7 +104,7 @@ class Metadata(Record):
 
 
 def find_disagreements(commit: Commit, metadata: Metadata) -> list[str]:
-    """Return a line for each field that a commit and its checkpoint's metadata both have, with different values."""
+    """Return a line of text for each field with different values in a commit and in its checkpoint's metadata."""
     pairs = {
         "step": (commit.step, metadata.optimizer_steps_total),
         "epoch": (commit.epoch, metadata.epoch),
@@ -122,15 +123,15 @@ class Saved(Record):
     """A complete, durable checkpoint that no commit names yet.
 
     Attributes:
-        train_s: seconds that its steps took since the previous save.
-        slow_s: seconds of `train_s` by which the save before has slowed the steps beside it.
-        stall_s: seconds from the end of its last step until training could continue, including a wait for the previous
-            save.
-        save_s: seconds from the start of the copy of its state until it was durable.
+        train_s: seconds that the steps since the previous save took.
+        slow_s: seconds of `train_s` that were lost because the previous save ran beside these steps.
+        stall_s: seconds from the end of the checkpoint's last step until training could continue, including a wait for
+            the previous save.
+        save_s: seconds from the start of the copy of the state until the checkpoint was durable.
         restart_s: seconds from the start of the ranks, or of their attempt, until the order to train.
             Each duration is 0 if it is unknown.
-        near_problem: why the near folder has no copy of this checkpoint, for a person. Empty if the folder has a copy,
-            if there is no near folder, or if the save before failed for the same reason.
+        near_problem: a message for the user: why the near folder has no copy of this checkpoint. Empty if the folder
+            has a copy, if there is no near folder, or if the previous save failed for the same reason.
         slow_rank: the rank for which the others waited; None if there is none.
     """
 
@@ -154,7 +155,10 @@ class Saved(Record):
 
 
 def content_id(parts: Sequence[FileRecord]) -> str:
-    """Return a checkpoint's content id: the SHA-256 of its only part, or of ``sha256sum``'s output for its parts."""
+    """Return a checkpoint's content id.
+
+    The content id is the SHA-256 of a single part, or of the output of ``sha256sum`` for several parts.
+    """
     if len(parts) == 1:
         return parts[0].sha256
     listing = "".join(f"{part.sha256}  {part.name}\n" for part in sorted(parts, key=lambda part: part.name))
@@ -179,7 +183,7 @@ def step_of(name: str, steps_per_epoch: int) -> int:
 
 
 def read_metadata(folder: Store, path: str) -> Metadata | None:
-    """Return a checkpoint's metadata; None if it has none, which means that its save was never completed.
+    """Return a checkpoint's metadata; None if the file is missing, because the save was never completed.
 
     Raises:
         RecordDamaged: the metadata can't be read.

@@ -2,14 +2,14 @@
 
 A near folder is a cache: nothing in it counts for the run. A restore takes a part from it only if the part has the hash
 in the commit. A checkpoint that only the near folder has is first copied to the store, and then adopted like any
-checkpoint of dead ranks. So a near folder that is full, read-only, damaged, outdated or gone costs only a warning, and
-time.
+checkpoint of dead ranks. So a near folder that is full, read-only, damaged, outdated or missing costs only a warning,
+and time.
 
 Between two commits a run may save into the near folder alone (`near.every_steps`). Such a save is adopted in the same
-way. Each save deletes the one before it, and a marker tells the save from a commit's copy.
+way. Each such save deletes the previous one. A marker file distinguishes it from a commit's copy.
 
-Several runs, attempts and ranks may share one folder. Each run has a folder of its own in it, named after the run, its
-URL and its ``run.json``, with checkpoints in the same form as on the store.
+Several runs, attempts and ranks may share one near folder. Each run has a subfolder, named after the run, its URL and
+its ``run.json``, with checkpoints in the same form as on the store.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from holdfast.store.contract import translate_errors
 from holdfast.store.local import LocalStore
 
 RUN_FOLDER = re.compile(r".+-[0-9a-f]{16}")
-# The empty file in the folder of a save between two commits.
+# The marker of a save between two commits: an empty file in its folder.
 MARKER = "between-commits"
-# Only the owner may write into the folder: a checkpoint in it may be adopted, as on the store.
+# Only the owner may write into the folder, because a run may adopt a checkpoint in it, as from the store.
 MODE = 0o700
 
 log = logging.getLogger(__name__)
 
 
 class Copy(NamedTuple):
-    """A checkpoint in a near folder, of any run, complete or not. Its newest file gives its age."""
+    """A checkpoint of any run in a near folder, complete or incomplete. Its age is the age of its newest file."""
 
     modified: float
     path: Path
@@ -65,10 +65,11 @@ class Near:
         self.root = Path(settings.folder).expanduser().absolute()
         self._most_bytes, self._folder, self._name = settings.most_bytes, folder, name
         self._place = ""  # the name of the run's own folder
-        # Two savers' threads may write at once: one of them into this folder alone.
+        # The threads of two savers may write at once: of the saver for commits, and of the saver for saves between
+        # commits.
         self._lock = threading.Lock()
         self._problems: dict[bool, type[Exception] | None] = {}  # the error of each saver's last save
-        self._unsaid = ""  # the problem of which nobody has been told yet
+        self._unsaid = ""  # the problem that was not reported yet
         self._between = ""  # the folder of the last save between two commits
         self._newest_step = 0  # of all saves
 
@@ -80,14 +81,15 @@ class Near:
         return cls(config.near, open_store(config.store).inside(config.run), config.run)
 
     def is_of(self, folder: Store) -> bool:
-        """Return whether a folder on a store is this run's."""
+        """Return whether a folder on a store belongs to this run."""
         return folder.url == self._folder.url
 
     @property
     def place(self) -> Path:
         """Return the run's folder in the near folder."""
         if not self._place:
-            # A run that was deleted and begun again has another run.json, and one of another store another URL.
+            # A run that was deleted and begun again has another run.json. A run with the same name on another store has
+            # another URL.
             known = self._folder.url.encode() + self._folder.read("run.json")
             self._place = f"{self._name}-{hashlib.sha256(known).hexdigest()[:16]}"
         return self.root / self._place
@@ -104,16 +106,16 @@ class Near:
     ) -> Saved | None:
         """Write a checkpoint into the near folder, and delete the oldest checkpoints to make room. Raise no error.
 
-        Then delete the last save between two commits: this checkpoint is newer.
+        Afterwards delete the last save between two commits, because this checkpoint is newer.
 
         Args:
-            size_bytes: the size of the checkpoint's parts together.
+            size_bytes: the total size of the checkpoint's parts.
             write: writes the checkpoint to a store, together with the other ranks.
-            peers: the ranks that write it together, each into the near folder of its own node.
-            is_between: whether the store doesn't get this checkpoint, because it is between two commits.
+            peers: the ranks that write the checkpoint together, each into the near folder of its own node.
+            is_between: whether this is a save between two commits, which isn't written to the store.
 
         Returns:
-            The checkpoint as it is saved there; None if that failed, see `take_problem`.
+            The checkpoint as saved in the near folder; None if the save failed, see `take_problem`.
         """
         try:
             peers.each(lambda: self._prepare(size_bytes))
@@ -132,9 +134,9 @@ class Near:
         return saved
 
     def _note(self, saved: Saved, *, is_between: bool) -> str:
-        """Note a complete checkpoint. Return the folder of a save between two commits that it outdates; empty for none.
+        """Note a complete checkpoint. Return the folder of a save between commits that is now outdated; empty if none.
 
-        That may be this save itself: a later commit's copy may be complete before it.
+        The outdated save may be this save itself, because the copy of a later commit may be complete first.
         """
         with self._lock:
             if is_between and saved.step < self._newest_step:
@@ -144,16 +146,20 @@ class Near:
             return outdated
 
     def take_problem(self) -> str:
-        """Return once why a save failed, for a person; empty if none did, or if the save before failed alike."""
+        """Return a message for the user: why the last save failed. Later calls return an empty text.
+
+        Empty, too, if the save has not failed, or if the previous save failed for the same reason.
+        """
         unsaid, self._unsaid = self._unsaid, ""
         return unsaid
 
     def _prepare(self, size_bytes: int) -> None:
         place = self.place
         with translate_errors(f"write to the near folder {self.root}"):
-            # Not the folder's parents: if a disk isn't mounted, its copies don't go to the disk below.
+            # Don't create the folder's parents: if a disk isn't mounted, the copies would be written to the disk with
+            # the mount point.
             for folder in (self.root, place):
-                folder.mkdir(MODE, exist_ok=True)  # another rank may make it at the same moment
+                folder.mkdir(MODE, exist_ok=True)  # another rank may create the folder at the same moment
             self._make_room(size_bytes)
 
     def _make_room(self, size_bytes: int) -> None:
@@ -170,7 +176,7 @@ class Near:
             raise StoreFull(f"{self.root} has room for {max(room, 0):,} bytes, and a checkpoint has {size_bytes:,}")
 
     def _list_copies(self) -> Iterator[Copy]:
-        """Yield the checkpoints of all runs. Skip names that Holdfast doesn't give: others wrote those files."""
+        """Yield the checkpoints of all runs. Skip files whose names Holdfast doesn't use: other programs wrote them."""
         for run in _list_folders(self.root):
             for folder in _list_folders(run.path) if RUN_FOLDER.fullmatch(run.name) else ():
                 with contextlib.suppress(FileNotFoundError):  # another process has deleted it
@@ -178,9 +184,9 @@ class Near:
                         yield _measure(Path(folder.path))
 
     def drop_stale(self, head: Commit | None) -> None:
-        """Delete the saves between two commits that were neither trained from ``head`` nor adopted as it.
+        """Delete the saves between two commits that neither equal the newest commit, ``head``, nor continue it.
 
-        Commits only follow the head, so no later attempt adopts these saves.
+        A new commit can only continue the newest commit, so no later attempt adopts these saves.
         """
         known = head.checkpoint_sha256 if head else ""
         with contextlib.suppress(HoldfastError, OSError):
@@ -197,9 +203,9 @@ class Near:
     # ---- reading
 
     def find(self, commit: Commit) -> list[str]:
-        """Return the folders of `store` that may have copies of a commit's parts, going by names and metadata.
+        """Return the folders of `store` that may have copies of a commit's parts, judged by their names and metadata.
 
-        On a node whose ranks write only some of the parts, a copy has no metadata.
+        A copy has no metadata on a node whose ranks write only some of the parts.
         """
         found = []
         with contextlib.suppress(HoldfastError):
@@ -228,12 +234,12 @@ class NearReader:
         self.problem = ""
 
     def take(self, part: FileRecord, read: Callable[[Store, str, FileRecord], FileDamage | None]) -> str:
-        """Read a part from a copy with the right bytes; return the copy's folder, empty if there is none.
+        """Read a part from an undamaged copy. Return the copy's folder; empty if there is no such copy.
 
-        A damaged copy is deleted, so that no later restore reads it in vain.
+        Damaged copies are deleted, so that no later restore tries to read them.
 
         Args:
-            read: reads all of the part in a folder of a store, and returns its damage.
+            read: reads the whole part from a folder of a store, and returns the part's damage, if any.
         """
         for path in self._copies if self.store else ():
             assert self.store is not None

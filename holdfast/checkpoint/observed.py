@@ -9,7 +9,8 @@ class SampleLoss(BaseModel):
     Attributes:
         step: the step that trained the sample: the observed step, or the step before it.
         rank: the rank that trained the sample.
-        index: the sample's index in map-style data; for a stream, its place in the rank's micro-batches of the step.
+        index: the sample's index in a map-style dataset; for a stream, its position in the rank's micro-batches of the
+            step.
         content: a digest of the sample's values.
         loss: may be NaN or infinite.
         grad_norm: the norm of the loss's gradient; None if it was not computed.
@@ -30,7 +31,8 @@ class Update(BaseModel):
 
     Attributes:
         step: the step that changed the parameter: the observed step, or the step before it.
-        size: the norm of the change, divided by the parameter's norm before; infinite for a parameter of zeros.
+        size: the norm of the change, divided by the parameter's norm before the step; infinite for a parameter of
+            zeros.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -47,7 +49,7 @@ class Activation(BaseModel):
         layer: the layer's name in the model.
         rank: the rank on which the output was seen.
         largest: the largest absolute value of the output; infinite if a value was NaN.
-        before: the largest absolute value in the steps before.
+        before: the largest absolute value in earlier steps.
     """
 
     model_config = ConfigDict(frozen=True)

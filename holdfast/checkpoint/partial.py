@@ -1,4 +1,4 @@
-"""Reading a checkpoint part by part, for ranks that each need some rows of it."""
+"""Reading a checkpoint part by part, for ranks that each need only some rows of its tensors."""
 
 import collections
 import hashlib
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
     """Consecutive rows of a tensor in a part, or all of its rows.
 
     Attributes:
-        position: the place of the first byte in the part.
+        position: the offset of the first byte in the part.
         shape: the shape of these rows together.
     """
 
@@ -42,14 +42,14 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a part: its rows, and in the first part also the state's values that aren't tensors."""
+    """The header of a part: its rows; in the first part also the state's values that aren't tensors."""
 
     rows: tuple[Rows, ...]
     tree: Any
 
 
 def read_headers(folder: Store, commit: Commit, parts: Iterable[FileRecord]) -> dict[str, Header]:
-    """Read the headers of some of a commit's parts, by the part's name. Of these parts only the sizes are verified.
+    """Read the headers of some of a commit's parts, by the part's name. Verify the parts' sizes, not their hashes.
 
     Raises:
         CheckpointDamaged: a part is missing, has another size, or isn't well-formed.
@@ -60,7 +60,7 @@ def read_headers(folder: Store, commit: Commit, parts: Iterable[FileRecord]) -> 
 
 
 def read_ended_epoch(folder: Store, commit: Commit) -> bool | None:
-    """Return whether a loop's code at the end of its last epoch has run in a state; None if it can't be read."""
+    """Return whether a loop's code after an epoch had run before a state was saved; None if it can't be read."""
     try:
         first, *_ = find_parts(commit)
         return bool(read_headers(folder, commit, [first])[first.name].tree["progress"].get(ENDED_EPOCH))
@@ -94,15 +94,15 @@ def _read_rows(name: str, entry: dict[str, Any], begin: int, file_bytes: int) ->
 class PartsReader:
     """Threads that read some parts ahead, one part after the other, in windows of memory, and verify them.
 
-    All windows but one are read at the same time, which helps if the store answers slowly.
+    All windows except one are read at the same time, because a store may answer slowly.
 
-    An error doesn't end the threads: `take` still returns all windows of a damaged part, perhaps with wrong bytes, and
+    An error doesn't end the threads. `take` still returns all windows of a damaged part, perhaps with wrong bytes; then
     `check` raises the error.
 
     Args:
         windows: memory for two windows or more; see `count_window_bytes`.
-        near: the copies from which a part is read if a copy has the right bytes. A copy is hashed before any window of
-            it is passed on, because the caller can't take a window back.
+        near: the near copies, from which an undamaged part is read. A copy is hashed before `take` returns its first
+            window, because the caller can't undo the use of a wrong window.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class PartsReader:
         self._thread.start()
 
     def take(self) -> memoryview:
-        """Return the next bytes of the present part: a window, or the rest of the part."""
+        """Return the next bytes of the current part: a window, or the rest of the part."""
         self._taken, size_bytes = self._filled.get()
         return self._taken[:size_bytes]
 
@@ -134,7 +134,7 @@ class PartsReader:
         self._windows.give_back(self._taken)
 
     def check(self) -> None:
-        """Verify the present part, whose windows were all taken, and advance to the next part.
+        """Verify the current part, after all its windows were taken, and advance to the next part.
 
         Raises:
             CheckpointDamaged: the part is missing, or has another hash than in the commit.
@@ -168,7 +168,7 @@ class PartsReader:
                 self._pass_on(each)
 
     def _place(self, record: FileRecord) -> "_Part":
-        """Return a part and where to read it from."""
+        """Return a part with the store and the folder to read it from."""
         near = self._near
         if self._is_closed or near is None or near.store is None:
             return _Part(record, self._folder, self._commit.path)
@@ -202,7 +202,7 @@ class PartsReader:
 
 
 class _Part:
-    """A part that is read: where it is, its hash so far, and the first error."""
+    """A part that is being read: its location, its hash so far, and the first error."""
 
     def __init__(self, record: FileRecord, folder: Store, path: str) -> None:
         self.record, self.folder, self.path, self.digest = record, folder, path, hashlib.sha256()
@@ -210,7 +210,7 @@ class _Part:
 
 
 class _Window(NamedTuple):
-    """A window that is being read: its memory, and the piece of the memory into which the part's bytes are read."""
+    """A window that is being filled: its memory, and the slice of this memory that receives the part's bytes."""
 
     part: _Part
     memory: memoryview

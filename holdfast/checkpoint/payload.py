@@ -1,4 +1,4 @@
-"""A state in memory: tensors as pieces of bytes on any device, and one JSON value for everything else.
+"""A state as a payload: tensors as pieces of bytes on any device, and one JSON value for everything else.
 
 This module doesn't use torch. `holdfast.state` makes payloads from torch tensors, and `format` cuts them into files.
 """
@@ -35,7 +35,7 @@ Piece = Bytes | Source
 
 
 def in_memory(piece: Piece) -> Bytes:
-    """Return the bytes of a piece, copied only if they are not in this process's memory."""
+    """Return the bytes of a piece; copy them only if they are not in this process's memory."""
     return piece if isinstance(piece, Bytes) else piece.in_memory()
 
 

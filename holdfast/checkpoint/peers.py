@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Held(Protocol):
-    """The exchange of the bytes that each rank holds of a checkpoint's parts.
+    """The exchange of a checkpoint's bytes between the ranks that hold them and the ranks that write them.
 
     Attributes:
         owners: the rank that owns each part, by the part's name, in the order of the parts.
@@ -43,7 +43,7 @@ class Peers(Protocol):
     ranks: int
 
     def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> tuple[list[Part], Held]:
-        """Return this rank's bytes of each part, and the exchange that later sends a copy of them to the owners.
+        """Return this rank's bytes of each part, and the exchange that later sends a copy of these to the owners.
 
         The caller copies the bytes before the state changes.
 
@@ -62,7 +62,7 @@ class Peers(Protocol):
 
 
 class Alone:
-    """The only rank, or the main rank of several with the same state, which writes a checkpoint by itself."""
+    """A rank that writes a checkpoint by itself: the only rank, or the main rank if all ranks have the same state."""
 
     rank, ranks = 0, 1
 

@@ -1,7 +1,7 @@
-"""The sums of losses in a state, which show whether a checkpoint was trained from its parent.
+"""The sums of losses in a state, which prove that a checkpoint was trained from its parent.
 
-A state's sums must equal its parent's sums plus the losses of the steps between the two, which the trail has. Another
-checkpoint of the same step has other sums. ``metadata.json`` alone is no proof, because it could be rewritten.
+A state's sums must equal its parent's sums plus the losses of the steps in between, which the trail records. Another
+checkpoint of the same step has other sums. ``metadata.json`` alone proves nothing, because anyone could rewrite it.
 """
 
 import json
@@ -17,9 +17,10 @@ from holdfast.journal import FileRecord
 from holdfast.provenance.canonical import read_exactly
 from holdfast.store import Store
 
-# The number of last epochs for which a state and its metadata have an entry. A run may have many thousand epochs.
+# A state and its metadata have an entry for each of the last EPOCHS_KEPT epochs only, because a run may have many
+# thousand epochs.
 EPOCHS_KEPT = 1000
-# The key of a state's progress that is there if a loop's code at the end of its last epoch has run.
+# A key in a state's progress. It exists if the loop's code after its last epoch had run at the save.
 ENDED_EPOCH = "has_ended_epoch"
 
 
@@ -30,7 +31,7 @@ class Sums:
     Attributes:
         epochs: the mean loss of each of the last EPOCHS_KEPT completed epochs.
         loss_sum: the sum of the losses of the epoch in progress.
-        steps: the number of completed steps of the epoch in progress.
+        steps: the number of completed steps in the epoch in progress.
     """
 
     step: int = 0
@@ -50,7 +51,7 @@ class Sums:
 
 
 def read_sums(folder: Store, path: str, parts: Sequence[FileRecord]) -> Sums | None:
-    """Return the sums in a checkpoint's state, read from the header of its first part; None if they can't be read."""
+    """Read the sums from the header of a checkpoint's first part; return None if they can't be read."""
     name = f"{path}/{parts[0].name if parts else PAYLOAD}"
     try:
         (header_bytes,) = struct.unpack("<Q", folder.read(name, 0, 8))
@@ -67,12 +68,12 @@ def read_sums(folder: Store, path: str, parts: Sequence[FileRecord]) -> Sums | N
 
 
 def find_disagreement(before: Sums | None, losses: Sequence[Any], after: Sums | None, steps_per_epoch: int) -> str:
-    """Return the reason why a state can't have been trained from its parent; empty if the losses agree.
+    """Return why a state can't have been trained from its parent; empty if the sums agree with the losses.
 
     Args:
-        before, after: the sums of the parent and of the state; None if they can't be read. Without both of them the
+        before, after: the sums of the parent and of the state; None if they can't be read. If either is None, the
             result is empty.
-        losses: the losses of the steps between the two, from the trail.
+        losses: the losses of the steps between parent and state, from the trail.
     """
     numbers = [loss for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
     if before is None or after is None or len(numbers) != len(losses):

@@ -29,16 +29,17 @@ from holdfast.store import Bytes, Store
 
 # The number of threads that copy the state. More threads copy no faster, because memory bandwidth is the limit.
 COPIERS = 4
-# The number of the buffer for the windows; the parts' buffers are numbered from 0.
+# The key of the windows' buffer in `Buffers`; the parts' buffers have keys from 0.
 WINDOWS_NUMBER = -1
-# If pieces have this mean size or less, one thread copies them faster than several, which wait for the GIL.
+# If the pieces' mean size is at most this, one thread copies them faster than several threads, which would wait for the
+# GIL.
 ONE_THREAD_BYTES = 2**20
 
 
 class Saver:
     """A saver of checkpoints: one save at a time, in background threads.
 
-    If a part has not changed in the last two checkpoints (a frozen layer's, for example), the store copies or links it
+    If a part has not changed in the last two checkpoints (a frozen layer, for example), the store copies or links it
     from the last checkpoint, as far as ``shared_by`` allows. Still each checkpoint is complete by itself.
 
     Args:
@@ -46,9 +47,10 @@ class Saver:
         shared_by: the largest number of consecutive checkpoints that share one file. A disk holds such a file once, so
             damage to it damages all of them.
         pin: see `Buffers.take`.
-        near: the near folder, which gets a copy of each checkpoint before the store does; None for none.
-        is_between: whether to save between two commits, into the near folder alone.
-        between: the saver that does so beside this one, with memory of its own; None for no such saves.
+        near: the near folder, to which each checkpoint is written before it is written to the store; None for no near
+            folder.
+        is_between: whether this saver makes saves between two commits, which go into the near folder alone.
+        between: a second saver, with separate memory, for saves between two commits; None for no such saves.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Saver:
         self.pin = pin
         self.near, self.is_between, self.between = near, is_between, between
         self.buffers = Buffers()
-        # The threads are kept between saves, because training would wait 0.2 ms for their start.
+        # The threads stay alive between saves, because training would wait 0.2 ms for their start.
         self._copiers = ThreadPoolExecutor(min(count_cores(), COPIERS), "copy")
         self._last_folder = ""
         self._last: dict[str, Written] = {}
@@ -99,7 +101,7 @@ class Saver:
             metadata: the fields of `Metadata`, except the fields about the payload's bytes.
             metrics: the trail, one line of JSON for each step.
             then: called with the saved checkpoint, in another thread; not for a save between two commits.
-            note_near: called with the checkpoint as the near folder has it, in another thread.
+            note_near: called, in another thread, with the checkpoint as saved in the near folder.
             shown: the content of ``shown.jsonl``; empty for no file.
             is_urgent: False gives the save's threads the lowest priority, so that training goes first.
             peers: the ranks that each hold a shard of the state and write the checkpoint together; None if this rank
@@ -117,7 +119,7 @@ class Saver:
         owners = dict(zip(sizes, assign_owners([*sizes.values()], writers.ranks), strict=True))
         copied, held = peers.hold(parts, owners) if peers else (parts, None)
         copies = {part.name: self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(copied)}
-        # Training waits for this copy, so the save's threads, which could hold the GIL, start only after it.
+        # Training waits for this copy. So the save's threads, which could hold the GIL, start only after the copy.
         self._copy_out(copied, copies)
         del parts, payload, copied  # now, because freeing thousands of objects later would hold the GIL, too
         # All save threads share one priority. If only the hashing threads were low, a writer could wait for the GIL
@@ -170,7 +172,7 @@ class Saver:
         thread.shutdown(wait=False)
 
     def _copy_out(self, parts: Sequence[Part], images: Mapping[str, memoryview]) -> None:
-        """Copy each part's pieces into its image."""
+        """Copy each part's pieces into the part's image, one contiguous buffer."""
         copying = []
         for part in parts:
             is_coarse = part.size_bytes > ONE_THREAD_BYTES * len(part.pieces)
@@ -195,7 +197,7 @@ class Saver:
     def wait(self) -> Saved | None:
         """Wait for the last save and return its checkpoint, complete and durable; None if no save was started.
 
-        None, too, if the near folder didn't take a save between two commits.
+        Return None, too, if a save between two commits has failed.
 
         Raises:
             StoreError: the checkpoint couldn't be written.
@@ -203,7 +205,7 @@ class Saver:
         if self._under_way is None:
             return None
         if self.is_busy:
-            self._priority.restore()  # the caller waits, so no training needs the cores
+            self._priority.restore()  # the caller waits, so training doesn't need the cores now
         return self._under_way.result()
 
     def on_failure(self, call: Callable[[], object]) -> None:

@@ -1,8 +1,8 @@
 """Texts and pictures that a recipe or a loop shows to people, in ``shown.jsonl`` beside a checkpoint's trail.
 
 They aren't part of the state, so they don't change a content id. `read_shown` reads the texts and pictures of one
-commit, `list_shown` all of a run. Don't trust a picture, which a recipe's code has made: put an SVG into a page
-as an image, never as markup.
+commit; `list_shown` reads those of a whole run. Don't trust a picture, because a recipe's code has made it: put an SVG
+into a page as an image, never as markup.
 """
 
 import base64
@@ -21,10 +21,11 @@ TEXT, SVG, PNG = "text/plain", "image/svg+xml", "image/png"
 SUFFIXES = {TEXT: "txt", SVG: "svg", PNG: "png"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# The characters in which an SVG's root element has to begin, after an XML declaration, a document type and comments.
+# The root element of an SVG must begin within this number of characters, after an XML declaration, a document type and
+# comments.
 SVG_WITHIN = 4096
-# The largest size of one text or picture, and of all texts and pictures of one checkpoint together: a server and a
-# browser have to hold them.
+# The largest size of one text or picture, and of all texts and pictures of one checkpoint together. They are limited
+# because a server and a browser have to hold them in memory.
 MAX_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
 
@@ -99,7 +100,7 @@ class Gallery:
         self._size_bytes += len(line)
 
     def put_back(self, lines: bytes) -> None:
-        """Put back the lines that `take` returned, before the present lines."""
+        """Put the lines that `take` returned back, before the current lines."""
         self._lines[:0] = [lines]
         self._size_bytes += len(lines)
 
@@ -115,7 +116,7 @@ class Gallery:
 
 
 def to_shown(name: str, value: object, step: int, epoch: int) -> Shown:
-    """Return a value as a `Shown`, a text or a picture.
+    """Convert a value to a `Shown`: a text or a picture.
 
     Args:
         value: a string is a text; bytes are a picture, PNG or SVG.
@@ -157,7 +158,7 @@ def _find_type(name: str, data: bytes) -> str:
 
 
 def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
-    """Return the texts and pictures that a commit's steps have shown, in order; empty if there are none, or if lost.
+    """Return the texts and pictures that a commit's steps have shown, in order; empty if none exist or all are lost.
 
     Raises:
         RecordDamaged: the file differs from the commit.
@@ -175,7 +176,7 @@ def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
 
 
 def list_shown(journal: Journal) -> Iterator[Shown]:
-    """Yield the texts and pictures of a run's committed steps, oldest first, read commit by commit.
+    """Yield the texts and pictures of a run's committed steps, oldest first. They are read commit by commit.
 
     Raises:
         RecordDamaged: a file differs from its commit.
@@ -185,7 +186,7 @@ def list_shown(journal: Journal) -> Iterator[Shown]:
 
 
 def read_newest(journal: Journal) -> list[Shown]:
-    """Return the texts and pictures of the newest commit that has any: the newest of each name, sorted by name.
+    """Return the newest text or picture of each name in the newest commit that has any, sorted by name.
 
     Raises:
         RecordDamaged: the file differs from its commit.

@@ -1,7 +1,7 @@
 """Parts that pass through small windows of memory: one thread fills a window while others hash and write earlier ones.
 
-Ranks that each hold a shard of a state collect a part's bytes from each other, so none of them has the whole part in
-memory. A save needs memory for a copy of the rank's shard and for `WINDOWS` windows.
+Ranks that each hold a shard of a state collect a part's bytes from each other, so no rank has the whole part in memory.
+For a save, a rank needs memory for a copy of its shard and for `WINDOWS` windows.
 """
 
 import hashlib
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from holdfast.journal import FileRecord
 
-# The number of each rank's parts that are in progress at once: one is hashed while another is written.
+# Each rank has this number of parts in progress at once: one is hashed while another is written.
 ABREAST = 2
-# The number of windows of each part in progress. Reads have more windows, because an object store answers slowly.
+# The number of windows for each part in progress. Reads use more windows, because an object store answers slowly.
 DEPTH, READ_DEPTH = 2, 4
 WINDOWS, READ_WINDOWS = ABREAST * DEPTH, ABREAST * READ_DEPTH
 # All windows together are an eighth of a rank's shard. Direct I/O needs LEAST_WINDOW_BYTES at least. Each window wakes
@@ -55,7 +55,7 @@ class MemoryWindows:
 
 
 class Stream:
-    """The bytes of one part: windows that one thread fills in order, and another takes in the same order."""
+    """The bytes of one part, in windows. One thread fills them in order; another takes them in this order."""
 
     def __init__(self, name: str, size_bytes: int, windows: MemoryWindows) -> None:
         self._name, self._size_bytes, self._windows = name, size_bytes, windows
@@ -68,12 +68,12 @@ class Stream:
     # ---- for the thread that fills windows
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return memory for the next bytes, at most a window; wait until a window is free."""
+        """Wait until a window is free, and return memory for the next bytes, at most a window."""
         self._taken = self._windows.take()
         return self._taken[:size_bytes]
 
     def put(self, filled: memoryview) -> None:
-        """Pass on the memory that `take` returned, which now has the part's next bytes."""
+        """Pass the memory that `take` returned, now with the part's next bytes, to the other thread."""
         assert self._taken is not None
         self._filled.put((self._taken, len(filled)))
 
@@ -85,7 +85,7 @@ class Stream:
 
     @property
     def pieces(self) -> Iterator[memoryview]:
-        """Return the bytes that have not been taken yet, in pieces.
+        """Yield the bytes that have not been taken yet, in pieces.
 
         Each piece is hashed. Its memory is freed when the next piece is taken.
         """

@@ -1,6 +1,6 @@
 """The trail of a checkpoint: one line of JSON for each of its steps, in ``metrics.jsonl``.
 
-A copy of a commit's trail in ``metrics/`` outlives the checkpoint.
+A copy of a commit's trail in ``metrics/`` remains when the checkpoint is deleted.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, FileRecord, Journal, metrics_name
 from holdfast.store import Store
 
-# Holdfast's longest lines, in proofs, name each tensor, and are shorter than this. Longer lines are refused, to bound
-# memory.
+# Holdfast's own lines are shorter than this; the longest are those of proofs, which name each tensor. Longer lines are
+# refused, to bound memory.
 MAX_LINE_BYTES = 2**26
 
 Lines = list[dict[str, Any]]
@@ -24,12 +24,12 @@ Lines = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Trail:
-    """The parts of a trail that tell whether another trail continues it.
+    """The facts of a trail that show whether another trail continues it.
 
     Attributes:
         step: the last step.
         first, last: the lines of the first and the last step; None if the trail is lost.
-        losses: the loss of each step in the form of the file: a string if it isn't finite.
+        losses: the loss of each step as the file has it: a string if the loss isn't finite.
         file: the record of the file that was read; None if the trail is lost.
     """
 
@@ -69,12 +69,12 @@ def read_trail(folder: Store, path: str) -> Trail:
 
 
 def name_trails(commit: Commit) -> tuple[str, str]:
-    """Return the names of a commit's two trail files: the copy that outlives its checkpoint, and the checkpoint's."""
+    """Return the names of a commit's two trail files: the copy in ``metrics/``, and the checkpoint's own file."""
     return metrics_name(commit.number), f"{commit.path}/{METRICS}"
 
 
 def read_commit_lines(folder: Store, commit: Commit) -> Lines:
-    """Return the lines of a commit's trail; an empty list if both files of it are lost.
+    """Return the lines of a commit's trail; an empty list if both of its trail files are lost.
 
     Args:
         folder: the run's folder.
@@ -95,7 +95,7 @@ def read_checkpoint_lines(folder: Store, path: str) -> Lines:
 
 
 def read_trail_before(journal: Journal, commit: Commit, step: int, count: int) -> Lines:
-    """Return the trail of a commit, and of as many commits before it as have the ``count`` steps before a step.
+    """Return the lines of a commit's trail, after earlier commits' lines with the ``count`` steps before a step.
 
     Raises:
         RecordDamaged: a line is not a JSON object with a step.
@@ -116,7 +116,7 @@ def _read_first(folder: Store, names: Iterable[str]) -> Lines:
 
 
 def read_known_trail(folder: Store, path: str, step: int) -> Trail:
-    """Read the trail of a checkpoint that ends with a known step; return only the step if the trail is unusable."""
+    """Read the trail of a checkpoint that ends with ``step``; return ``Trail(step)`` if the trail is unusable."""
     try:
         trail = read_trail(folder, path)
     except (NameMissing, RecordDamaged):
@@ -125,7 +125,7 @@ def read_known_trail(folder: Store, path: str, step: int) -> Trail:
 
 
 def find_break(parent: Trail, child: Trail) -> str:
-    """Return the reason why a checkpoint can't have been trained from its parent; empty if its trail continues.
+    """Return why a checkpoint can't have been trained from its parent; empty if its trail continues the parent's trail.
 
     Args:
         parent: the trail of the parent; ``Trail(0)`` if the checkpoint is the run's first.

@@ -43,12 +43,12 @@ log = logging.getLogger(__name__)
 def read_payload(
     folder: Store, commit: Commit, buffers: Buffers | None = None, near: NearReader | None = None
 ) -> Payload:
-    """Read a committed state, and verify while reading that its bytes have the hashes in the commit.
+    """Read a committed state, and verify its bytes against the hashes in the commit while they are read.
 
     Args:
-        buffers: memory for the bytes; without it, new memory. The payload's tensors are views of this memory and keep
-            it alive.
-        near: the copies from which each part is read first.
+        buffers: memory for the bytes; None to allocate new memory. The payload's tensors are views of this memory and
+            keep it alive.
+        near: the near copies, from which each part is read if a copy is undamaged.
 
     Raises:
         CheckpointDamaged: a file is missing or differs; ``data["files"]`` describes each damage.
@@ -72,14 +72,14 @@ def read_payload(
                 return None
             return fill_part(folder, commit.path, part, own, readers)
 
-        # Wait for all threads: the next read may use the same memory.
+        # Wait for all threads, because the next read may use the same memory.
         if damaged := _check_files(fill, parts, waits=True):
             raise damage_error(commit, damaged)
     return deserialize(images)
 
 
 def check_others(folder: Store, commit: Commit, parts: Sequence[FileRecord]) -> None:
-    """Verify all files of a commit that aren't parts of its state, and the sizes of the given parts.
+    """Verify all files of a commit that aren't parts of its state. Of the given parts, verify only the sizes.
 
     Raises:
         CheckpointDamaged: a file is missing or differs.
@@ -94,7 +94,7 @@ def check_others(folder: Store, commit: Commit, parts: Sequence[FileRecord]) -> 
 def fill_part(
     folder: Store, path: str, part: FileRecord, images: Mapping[FileRecord, memoryview], readers: ThreadPoolExecutor
 ) -> FileDamage | None:
-    """Read a part into its memory in ``images``. Return its damage, if any. One thread reads while another hashes."""
+    """Read a part into its memory in ``images``, and hash it in a second thread. Return its damage, if any."""
     image = images[part]
     ends = queue.SimpleQueue[int | None]()
 
@@ -122,8 +122,7 @@ def find_parts(commit: Commit) -> list[FileRecord]:
     """Return the records of a commit's parts, the files that hold the state, in order.
 
     Raises:
-        CheckpointDamaged: the commit doesn't name a file that each checkpoint has, or its parts have another content
-            id.
+        CheckpointDamaged: the commit lacks a file that each checkpoint has, or the content id of its parts differs.
     """
     by_name = {file.name: file for file in commit.files}
     parts = [by_name[name] for name in sorted(by_name) if is_part(name)]
@@ -186,7 +185,7 @@ def verify(
 def verify_file(
     folder: Store, path: str, file: FileRecord, watch: Watch = lambda size_bytes: None
 ) -> FileDamage | None:
-    """Read back one file and return how it differs from its record; None if it is equal."""
+    """Read back one file and return how it differs from its record; None if both are equal."""
     if damage := _size_damage(folder, path, file):
         return damage
     try:
@@ -216,7 +215,7 @@ def _check_files(
     """Check files, several at once if there are many. Return the damage that was found, in the order of the files.
 
     Args:
-        waits: if one check raises, wait for the running ones. Off by default, so that a stop is quick.
+        waits: whether to wait for the running checks if one check raises. False by default, so that a stop is quick.
     """
     if len(files) <= FEW and priority is None:
         return [damage for damage in map(check, files) if damage is not None]
@@ -238,16 +237,16 @@ def find_orphans(
     *,
     place: Store | None = None,
 ) -> Iterator[Saved]:
-    """Yield the complete, verified checkpoints without a commit that were trained from ``head``, the furthest first.
+    """Yield verified checkpoints that no commit names and that were trained from ``head``, the latest step first.
 
     The parent's name in a checkpoint's metadata could have been rewritten. So the checkpoint's trail must also continue
-    the parent's trail, and the sums of losses in its state must follow from the parent's sums.
+    the parent's trail. The sums of losses in its state must equal the parent's sums plus the losses in the trail.
 
     Args:
         head: the newest commit; None before the run's first commit.
-        is_expected: returns whether a checkpoint may have been trained with the settings of a fingerprint.
+        is_expected: returns whether a checkpoint with this fingerprint may be used.
         find_excluded: returns the folders that must not be used again; called only if there are candidates.
-        place: where to look for checkpoints: the run's folder in a near folder; None for ``folder`` itself.
+        place: the folder to search: the run's folder in a near folder; None for ``folder`` itself.
     """
     place = place or folder
     found = _find_children(place, head, is_expected, steps_per_epoch)
@@ -282,7 +281,7 @@ def find_orphans(
 def _find_children(
     folder: Store, head: Commit | None, is_expected: Callable[[str], bool], steps_per_epoch: int
 ) -> list[tuple[str, Metadata]]:
-    """Return the folders whose metadata names ``head`` as parent, with the metadata; the furthest checkpoint first."""
+    """Return the folders whose metadata names ``head`` as parent, with the metadata; the latest step first."""
     parent, step = (head.checkpoint_sha256, head.step) if head else ("", 0)
     found = []
     for path in folder.list():

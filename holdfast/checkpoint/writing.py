@@ -17,9 +17,10 @@ from holdfast.journal import FileRecord, folder_record_name
 from holdfast.machine import faults
 from holdfast.store import Store
 
-# The number of parts written at the same time: a disk has a queue, and an object store takes several connections.
+# The number of parts that are written at the same time. Several are faster, because a disk has a queue and an object
+# store serves several connections.
 WRITERS = 4
-# A part is written in pieces of this size, so that other threads get their turn and no system call takes long.
+# A part is written in pieces of this size, so that other threads can run in between and no system call takes long.
 WRITE_BYTES = 16 * 2**20
 
 
@@ -30,7 +31,7 @@ class Written:
     Attributes:
         path: the checkpoint's folder.
         sharing: the number of checkpoints that share this file.
-        is_lasting: whether the part was the same in the last checkpoint and in the one before it.
+        is_lasting: whether the part was the same in the last two checkpoints.
     """
 
     record: FileRecord
@@ -41,10 +42,10 @@ class Written:
 
 @dataclass
 class File:
-    """A part that is being written: its record (a future, until it is hashed), and its previous version.
+    """A part that is being written: a future of its record, and its record in the last checkpoint.
 
     Attributes:
-        record: one future for all folders that get the part, so that it is hashed once.
+        record: one future for all folders to which the part is written, so that the part is hashed once.
     """
 
     name: str
@@ -56,12 +57,12 @@ class File:
     def may_be_copied(self) -> bool:
         """Return whether the store may copy the part from the last checkpoint.
 
-        A copy has to wait until the part is hashed, so it is worth while only for parts that seldom change.
+        A copy has to wait until the part is hashed, so copying pays only for parts that rarely change.
         """
         return self.last is not None and self.last.is_lasting and self.last.sharing < self.shared_by
 
     def written(self, path: str) -> Written:
-        """Return this part as written to the folder ``path``, so that the next save can compare with it."""
+        """Return this part as part of the checkpoint ``path``, for comparison with the same part of the next save."""
         record, last = self.record.result(), self.last
         sharing = last.sharing + 1 if last and self.is_copied else 1
         return Written(record, path, sharing, is_lasting=last is not None and last.record == record)
@@ -77,9 +78,9 @@ class Writing(Protocol):
     files: Sequence[File]
 
     def write(self, path: str) -> list[FileRecord]:
-        """Write the files to a folder durably. Return the records of the files that aren't parts.
+        """Write the files to a folder durably. Return the records of the files other than parts.
 
-        The first part gets its name before all other files, so that only one of two writers gets the folder.
+        The first part is named before all other files, so that only one of two writers gets the folder.
 
         Raises:
             NameTaken: another writer's file has the name of one of these files.
@@ -124,10 +125,10 @@ def list_free(folder: Store, natural: str, names: Collection[str]) -> Iterator[s
     """
 
     def is_free(path: str) -> bool:
-        # A folder that was assigned to a commit may be deleted at any moment by a prune that has slept since.
+        # A prune that was suspended may still delete a folder that belonged to a commit, so skip such a folder.
         if folder.exists(folder_record_name(path)):
             return False
-        # A dead attempt may have left parts of a state that was cut in another way in a folder.
+        # A folder may have parts that a dead attempt wrote from a state that was cut differently.
         return not {*filter(is_part, folder.list(path))} - {*names}
 
     return filter(is_free, _candidate_names(natural))
@@ -204,7 +205,7 @@ class Images:
                 if file.is_copied:
                     return
             write_part(self._folder, path, file.name, pieces, may_be_named)
-        except NameTaken as taken:  # some stores raise it before a byte is written
+        except NameTaken as taken:  # some stores raise the error before a byte is written
             check_same_file(self._folder, path, file.record.result(), taken)
 
 
@@ -231,7 +232,7 @@ def end_writing(path: str, is_named: "Future[None]", parts: Sequence["Future[Any
     """
     if not is_named.done():
         is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))
-    for each in parts:  # if one write failed, cancel those that have not started yet
+    for each in parts:  # if one write failed, cancel the writes that have not started yet
         each.cancel()
     wait(parts)
 
