@@ -1,4 +1,4 @@
-"""The audits on record, and the certified commits: those that another machine has trained again to the same bytes."""
+"""A run's recorded audits, and its certified commits: another machine has trained their steps to the same bytes."""
 
 import contextlib
 import re
@@ -13,12 +13,12 @@ from holdfast.journal.verdict import OTHER_NODE, Ask, AuditVerdict, judge_commit
 NAME = re.compile(r"(\d{8})-(\d{8})\.json")
 UNREADABLE = (NameMissing, RecordDamaged, Unreadable)
 
-# The numbers of the audits of each commit that has any.
+# For each commit that has audits, by number: the numbers of its audits.
 Audits = dict[int, list[int]]
 
 
 def list_audits(journal: Journal) -> Audits:
-    """Return the numbers of the audits of each commit that has any, in one request."""
+    """Return, with one request, the numbers of the audits of each commit that has audits."""
     found: Audits = {}
     for name in map(NAME.fullmatch, journal.store.list("audits")):
         if name:
@@ -27,7 +27,7 @@ def list_audits(journal: Journal) -> Audits:
 
 
 def read_audits(journal: Journal, commit: int, numbers: Iterable[int]) -> Iterator[AuditRecord]:
-    """Yield the audits of a commit that can be read."""
+    """Yield the audits of a commit; skip records that can't be read."""
     for number in numbers:
         with contextlib.suppress(*UNREADABLE):
             yield read_record(journal.store, AuditRecord, audit_name(commit, number))
@@ -43,7 +43,7 @@ def record_audit(journal: Journal, audit: AuditRecord) -> AuditRecord:
     while True:
         number += 1
         audit = audit.model_copy(update={"number": number})
-        with contextlib.suppress(NameTaken):  # an audit on another machine was faster
+        with contextlib.suppress(NameTaken):  # an audit on another machine took this number first
             journal.store.create(audit_name(audit.commit, number), audit.to_bytes())
             return audit
 
@@ -57,7 +57,7 @@ def find_certified(
     trained the commit: a machine that computes wrongly would repeat its own fault.
 
     Args:
-        audits: what `list_audits` has returned; by default it is called.
+        audits: the result of `list_audits`; None to call it.
     """
     audits = list_audits(journal) if audits is None else audits
     for commit in commits if audits else ():
@@ -67,11 +67,11 @@ def find_certified(
 
 
 def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audits | None = None) -> dict[int, str]:
-    """Return the certified commits among these, each with a host that has trained it again; the others are candidates.
+    """Return the certified commits among the given ones, each with a host that has trained its steps again.
 
     Args:
         commits: by number.
-        audits: what `list_audits` has returned; by default it is called.
+        audits: the result of `list_audits`; None to call it.
     """
     audits = list_audits(journal) if audits is None else audits
     known = [commits[number] for number in sorted(audits) if number in commits]
@@ -97,7 +97,8 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     """
     first = commit.attempt
     if commit.why == "adopted":
-        # An earlier attempt's ranks trained the commit. It may be any attempt from the parent's on, not only the last.
+        # The ranks of an earlier attempt trained the commit. That may be any attempt since the parent's, not only the
+        # last.
         parent = journal.find_parent(commit)
         first = parent.attempt if parent else 1
     attempts = map(journal.read_attempt, range(first, commit.attempt + 1))
@@ -105,20 +106,20 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
 
 
 def may_follow_resume(parent: Commit, commit: Commit) -> bool:
-    """Return whether a commit's steps may have been trained right after a resume from its parent.
+    """Return whether the training of a commit's steps may have begun with a resume from the commit's parent.
 
     If two commits of one attempt differ in ``restart_s``, the attempt restarted its ranks between them. For an adopted
-    commit return True, because no record says how the ranks that saved its checkpoint began.
+    commit return True, because no record says when the ranks that saved its checkpoint were started.
     """
     times = {parent.restart_s, commit.restart_s} - {0.0}
     return parent.attempt != commit.attempt or "adopted" in (parent.why, commit.why) or len(times) > 1
 
 
 def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None) -> AuditVerdict | None:
-    """Return the verdict on a commit; None if it has no audit, or its attempt's record can't be read.
+    """Return the verdict on a commit; None if the commit has no audit, or if its attempt's record can't be read.
 
     Args:
-        audits: what `list_audits` has returned; by default it is called.
+        audits: the result of `list_audits`; None to call it.
     """
     numbers = list_audits(journal) if audits is None else audits
     verdict = _judge(journal, commit, numbers)
@@ -145,7 +146,8 @@ def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | N
 def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, audits: Audits) -> AuditVerdict:
     """Return a verdict that doubts a commit's parent; if the parent is certified, ask for a replay from before it.
 
-    The gate refuses to begin with the parent, so that only such a replay can tell whether the commit is right.
+    The gate (the checks before a resume) refuses to begin with the parent. So only a replay from before the parent can
+    show whether the commit is right.
     """
     parent = journal.find_parent(commit)
     found = _judge(journal, parent, audits) if parent else None
@@ -157,7 +159,7 @@ def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, 
 
 
 def list_waiting(journal: Journal, parent: int) -> Iterator[Ask]:
-    """Yield the replays that verdicts on a commit's children ask for, now that the commit is certified."""
+    """Yield the replays for which verdicts on a certified commit's children ask."""
     audits = list_audits(journal)
     for number in audits:
         commit = journal.find_commit(number) if number > parent else None
@@ -167,18 +169,18 @@ def list_waiting(journal: Journal, parent: int) -> Iterator[Ask]:
 
 
 def list_refused(journal: Journal) -> set[int]:
-    """Return the commits with which an audit could not begin, because the gate refused them."""
+    """Return the commits that the gate (the checks before a resume) refused when an audit was to begin from them."""
     audits = (each for number, known in list_audits(journal).items() for each in read_audits(journal, number, known))
     return {audit.from_commit for audit in audits if not audit.checkpoint_sha256}
 
 
 def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> AuditVerdict | None:
-    """Return the verdict on the newest commit that has an audit and counts; None if there is none.
+    """Return the verdict on the newest commit that has an audit and still counts; None if there is no such commit.
 
     If that verdict asks for an audit of an earlier commit that has a verdict, return the earlier commit's verdict.
 
     Args:
-        audits: what `list_audits` has returned; by default it is called.
+        audits: the result of `list_audits`; None to call it.
     """
     audited = list_audits(journal) if audits is None else audits
     commit = next((each for each in journal.candidates() if each.number in audited), None) if audited else None
@@ -193,7 +195,7 @@ def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> Audit
 
 
 def _count_agreeing(journal: Journal, audits: Audits) -> int:
-    """Return how many audits of these commits ended on the commits' bytes."""
+    """Return how many audits of these commits ended with the same bytes as the commits."""
     commits = ((journal.find_commit(number), numbers) for number, numbers in audits.items())
     return sum(
         audit.checkpoint_sha256 == commit.checkpoint_sha256

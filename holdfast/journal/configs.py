@@ -1,6 +1,6 @@
-"""The two halves of a record of settings: the given configuration, and the identity whose hash is the fingerprint.
+"""The two halves of a settings record: the given configuration, and the identity whose hash is the fingerprint.
 
-They have to agree: a replay trains with the configuration, but commits name the fingerprint.
+Both halves have to agree, because a replay trains with the configuration, but commits name the fingerprint.
 """
 
 import copy
@@ -18,11 +18,11 @@ NEEDED = ("recipe", "seed", "settings")
 
 
 def read_given(record: ConfigRecord) -> RunConfig:
-    """Return the configuration on record.
+    """Return the recorded configuration.
 
     Raises:
         WrongUse: a later version of Holdfast wrote the record, with settings that this version doesn't know.
-        RecordDamaged: the configuration contradicts the identity, or the identity doesn't give the fingerprint.
+        RecordDamaged: the configuration contradicts the identity, or the identity's hash isn't the fingerprint.
     """
     config, unknown = _read(record)
     if unknown:
@@ -33,9 +33,9 @@ def read_given(record: ConfigRecord) -> RunConfig:
 
 
 def find_conflict(record: ConfigRecord) -> str:
-    """Return a message on how the recorded configuration contradicts the identity; empty if they agree.
+    """Return a message that says where the recorded configuration contradicts the identity; empty if they agree.
 
-    The identity may have further fields: the recipe's defaults, the data, the commit that the run began with.
+    The identity may have further fields: the recipe's defaults, the data, the commit from which the run began.
     """
     try:
         return _compare(record, _read(record)[0])
@@ -44,7 +44,7 @@ def find_conflict(record: ConfigRecord) -> str:
 
 
 def _read(record: ConfigRecord) -> tuple[RunConfig, list[str]]:
-    """Return the configuration without the settings that this version doesn't know, and their names."""
+    """Return the configuration without settings unknown to this version, and the names of the removed settings."""
     fields, unknown = copy.deepcopy(record.config), []
     try:
         config = RunConfig.model_validate(fields)
@@ -78,7 +78,7 @@ def _compare(record: ConfigRecord, config: RunConfig) -> str:
 
 
 def _is_same_time(one: object, other: object) -> bool:
-    """Return whether two texts are the same time. Records spell a time from TOML in two ways."""
+    """Return whether two texts mean the same time. Records contain times from TOML in two formats."""
     try:
         return datetime.fromisoformat(str(one)) == datetime.fromisoformat(str(other))
     except (ValueError, TypeError):
@@ -86,7 +86,7 @@ def _is_same_time(one: object, other: object) -> bool:
 
 
 def _is_converted(identity: object, given: object) -> bool:
-    """Return whether a recipe that declares a number makes that of the given text, such as 9 of ``"9"``."""
+    """Return whether a recipe's parameter is a number that was given as text, such as 9 as ``"9"``."""
     if type(identity) not in (bool, int, float) or not isinstance(given, str):
         return False
     try:

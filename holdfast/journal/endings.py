@@ -1,7 +1,7 @@
-"""The reasons why an attempt ends, one row each. To add a reason, add its row and the error or the code that uses it.
+"""The reasons why an attempt ends, one row each. To add a reason, add its row, and the error or the code that uses it.
 
-FORMAT.md lists the names and the meanings, which a test compares. The other columns decide the supervision, the choice
-of a chunk's length, and Prefect's states.
+FORMAT.md lists the names and the meanings, and a test compares both lists. The other columns decide whether another
+attempt starts, how long chunks are, and which states Prefect shows.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class Reason:
     """One reason why an attempt ends.
 
     Attributes:
-        meaning: what happened, for a person.
-        spends: the budget in `supervision` that another attempt costs; empty if another attempt can't help.
+        meaning: what happened, as a text for the user.
+        spends: the budget in `supervision` that another attempt uses up; empty if another attempt can't help.
         is_loss: whether the attempt lost steps without warning; such losses make automatic chunks shorter.
-        is_own: whether the attempt itself records this ending; if not, its supervisor or the next attempt does.
-        state: the kind of state in which Prefect shows the attempt.
-        raises: the error that ends the run instead of another attempt.
+        is_own: whether the attempt itself records this ending. If False, its supervisor or the next attempt records it.
+        state: the type of the state that Prefect shows for the attempt.
+        raises: the error that ends the run, if no other attempt is started.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Reason:
 
     @property
     def retries(self) -> bool:
-        """True if another attempt may help; ``spends`` names the budget that it costs."""
+        """True if another attempt may help; ``spends`` names the budget that this attempt uses up."""
         return bool(self.spends)
 
 
@@ -105,10 +105,10 @@ REASONS = {row.name: row for row in _ROWS}
 
 @dataclass(frozen=True)
 class Ending:
-    """The ending of an attempt, whether or not it is on record.
+    """The ending of an attempt, recorded or not.
 
     Attributes:
-        reason: a name in `REASONS`; a record of a later version may have another.
+        reason: a name in `REASONS`, or an unknown name in a record of a later version.
         step: the newest step that was committed when the attempt ended.
     """
 
@@ -130,7 +130,7 @@ TOLD_BY_A_SIGNAL = Ending("preempted", "told to end by a signal")
 
 
 def ending_of(error: BaseException | None) -> Ending:
-    """Return the ending of an attempt that raised an error; for None, of an attempt that completed the run."""
+    """Return the ending of an attempt that raised an error. Without an error, the attempt completed the run."""
     if error is None:
         return Ending("completed")
     if isinstance(error, HoldfastError):

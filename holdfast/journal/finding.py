@@ -10,20 +10,20 @@ from holdfast.journal.journal import Journal
 from holdfast.journal.records import Commit
 from holdfast.store import Store, open_store
 
-# Folders of records. A folder with one of them is a run, even if its run.json is lost.
+# Folders of records. A folder that contains one of these is a run, even if its run.json is lost.
 RECORDS = {"attempts", "commits"}
-# The most remaining commits that an error lists.
+# The largest number of existing commits that an error lists.
 SHOWN_COMMITS = 5
-# The name of the commit that scores best by retention.keep_best.
+# The name that selects the commit with the best value of the metric in retention.keep_best.
 BEST = "best"
 HOW_TO_NAME = f"give its number, the name of its folder, or {BEST!r}"
 
 
 def open_journal(run: str) -> Journal:
-    """Return the journal of the run ``<store>/<run>``; a run's name alone means a run in the default store.
+    """Return the journal of the run ``<store>/<run>``. A run's name alone means a run in the default store.
 
     Raises:
-        RunUnknown: the text has no run's name in it.
+        RunUnknown: the text contains no run name.
     """
     store, slash, name = run.rstrip("/").rpartition("/")
     if name in ("", ".", "..") or name.endswith(":"):
@@ -32,7 +32,7 @@ def open_journal(run: str) -> Journal:
 
 
 def open_place(place: str) -> Journal | Store:
-    """Return the journal of the run ``<store>/<run>``, or the store of this folder or URL if there is no such run.
+    """Return the journal of the run ``<store>/<run>``; if there is no such run, the store with this folder or URL.
 
     Raises:
         RunUnknown: there is neither such a run nor such a store.
@@ -55,7 +55,7 @@ def open_place(place: str) -> Journal | Store:
 
 
 def find_commit(journal: Journal, text: str = "") -> Commit:
-    """Return the commit that a text names: by its number, its checkpoint's folder or ``best``; if empty, the newest.
+    """Return the commit with this number, checkpoint folder or name ``best``; the newest commit if the text is empty.
 
     Raises:
         WrongUse: there is no such commit, or its checkpoint was pruned.
@@ -84,12 +84,12 @@ def find_commit(journal: Journal, text: str = "") -> Commit:
 
 
 def find_best_commit(journal: Journal, policy: KeepBest) -> Commit | None:
-    """Return the best commit among those that the run may continue from; None if no commit has the metric."""
+    """Return the commit with the best metric among the run's valid commits; None if no commit has the metric."""
     return next(iter(rank_by_metric(journal.candidates(), policy)), None)
 
 
 def rank_by_metric(commits: Iterable[Commit], policy: KeepBest) -> list[Commit]:
-    """Return the commits that have the metric, best first. Equal commits keep the order in which they are given."""
+    """Return the commits that have the metric, best first. Commits with equal metrics keep the given order."""
     valued = [(value, commit) for commit in commits if (value := commit.metrics.get(policy.metric)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=policy.mode == "max")
     return [commit for _, commit in valued]
@@ -109,5 +109,5 @@ def _require_best(journal: Journal) -> Commit:
 
 
 def _list_newest(journal: Journal) -> list[str]:
-    """Return the folders of the newest checkpoints."""
+    """Return the folder names of the newest commits' checkpoints, for a hint."""
     return [commit.path for commit in itertools.islice(journal.candidates(), SHOWN_COMMITS)]

@@ -23,13 +23,13 @@ class RunFolder:
 
     Attributes:
         run: the run's name.
-        store: the folder. Writes fail if it is missing: if the run was moved away, a new folder would prevent moving it
-            back.
-        place: the same folder, but a write creates it if it is missing. It is used to begin the run.
+        store: the folder. Writes fail if the folder is missing, because a new folder would prevent a moved run from
+            being moved back.
+        place: the same folder, but a write creates the folder if it is missing. Used to begin the run.
         store_url: the URL of the store that holds the folder.
-        strays: a line for each stray name that was found among the records.
-        settings: the name and the SHA-256 of each record of the settings that this process trains with. The SHA-256 is
-            empty for a record that an earlier process wrote.
+        strays: a line of text for each stray name (a name of no record) that was found among the records.
+        settings: the records of the settings that this process trains with: the SHA-256 by name. The SHA-256 is empty
+            for a record that an earlier process wrote.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -39,11 +39,11 @@ class RunFolder:
         self.store_url = store.url
         self.strays: list[str] = []
         self._warned: set[str] = set()
-        self._configs: dict[str, ConfigRecord] = {}  # a record never changes
+        self._configs: dict[str, ConfigRecord] = {}  # cached, because a record never changes
         self.settings: dict[str, str] = {}
 
     def exists(self) -> bool:
-        """Return whether the run was ever begun: whether it has a ``run.json``."""
+        """Return whether the run was begun, which creates ``run.json``."""
         return self.store.exists("run.json")
 
     def read_run(self) -> RunRecord:
@@ -74,7 +74,7 @@ class RunFolder:
         """Create ``run.json`` unless it exists, and return it; replace it if it is damaged.
 
         Args:
-            is_imported: whether the run begins with an import.
+            is_imported: whether the run begins with an imported checkpoint.
         """
         try:
             return self.read_run()
@@ -98,10 +98,11 @@ class RunFolder:
         return record
 
     def record_config(self, fingerprint: str, identity: dict[str, Any], config: dict[str, Any]) -> None:
-        """Save the current settings: as ``config.snapshot.json``, and for good in ``configs/``.
+        """Save the current settings as ``config.snapshot.json``, and permanently in ``configs/``.
 
         ``configs/<fingerprint>.json`` keeps the settings that were first used with this fingerprint. If the current
-        ones differ from them (which only operational settings can), ``configs/<fingerprint>-<hash>.json`` is added.
+        settings differ from these, ``configs/<fingerprint>-<hash>.json`` is added. Only operational settings can
+        differ, because the others change the fingerprint.
         """
         record = ConfigRecord(fingerprint=fingerprint, identity=to_plain(identity), config=config)
         data = record.to_bytes()
@@ -128,18 +129,18 @@ class RunFolder:
         return self._configs[fingerprint]
 
     def read_snapshot(self) -> ConfigRecord | None:
-        """Return the settings that the run was last trained with; None if they are lost or nothing was trained yet."""
+        """Return the settings of the run's last training; None if they are lost, or if nothing was trained yet."""
         record = self._read_config("config.snapshot.json")
         return record and _without_earlier(record)
 
     def read_epochs(self) -> int | None:
-        """Return the setting `epochs` that the run was last trained with; None if it is lost."""
+        """Return the setting `epochs` of the run's last training; None if the settings are lost."""
         snapshot = self.read_snapshot()
         epochs = snapshot.config.get("epochs") if snapshot else None
         return epochs if isinstance(epochs, int) else None
 
     def read_retention(self) -> Retention | None:
-        """Return the setting `retention` that the run was last trained with; None if it is lost."""
+        """Return the setting `retention` of the run's last training; None if the settings are lost."""
         snapshot = self.read_snapshot()
         try:
             return Retention.model_validate(snapshot.config["retention"]) if snapshot else None
@@ -166,9 +167,10 @@ class RunFolder:
         return self.list_numbered(folder, after).numbers
 
     def list_numbered(self, folder: str, after: int = 0) -> Numbered:
-        """List the record numbers above ``after`` in a folder, and the stray names beside them.
+        """List the record numbers above ``after`` in a folder, and the stray names.
 
-        A stray name is no number, or a number that the run can't have reached. It is ignored, and logged once.
+        A stray name is not a number, or a number that the run can't have reached. Stray names are ignored, and logged
+        once.
         """
         suffix = SUFFIXES.get(folder, ".json")
         found = sort_names(self.store.list(folder, after=f"{after:08d}{suffix}" if after else ""), suffix)
@@ -182,20 +184,20 @@ class RunFolder:
         return found
 
     def highest(self, folder: str, hint: int) -> int:
-        """Return the highest number in a folder; 0 if it has none.
+        """Return the highest record number in a folder; 0 if the folder has no records.
 
         Args:
-            hint: the highest number as last known. If it is right, the cost doesn't grow with the run.
+            hint: the highest number that is known. If it is right, the cost of a listing doesn't grow with the run.
         """
         found = self.numbers(folder, after=hint - 1) if hint else []
         return max(found or self.numbers(folder), default=0)
 
     def can_reach(self, number: int) -> bool:
-        """Return whether the run can have reached a commit of this number."""
+        """Return whether the run can have reached a commit with this number."""
         return number <= REACH or number <= self.highest("commits", 0) + REACH
 
     def _base_of(self, folder: str) -> int:
-        """Return the number that the next number in a folder may exceed by `REACH` at most."""
+        """Return the number after which a folder's first number may follow with a gap of `REACH` at most."""
         if folder == "commits":
             with contextlib.suppress(RunUnknown, RecordDamaged):
                 return self.read_run().first_commit - 1
@@ -204,5 +206,5 @@ class RunFolder:
 
 
 def _without_earlier(record: ConfigRecord) -> ConfigRecord:
-    """Return a copy of a record of settings, with settings of earlier versions renamed or removed."""
+    """Return a copy of a settings record in which settings of earlier versions are renamed or removed."""
     return record.model_copy(update={"config": read_earlier(record.config)[0]})

@@ -24,7 +24,7 @@ def hold_run(journal: Journal, verdict: AuditVerdict) -> bool:
     """Hold a run for a verdict that names a machine, unless a person has released the run after the verdict.
 
     Returns:
-        whether the run is held, by this call or before.
+        whether the run is held now, by this or an earlier call.
 
     Raises:
         StoreError: the store can't be written.
@@ -50,7 +50,7 @@ def release_run(journal: Journal) -> None:
 
 
 def _claim(journal: Journal, reason: str, message: str, facts: dict[str, object]) -> None:
-    """Claim the next attempt, and end it; do nothing if another process claims it first."""
+    """Claim the next attempt, and record its ending. Do nothing if another process claims the attempt first."""
     newest = journal.newest()
     lineage = {reason: message, **facts}
     if newest is not None:

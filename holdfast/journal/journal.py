@@ -1,9 +1,9 @@
-"""The journal: the rules of who may write a run and which checkpoints count.
+"""The journal: the rules that decide who may write a run and which checkpoints count.
 
 A run's folder has numbered records, each created once and never changed: ``attempts/`` (claims of the right to write),
 ``commits/`` (the checkpoints that count; each names its parent), ``quarantine/`` (commits that must not be used again)
-and ``pruned/`` (commits whose checkpoints were deleted). These records are the truth. ``latest.json`` is a hint at the
-newest number, so that finding it doesn't take longer as a run grows.
+and ``pruned/`` (commits whose checkpoints were deleted). These records alone decide. ``latest.json`` is a hint at the
+newest number, so that finding this number doesn't take longer as a run grows.
 """
 
 import contextlib
@@ -56,18 +56,18 @@ log = logging.getLogger(__name__)
 
 
 class Journal(RunFolder):
-    """The records of one run, on the store that holds its folder."""
+    """The journal of one run: reads and writes the records in the run's folder on its store."""
 
     def __init__(self, store: Store, run: str) -> None:
         super().__init__(store, run)
-        self._commits: dict[int, Commit] = {}  # a record never changes
+        self._commits: dict[int, Commit] = {}  # cached, because a record never changes
         # The highest known number in each folder. Other processes may have added higher numbers since.
         self._reached: dict[str, int] | None = None
 
     # ---- attempts: who may write
 
     def attempts(self) -> int:
-        """Return the highest attempt number that was claimed; 0 if there is none."""
+        """Return the highest attempt number that was claimed; 0 if none was claimed."""
         return self._find_highest("attempts")
 
     def next_attempt(self) -> int:
@@ -83,7 +83,7 @@ class Journal(RunFolder):
         return read_record(self.store, AttemptRecord, record_name("attempts", number))
 
     def find_attempt(self, number: int) -> AttemptRecord | None:
-        """Return the record of this attempt; None if there is none or it can't be read."""
+        """Return the record of this attempt; None if it is missing or can't be read."""
         with contextlib.suppress(NameMissing, RecordDamaged):
             return self.read_attempt(number)
         return None
@@ -100,18 +100,19 @@ class Journal(RunFolder):
     ) -> AttemptRecord:
         """Claim attempt ``number`` for this process alone. Every attempt with a lower number is then superseded.
 
-        The record holds a random token, so that a claim whose response was lost is recognized as this process's own.
+        The record contains a random token. If the store's response is lost, the process recognizes its own claim by the
+        token.
 
         Args:
             number: the attempt's number, one above the highest.
-            reason: the reason of its start, such as ``fresh`` or ``continued``; the record's key is ``why``.
+            reason: why the attempt starts, such as ``fresh`` or ``continued``; the record's key is ``why``.
             host: the name of this machine.
-            environment: the machine, the packages and the code.
-            lineage: the differences from the attempt before.
+            environment: facts about the machine, the packages and the code.
+            lineage: the differences from the previous attempt.
             began_at: when the attempt's ranks were started; empty if unknown.
 
         Raises:
-            ConfigError: the number is far beyond the highest one, so that readers would take its record for a stray.
+            ConfigError: the number is far beyond the highest one, so readers would ignore the record as a stray file.
             Superseded: another process claimed the number.
         """
         if number < 1 or (number > REACH and number > self.attempts() + REACH):
@@ -140,7 +141,7 @@ class Journal(RunFolder):
         return record
 
     def end_attempt(self, number: int, ending: Ending) -> Ending:
-        """Record how an attempt ended. If an ending is on record already, keep and return that one."""
+        """Record how an attempt ended. If an ending is already recorded, keep and return the recorded ending."""
         record = EndingRecord(number=number, created_at=now(), **vars(ending))
         try:
             self.store.create(record_name("endings", number), record.to_bytes())
@@ -151,14 +152,14 @@ class Journal(RunFolder):
         return ending
 
     def record_rehearsal(self, record: RehearsalRecord) -> None:
-        """Record a rehearsal whose trails differed. A second call by the same attempt keeps the first record."""
+        """Record a rehearsal in which new ranks trained another trail. The first record of an attempt stays."""
         name = record_name("rehearsals", record.attempt)
         with contextlib.suppress(NameTaken):
             self.store.create(name, record.to_bytes())
             self.enter(name)
 
     def find_rehearsal(self, commit: int) -> RehearsalRecord | None:
-        """Return the newest record of a rehearsal that began with this commit and differed; None if there is none."""
+        """Return the newest record of a rehearsal from this commit whose trails differed; None if there is none."""
         for number in reversed(self.numbers("rehearsals")):
             with contextlib.suppress(NameMissing, RecordDamaged):
                 record = read_record(self.store, RehearsalRecord, record_name("rehearsals", number))
@@ -167,7 +168,7 @@ class Journal(RunFolder):
         return None
 
     def read_ending(self, number: int) -> EndingRecord | None:
-        """Return the record of an attempt's ending; None if there is none yet or it can't be read."""
+        """Return the record of an attempt's ending; None if it is missing or can't be read."""
         try:
             return read_record(self.store, EndingRecord, record_name("endings", number))
         except NameMissing:
@@ -177,12 +178,12 @@ class Journal(RunFolder):
             return None
 
     def endings(self) -> list[Ending]:
-        """Return the endings on record, in order of the attempts."""
+        """Return the recorded endings, in order of the attempts."""
         found = map(self.read_ending, self.numbers("endings"))
         return [record.ending for record in found if record is not None]
 
     def check_fence(self, attempt: int) -> None:
-        """Check that this attempt may still write the run. It costs one request while the attempt's record exists.
+        """Check, with one request while the attempt's record exists, that this attempt may still write the run.
 
         Raises:
             RunGone: the run was moved or deleted.
@@ -210,7 +211,7 @@ class Journal(RunFolder):
             newest: the number of the newest attempt; 0 if there is none.
 
         Raises:
-            RunHeld: an audit does.
+            RunHeld: an audit holds the run.
         """
         hold = self.find_hold(newest)
         if hold is not None:
@@ -237,9 +238,9 @@ class Journal(RunFolder):
 
     @contextlib.contextmanager
     def fenced(self, attempt: int) -> Iterator[None]:
-        """Check the fence if the block fails because files are missing or damaged.
+        """If the block fails because files are missing or damaged, check whether this attempt may still write the run.
 
-        A later attempt may have deleted these files, because it adopts this attempt's checkpoints and prunes.
+        A later attempt may have deleted these files, because it adopts this attempt's checkpoints and prunes old ones.
 
         Raises:
             RunGone: the run was moved or deleted.
@@ -264,11 +265,11 @@ class Journal(RunFolder):
             return None
 
     def newest_number(self) -> int:
-        """Return the number of the newest commit, quarantined or not; 0 if there is none."""
+        """Return the number of the newest commit, quarantined or not; 0 if there are no commits."""
         return self._find_highest("commits")
 
     def _find_highest(self, folder: str) -> int:
-        """Return the highest number in a folder. Read latest.json once, so that only later numbers are listed."""
+        """Return the highest number in a folder. Read ``latest.json`` once, so as to list only later numbers."""
         if self._reached is None:
             latest = self.read_latest()
             self._reached = {"attempts": latest.attempt, "commits": latest.commit} if latest else {}
@@ -276,7 +277,7 @@ class Journal(RunFolder):
         return self._reached[folder]
 
     def next_number(self) -> int:
-        """Return the number of the next commit. Never return that of a lost commit that other records name."""
+        """Return the number of the next commit. Skip the numbers of lost commits that other records still name."""
         newest = self.newest_number()
         number = max(newest, *self.numbers("quarantine", after=newest), 0) + 1
         while self.is_pruned(number):
@@ -284,7 +285,7 @@ class Journal(RunFolder):
         return number
 
     def has_committed(self) -> bool:
-        """Return whether the run ever had a commit, judging by its commits or, if they are lost, ``latest.json``."""
+        """Return whether the run ever had a commit. If all commit records are lost, ``latest.json`` shows it."""
         return self.newest_number() > 0 or self.store.exists("latest.json")
 
     def read_commit(self, number: int) -> Commit:
@@ -292,7 +293,7 @@ class Journal(RunFolder):
 
         Raises:
             NameMissing: there is no such commit.
-            RecordDamaged: its record can't be read.
+            RecordDamaged: the commit's record can't be read.
         """
         if number not in self._commits:
             name = record_name("commits", number)
@@ -303,17 +304,17 @@ class Journal(RunFolder):
         return self._commits[number]
 
     def find_commit(self, number: int) -> Commit | None:
-        """Return the commit with this number; None if there is none or its record can't be read."""
+        """Return the commit with this number; None if its record is missing or can't be read."""
         with contextlib.suppress(NameMissing, RecordDamaged):
             return self.read_commit(number) if number else None
         return None
 
     def read_parent(self, commit: Commit) -> Commit | None:
-        """Return the commit from which a commit was trained; None for the first of a run.
+        """Return the commit from which a commit was trained; None for the first commit of a run.
 
         Raises:
             NameMissing: the parent's record is lost.
-            RecordDamaged: the parent's record can't be read; or the commit names a later parent, and a walk along such
+            RecordDamaged: the parent's record can't be read; or the parent's number isn't lower, and following such
                 parents might never end.
         """
         if commit.parent >= commit.number:
@@ -322,7 +323,7 @@ class Journal(RunFolder):
         return self.read_commit(commit.parent) if commit.parent else None
 
     def find_parent(self, commit: Commit) -> Commit | None:
-        """Return the commit from which a commit was trained; None if `read_parent` returns or reads none."""
+        """Return the commit from which a commit was trained; None if there is none or it can't be read."""
         with contextlib.suppress(NameMissing, RecordDamaged):
             return self.read_parent(commit)
         return None
@@ -333,22 +334,22 @@ class Journal(RunFolder):
         return commit.path if commit else ""
 
     def is_pruned(self, number: int) -> bool:
-        """Return whether retention deleted this commit's checkpoint, or is about to."""
+        """Return whether retention has deleted this commit's checkpoint, or is about to delete it."""
         return self.store.exists(record_name("pruned", number))
 
     def is_quarantined(self, number: int) -> bool:
-        """Return whether this commit is quarantined, so that it is never used again."""
+        """Return whether this commit is quarantined, which means that no attempt uses it again."""
         return self.store.exists(record_name("quarantine", number))
 
     def candidates(self, attempt: int | None = None) -> Iterator[Commit]:
-        """Yield the commits that a run may continue from, newest first, without reading their checkpoints.
+        """Yield the commits from which a run may continue, newest first, without reading their checkpoints.
 
-        The search goes by number, not by parent, so that a lost record doesn't hide the commits before it. The commits
-        of an abandoned line are quarantined, and so are left out.
+        The commits are searched by number, not by parent, so that a lost record doesn't hide the commits before it.
+        Commits that the run has abandoned are quarantined, so they are left out.
 
         Args:
-            attempt: the attempt that continues the run and quarantines commits whose record can't be read. With None,
-                for a reader, such commits are only left out.
+            attempt: the attempt that continues the run. It quarantines commits whose records can't be read. If None, as
+                for a reader, these commits are only left out.
         """
         quarantined = set(self.numbers("quarantine"))
         pruned: set[int] | None = None
@@ -364,17 +365,17 @@ class Journal(RunFolder):
             except RecordDamaged as error:
                 if attempt is not None:
                     self.quarantine(number, str(error), attempt)
-            if pruned is None:  # list the folder once, in place of a request for each commit
+            if pruned is None:  # list the folder once, instead of one request for each commit
                 pruned = set(self.numbers("pruned"))
 
     def _newest_first(self) -> Iterator[int]:
-        """Yield the numbers of all commits, newest first. The newest is found without listing the others."""
+        """Yield the numbers of all commits, newest first. The first number is yielded before the others are listed."""
         if newest := self.newest_number():
             yield newest
             yield from (number for number in reversed(self.numbers("commits")) if number < newest)
 
     def newest(self) -> Commit | None:
-        """Return the newest commit that a run may continue from; None if there is none."""
+        """Return the newest commit from which a run may continue; None if there is none."""
         return next(self.candidates(), None)
 
     def publish_commit(self, commit: Commit, envelope: bytes | None = None) -> Commit:
@@ -384,10 +385,10 @@ class Journal(RunFolder):
             envelope: the commit's signature, which is written before the commit.
 
         Raises:
-            FolderTaken: the checkpoint's folder belongs to another commit, or retention deletes it.
-            ParentQuarantined: the parent was quarantined meanwhile, and so is this commit now.
-            Superseded: a later attempt owns the run.
-            NameTaken: an earlier attempt took the number: it had checked the fence just before this attempt's claim.
+            FolderTaken: the checkpoint's folder belongs to another commit, or retention is deleting the folder.
+            ParentQuarantined: the parent was quarantined meanwhile, so this commit was quarantined, too.
+            Superseded: a later attempt has claimed the run.
+            NameTaken: an earlier attempt took the number, because its last check came just before this attempt's claim.
         """
         self.check_fence(commit.attempt)
         if not self._may_name(commit.number, commit.path):
@@ -410,7 +411,7 @@ class Journal(RunFolder):
         return commit
 
     def _check_parent(self, commit: Commit) -> None:
-        """Quarantine a commit that was just published if a person or an audit has quarantined its parent.
+        """Quarantine a commit that was just published, if a person or an audit has quarantined the commit's parent.
 
         Raises:
             ParentQuarantined: the parent is quarantined.
@@ -421,16 +422,16 @@ class Journal(RunFolder):
             raise ParentQuarantined(f"commit {commit.number} of run {self.run!r} doesn't count: {reason}")
 
     def assign_folder(self, path: str, number: int) -> int | None:
-        """Assign a checkpoint folder to one commit for ever, or to none; the first call for a folder decides.
+        """Assign a checkpoint folder permanently to one commit, or to none. The first call for a folder decides.
 
-        A process calls this before it commits a folder, and before it deletes one. So a process that decided to delete
-        a folder and then slept for long can't delete a newer checkpoint in the same folder.
+        A process calls this before it commits a folder, and before it deletes a folder. So a process that decided to
+        delete a folder and was then suspended can't delete a newer checkpoint in the same folder.
 
         Args:
             number: the commit's number; 0 if no commit may name the folder any more, because it is about to be deleted.
 
         Returns:
-            The number that this or an earlier call decided; None if its record can't be read.
+            The assigned number, from this or an earlier call; None if the folder's record can't be read.
         """
         name = folder_record_name(path)
         try:
@@ -444,13 +445,13 @@ class Journal(RunFolder):
         return number
 
     def _may_name(self, number: int, path: str) -> bool:
-        """Return whether a commit may name a folder: no other commit named it first, or the commit that did is void."""
+        """Return whether a commit may name a folder: no other commit named it first, or the other commit is void."""
         owner = self.assign_folder(path, number)
         if owner == number or not owner:
             return owner == number
-        # The folder is free if the record of its first commit is damaged, or if a kill prevented that record and the
-        # number went to a commit of another folder. But a suspended prune may be about to delete a folder that a pruned
-        # record names.
+        # The folder is free if the record of its first commit is damaged. It is also free if a kill prevented that
+        # record, and a commit of another folder has the number now. But if a pruned record names the folder, a
+        # suspended prune may be about to delete it.
         pruned = self.numbers("pruned", after=owner - 1)
         made = self.find_commit(owner)
         is_free = self.is_void(owner) or (made is not None and made.path != path)
@@ -461,7 +462,7 @@ class Journal(RunFolder):
         return self.find_commit(number) is None and self.is_quarantined(number)
 
     def publish_copy(self, name: str, data: bytes) -> None:
-        """Write a copy of a checkpoint's file, such as its trail, which remains when the checkpoint is pruned."""
+        """Write a copy of a checkpoint's file, such as its trail. The copy remains when the checkpoint is pruned."""
         self.store.replace(name, data)
 
     def publish_latest(self, latest: Latest) -> None:
@@ -471,7 +472,7 @@ class Journal(RunFolder):
         faults.reach("latest-replaced")
 
     def record_sha256(self, number: int) -> str:
-        """Return the SHA-256 of a commit record's bytes, which the next commit holds as its link.
+        """Return the SHA-256 of a commit record's bytes, which the next commit records as its link.
 
         Empty for number 0 and for a lost record.
         """
@@ -482,7 +483,7 @@ class Journal(RunFolder):
         return hashlib.sha256(data).hexdigest() if data else ""
 
     def broken_links(self, commit: Commit) -> list[str]:
-        """Return a line for each broken link from a commit to its predecessors; see `links.broken_links`."""
+        """Return a line of text for each broken link from a commit to its predecessors; see `links.broken_links`."""
         before, sha256 = self.read_hashed(commit.number - 1)
         parent = before if commit.parent == commit.number - 1 else self.find_commit(commit.parent)
         return broken_links(commit, before, sha256, parent)
@@ -501,23 +502,23 @@ class Journal(RunFolder):
     # ---- quarantine and pins
 
     def quarantine(self, number: int, reason: str, attempt: int) -> None:
-        """Quarantine a commit, so that nothing uses it again. A second call keeps the first reason.
+        """Quarantine a commit, so that no attempt uses it again. A second call keeps the first reason.
 
         Raises:
-            Superseded: a later attempt owns the run and decides for itself.
+            Superseded: a later attempt has claimed the run, and decides itself.
         """
         self.check_fence(attempt)
         log.warning("commit %d of run %r is quarantined: %s", number, self.run, reason)
         record = Quarantine(commit=number, reason=reason, attempt=attempt, created_at=now())
-        with contextlib.suppress(NameTaken):  # another attempt found it first
+        with contextlib.suppress(NameTaken):  # another attempt has quarantined it first
             self.store.create(record_name("quarantine", number), record.to_bytes())
             self.enter(record_name("quarantine", number))
 
     def find_quarantined_parent(self, commit: Commit) -> str:
-        """Return a line if a commit's parent was quarantined before the commit was made; empty otherwise.
+        """Return a line of text if a commit was made after its parent was quarantined; otherwise an empty text.
 
-        The attempt that made it died, or lost the run, before it looked; see `publish_commit`. A parent that was
-        quarantined later, such as for damage on a disk, says nothing about the commit.
+        Such a commit remains if its attempt died or lost the run before it checked the parent; see `publish_commit`. A
+        parent that was quarantined later, for damage on a disk, for example, doesn't make the commit wrong.
         """
         if not commit.parent or not self.is_quarantined(commit.parent):
             return ""
@@ -525,16 +526,16 @@ class Journal(RunFolder):
             record = read_record(self.store, Quarantine, record_name("quarantine", commit.parent))
         except (NameMissing, RecordDamaged):
             return ""
-        is_before = record.created_at < commit.created_at  # of the same second, nobody knows which was first
+        is_before = record.created_at < commit.created_at  # if both have the same second, the order is unknown
         return f"it continues from commit {commit.parent}, which was quarantined before" if is_before else ""
 
     def quarantine_reasons(self) -> list[str]:
-        """Return the reason of each quarantined commit, in order of their numbers."""
+        """Return the reason for each quarantine, in order of the commits' numbers."""
         reasons = []
         for number in self.numbers("quarantine"):
             try:
                 reasons.append(read_record(self.store, Quarantine, record_name("quarantine", number)).reason)
-            except (NameMissing, RecordDamaged) as error:  # the record can't be read; it may be a folder
+            except (NameMissing, RecordDamaged) as error:  # the record can't be read; a folder may have its name
                 reasons.append(str(error))
         return reasons
 
@@ -553,8 +554,8 @@ class Journal(RunFolder):
         with contextlib.suppress(NameTaken):
             self.store.create(record_name("pins", number), Pin(commit=number, created_at=now()).to_bytes())
             self.enter(record_name("pins", number))
-        # Retention checks for a pin after it has written its pruned record. So of a pin and a prune that happen at the
-        # same time, at least one sees the other's record.
+        # Retention checks for a pin after it has written its pruned record. So if a pin and a prune happen at the same
+        # time, at least one process sees the other process's record.
         if self.is_pruned(number):
             self.unpin(number)
             raise WrongUse(
@@ -568,15 +569,15 @@ class Journal(RunFolder):
         self.store.delete(record_name("pins", number))
 
     def enter(self, name: str, *, is_there: bool = True) -> None:
-        """Enter a record into the index, after it was written or before it is deleted.
+        """Add an entry for a record to the index, after the record was written or before it is deleted.
 
-        A kill between the record's write and its entry leaves a record without an entry. `verify` can't notice the
-        loss of such a record.
+        A kill after the record was written and before its entry was added leaves a record without an entry. `verify`
+        can't notice the loss of such a record.
         """
         number = self.highest("index", 0)
         while True:
             number += 1
             record = IndexRecord(number=number, name=name, is_there=is_there, created_at=now())
-            with contextlib.suppress(NameTaken):  # another process was faster
+            with contextlib.suppress(NameTaken):  # another process has taken this number
                 self.store.create(record_name("index", number), record.to_bytes())
                 return

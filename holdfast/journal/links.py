@@ -1,15 +1,15 @@
-"""The links from a commit to its predecessors. Resume and verification share these rules."""
+"""The links from a commit to its predecessors, which resume and verification check by the same rules."""
 
 from holdfast.journal.records import Commit, record_name
 
 
 def broken_links(commit: Commit, before: Commit | None, before_sha256: str, parent: Commit | None) -> list[str]:
-    """Return a line for each broken link of a commit. A lost record breaks no link.
+    """Return a line of text for each broken link of a commit. A lost record doesn't count as a broken link.
 
     Args:
-        before: the commit with the number before; None if there is none or it can't be read.
+        before: the commit with the previous number; None if it is missing or can't be read.
         before_sha256: the SHA-256 of that commit's record.
-        parent: the commit's parent; None if there is none or it can't be read.
+        parent: the commit's parent; None if it is missing or can't be read.
     """
     name, problems = record_name("commits", commit.number), []
     if before is not None and commit.previous_record_sha256 != before_sha256:

@@ -1,8 +1,8 @@
 """The machines that a store has in quarantine, because audits have found that they compute wrongly.
 
-``_machines/<host>/00000001.json`` beside the runs quarantines a machine, or only some of its GPUs; the next number
-releases it, and so on. Records are created once, and the newest one of a machine decides. No run has such a name: a
-run's name begins with a letter or a digit.
+A record ``_machines/<host>/00000001.json`` beside the runs quarantines a machine, or only some of its GPUs. The record
+with the next number releases the machine, and so on. Records are created once, and the newest record of a machine
+decides. No run can be named ``_machines``, because a run's name begins with a letter or a digit.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ class MachineRecord(Record):
 
 
 def list_quarantined(store: Store) -> list[MachineRecord]:
-    """Return the machines in quarantine, by name. It costs one request if the store never had one.
+    """Return the machines in quarantine, sorted by name, with one request if the store never had a quarantine.
 
-    A user who may not list this folder has no quarantine.
+    If the user has no right to list the folder of these records, return an empty list.
     """
     with contextlib.suppress(StoreDenied):
         newest = [next(_read_newest_first(store, folder), None) for folder in store.list(MACHINES)]
@@ -54,10 +54,10 @@ def list_quarantined(store: Store) -> list[MachineRecord]:
 
 
 def list_doubted(store: Store, at: str) -> list[MachineRecord]:
-    """Return the quarantines that cast doubt on what their machines computed at a time.
+    """Return the quarantines that cast doubt on results that their machines computed at a given time.
 
-    They are those in force now, and those that a person has ended after that time: a machine computes wrongly before an
-    audit finds it. It costs one request if the store never had a quarantine.
+    These are the quarantines in force now, and those that a person has ended after the given time, because a machine
+    computes wrongly before an audit finds it. The call costs one request if the store never had a quarantine.
     """
     with contextlib.suppress(StoreDenied):
         return [record for folder in store.list(MACHINES) for record in _read_doubted(store, folder, at)]
@@ -73,9 +73,10 @@ def _read_doubted(store: Store, folder: str, at: str) -> Iterator[MachineRecord]
 
 
 def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> MachineRecord | None:
-    """Quarantine the machine that a verdict names; return its record, or None if there is nothing new to record.
+    """Quarantine the machine that a verdict names. Return the new record; None if nothing has to be recorded.
 
-    Nothing is new if the machine is in quarantine with these GPUs, or if it was released and hasn't deviated since.
+    Nothing has to be recorded if the machine is in quarantine with these GPUs, or if it was released and hasn't
+    deviated since.
 
     Raises:
         StoreError: the store can't be written.
@@ -96,12 +97,12 @@ def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> Machine
 
 
 def read_release(store: Store, verdict: AuditVerdict) -> str:
-    """Return when a person released the machine that a verdict names, after all that the verdict knows; else empty."""
+    """Return when a person released a verdict's machine after its last wrong training; empty if nobody did."""
     return find_release(_read_records(store, quote(verdict.host, safe="")), verdict)
 
 
 def find_release(records: Sequence[MachineRecord], verdict: AuditVerdict) -> str:
-    """Return when the machine was released after its last wrong training in a verdict; empty if it wasn't."""
+    """Return when a verdict's machine was released after its last wrong training; empty if it wasn't released."""
     released = [each.created_at for each in records if not each.is_quarantined and each.created_at >= verdict.at]
     return released[0] if released and verdict.at else ""
 
@@ -125,12 +126,12 @@ def release_machine(store: Store, host: str) -> MachineRecord:
 
 
 def _read_records(store: Store, folder: str) -> list[MachineRecord]:
-    """Return the records of a machine that can be read, oldest first."""
+    """Return the readable records of a machine, oldest first."""
     return [*_read_newest_first(store, folder)][::-1]
 
 
 def _read_newest_first(store: Store, folder: str) -> Iterator[MachineRecord]:
-    """Yield the records of a machine that can be read, newest first. Each is read when it is asked for."""
+    """Yield the readable records of a machine, newest first. Read each record only when the caller asks for it."""
     for number in reversed(sort_names(store.list(f"{MACHINES}/{folder}"), ".json").numbers):
         try:
             yield read_record(store, MachineRecord, record_name(f"{MACHINES}/{folder}", number))
@@ -139,7 +140,7 @@ def _read_newest_first(store: Store, folder: str) -> Iterator[MachineRecord]:
 
 
 def _create(store: Store, number: int, **fields: object) -> MachineRecord:
-    """Create the next record of a machine; another process may be faster."""
+    """Create the next record of a machine. If another process takes the number first, try the next number."""
     while True:
         number += 1
         record = MachineRecord.model_validate(fields | {"number": number, "created_at": now()})

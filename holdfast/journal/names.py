@@ -1,16 +1,17 @@
-"""The names of numbered records, separated from stray names.
+"""The names of numbered records, and how to distinguish them from stray names.
 
-A run numbers its records 1, 2, 3 and so on. Lost records leave gaps. A number more than `REACH` beyond the one before
-it is no record of the run but a stray name: a copy, a typing error, a date.
+A run numbers its records 1, 2, 3 and so on. Lost records leave gaps. A number that exceeds the previous number by more
+than `REACH` doesn't belong to a record. Its name is a stray name: a copy, a typing error, a date.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The largest gap of lost records that is accepted between two numbers.
+# The largest accepted gap between two numbers, which lost records leave.
 REACH = 100_000
-# The folders whose numbers are consecutive. The records of other folders have the number of a commit or an attempt.
+# The folders whose records have consecutive numbers. In other folders a record has the number of a commit or an
+# attempt.
 CHAINS = {"commits", "attempts"}
 SUFFIXES = {"metrics": ".jsonl", "shown": ".jsonl"}
 
@@ -21,7 +22,7 @@ class Numbered:
 
     Attributes:
         numbers: the sorted numbers of the records.
-        strays: the names that are no number, or a number that the run can't have reached.
+        strays: the names that aren't numbers, or that are numbers that the run can't have reached.
         suffix: the suffix of the records' names.
     """
 
@@ -30,14 +31,14 @@ class Numbered:
     suffix: str
 
     def up_to(self, last: int) -> "Numbered":
-        """Return a copy in which numbers above ``last`` are strays."""
+        """Return a copy in which numbers above ``last`` count as strays."""
         return self._cut(sum(number <= last for number in self.numbers))
 
     def within(self, base: int) -> "Numbered":
-        """Return a copy in which all numbers after a gap above `REACH` are strays.
+        """Return a copy in which all numbers after a gap above `REACH` count as strays.
 
         Args:
-            base: the number before the first number, which may also follow a gap.
+            base: the number that precedes the first number; there may be a gap between the two.
         """
         for index, number in enumerate(self.numbers):
             if number > base + REACH:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-READERS = 16  # the number of threads: an object store takes some 30 ms for each record
+READERS = 16  # the number of threads; an object store takes some 30 ms for each record
 
 T = TypeVar("T")
 
 
 def read_all(read: Callable[..., T], *many: Iterable[Any]) -> list[T]:
-    """Call `read` for many records or runs in parallel, because a command or an attempt waits for a distant store."""
+    """Call `read` for many records or runs in parallel, because a distant store answers each request slowly."""
     with ThreadPoolExecutor(READERS) as readers:
         return list(readers.map(read, *many))

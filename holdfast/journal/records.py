@@ -16,18 +16,19 @@ from holdfast.store import Store
 FORMAT_VERSION = 1
 SHA256 = r"^[0-9a-f]{64}$"
 FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-# The pattern of a checkpoint folder's name. It matches no path out of the run's folder, and no folder of records.
+# The pattern of a checkpoint folder's name. It doesn't match a path that leads out of the run's folder, or a folder of
+# records.
 FOLDER = r"^epoch-[0-9]{4,9}(-step-[0-9]{8,12})?(\.[0-9]{1,6})?$"
-# The most bytes of a record that Holdfast writes, so a longer record is not read into memory.
+# The largest size of a record that Holdfast writes. A longer file is refused before it is read into memory.
 MAX_RECORD_BYTES = 64 * 2**20
-# Holdfast writes no record with more values, so it refuses such a record: an empty list, two bytes in a file, takes 60
-# bytes in memory.
+# The largest number of values in a record that Holdfast writes. A file with more values is refused, because an empty
+# list, two bytes in the file, takes 60 bytes in memory.
 MOST_VALUES = 500_000
 SEAL = "record_sha256"
-# The HTML page that is made from the records.
+# The name of the HTML page that is generated from the records.
 REPORT = "report.html"
-# Bounds of the numbers in records, so that readers can compute with them. JavaScript's integers are exact up to 2**53.
-# No run lasts 300 years. Times stay within every platform's clock, even after an addition.
+# Bounds of the numbers in records, so that readers can compute with the numbers. JavaScript's integers are exact up to
+# 2**53. No run lasts 300 years. Times stay within the range of every platform's clock, even after an addition.
 MOST_STEPS, MOST_SECONDS = 2**53, 1e10
 YEARS = range(1970, 9000)
 
@@ -43,7 +44,7 @@ def _check_time(text: str) -> str:
 
 # A point in time as records hold it: ISO 8601 with its offset from UTC.
 Time = Annotated[str, AfterValidator(_check_time)]
-# A `Time`, or an empty text in records from before the field was added.
+# A `Time`; empty in a record that was written before the field existed.
 LaterTime = Annotated[str, AfterValidator(lambda text: text and _check_time(text))]
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 
@@ -57,7 +58,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, protected_namespaces=())
 
     def to_bytes(self) -> bytes:
-        fields = json.loads(self.model_dump_json())  # pydantic writes NaN as null
+        fields = json.loads(self.model_dump_json())  # needed because pydantic writes NaN as null
         return (json.dumps(fields | {SEAL: _hash_fields(fields)}, indent=2) + "\n").encode()
 
     @classmethod
@@ -71,7 +72,7 @@ class Record(BaseModel):
             raise RecordDamaged(f"{name} can't be read: it has more than {MOST_VALUES} values")
         try:
             fields = json.loads(data, parse_constant=_refuse_constant)
-            if b"\\ud" in data.lower():  # perhaps half of a surrogate pair, which UTF-8 can't encode
+            if b"\\ud" in data.lower():  # for example one half of a surrogate pair, which UTF-8 can't encode
                 json.dumps(fields, ensure_ascii=False).encode()
             seal = fields.pop(SEAL)
             if seal != _hash_fields(fields):
@@ -118,12 +119,12 @@ def record_name(folder: str, number: int) -> str:
 
 
 def now() -> str:
-    """Return the current time as records hold it: UTC, ISO 8601, whole seconds."""
+    """Return the current time in the format of records: UTC, ISO 8601, whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def seconds_of(time: str) -> float:
-    """Return a record's time in seconds since 1970."""
+    """Convert a record's time to seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()
 
 
@@ -153,21 +154,21 @@ class ConfigRecord(Record):
 
     @property
     def name(self) -> str:
-        """The name for the settings that were first used with the fingerprint: ``configs/<fingerprint>.json``."""
+        """The name of the first settings with the fingerprint: ``configs/<fingerprint>.json``."""
         return config_name(self.fingerprint)
 
     @property
     def snapshot_name(self) -> str:
-        """The name for later settings with the same fingerprint: ``configs/<fingerprint>-<hash of all>.json``."""
+        """The name of later settings with the same fingerprint: ``configs/<fingerprint>-<hash of all>.json``."""
         return f"configs/{self.fingerprint}-{_hash_fields(json.loads(self.model_dump_json()))[:16]}.json"
 
 
-# Why an attempt began that trains nothing: an audit holds the run, or a person releases it again.
+# Reasons for the start of an attempt that trains nothing: an audit holds the run, or a person releases it.
 HELD, RELEASED = "held", "released"
 
 
 class AttemptRecord(Record):
-    """``attempts/00000003.json``: one process life; its number is the fencing token."""
+    """``attempts/00000003.json``: one process life of a run. Its number is the fencing token: the highest may write."""
 
     number: int = Field(ge=1)
     why: str
@@ -184,12 +185,12 @@ class AttemptRecord(Record):
 
     @property
     def is_training(self) -> bool:
-        """Return whether the attempt may have trained: it doesn't only hold the run, or end that."""
+        """Return whether the attempt may have trained: it is neither a hold nor the release of a hold."""
         return self.why not in (HELD, RELEASED)
 
 
 class EndingRecord(Record):
-    """``endings/00000003.json``: how an attempt ended, recorded by the attempt or else by a later process."""
+    """``endings/00000003.json``: how an attempt ended, recorded by the attempt itself or by a later process."""
 
     number: int = Field(ge=1, description="the number of the attempt")
     reason: str = Field(description="a name in holdfast.journal.endings.REASONS")
@@ -220,8 +221,9 @@ class Origin(BaseModel):
         form: the source's form, such as ``torch`` or ``trainer``; see `holdfast.training.moving`.
         source: the path of the file or folder, as it was given.
         sha256: the SHA-256 of the file, or of ``sha256sum``'s listing of the folder's files.
-        step: the step at which the run goes on.
-        lacks: the parts of the run's state that the source lacks; they have the values that the program builds.
+        step: the step from which the run continues.
+        lacks: the parts of the run's state that are missing in the source; the run starts with the program's own values
+            for them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -290,7 +292,7 @@ class Commit(Record):
 
     @property
     def first_start(self) -> int:
-        """The step with which the run began, if this is its first commit: the commit's own if imported, else 0."""
+        """The step from which a run with this first commit began: the commit's step if it was imported, otherwise 0."""
         return self.step if self.origin else 0
 
     @property
@@ -299,17 +301,20 @@ class Commit(Record):
 
     @property
     def shown_loss(self) -> float | None:
-        """The mean loss of the commit's steps; in an older commit, of its epoch so far. None if it isn't finite."""
+        """The mean loss of the commit's steps; None if it isn't finite.
+
+        For a commit of an earlier version, the mean loss of the epoch until this commit.
+        """
         return self.metrics.get("avg_loss") if self.loss is None else self.loss
 
     @property
     def shown_metrics(self) -> dict[str, float | None]:
-        """The metrics for a person, in which ``avg_loss`` is `shown_loss`."""
+        """The metrics as they are shown to the user, with `shown_loss` as ``avg_loss``."""
         return {name: self.shown_loss if name == "avg_loss" else value for name, value in self.metrics.items()}
 
     @property
     def verdict(self) -> str:
-        """Return a sentence on the results of rehearsals, up to this commit."""
+        """Return a sentence on the results of the run's rehearsals up to this commit."""
         if self.inexact:
             return self.inexact
         if not self.rehearsed:
@@ -319,9 +324,9 @@ class Commit(Record):
 
 
 class RehearsalRecord(Record):
-    """``rehearsals/00000003.json``: the trail of the living ranks in a rehearsal that found another trail in new ranks.
+    """``rehearsals/00000003.json``: the trail of the ranks that never stopped, if new ranks trained another trail.
 
-    The next attempt has to train the same trail from that commit, before it commits anything.
+    The next attempt has to train the same trail from the same commit before it commits anything.
     """
 
     attempt: int = Field(ge=1)
@@ -332,10 +337,10 @@ class RehearsalRecord(Record):
 
 
 class IndexRecord(Record):
-    """``index/00000005.json``: an entry for a record that no commit names, such as a pin.
+    """``index/00000005.json``: an index entry for a record that no commit names, such as a pin.
 
-    The entry says whether the record was written, or is about to be deleted on purpose. So ``verify`` can tell that a
-    record was lost. If a name has several entries, the last one counts.
+    The entry says whether the record was written, or is about to be deleted on purpose. So ``verify`` can notice that a
+    record was lost. If a name has several entries, the last entry counts.
     """
 
     number: int = Field(ge=1)
@@ -360,7 +365,7 @@ class Latest(Record):
 
 
 class FolderRecord(Record):
-    """``folders/epoch-0004.json``: the one commit that may ever name this checkpoint folder."""
+    """``folders/epoch-0004.json``: the only commit that may ever use this checkpoint folder."""
 
     path: str = Field(pattern=FOLDER)
     commit: int = Field(ge=0, description="the commit's number; 0 if no commit may name it, because it is deleted")
@@ -394,7 +399,7 @@ class Pin(Record):
 
 
 class AuditRecord(Record):
-    """``audits/00000007-00000002.json``: an audit, which trained a commit's steps again: here the 2nd of commit 7."""
+    """``audits/00000007-00000002.json``: audit 2 of commit 7. An audit trains a commit's steps again."""
 
     commit: int = Field(ge=1)
     number: int = Field(ge=1, description="the number of this audit among those of the commit")
@@ -422,7 +427,7 @@ class PruneEntry(BaseModel):
     """One checkpoint in the report of a prune.
 
     Attributes:
-        why: the rule that keeps the checkpoint, or its protection; empty for a pruned one.
+        why: the rule that keeps the checkpoint, or the reason for its protection; empty for a pruned checkpoint.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -436,16 +441,17 @@ class PruneEntry(BaseModel):
 
 
 class PruneReport(Record):
-    """``prunes/00000009.json``: a prune when commit 9 was the newest. Its checkpoints are listed newest first.
+    """``prunes/00000009.json``: the report of a prune when commit 9 was the newest. Newest checkpoints first.
 
     Attributes:
         kept: the checkpoints that the policy keeps.
-        protected: the checkpoints that stay against the policy; ``why`` says what protects them.
+        protected: the checkpoints that stay although the policy doesn't keep them; ``why`` says what protects them.
         pruned: the deleted checkpoints.
-        unreadable: the commits whose records can't be read. Their checkpoints' folders are unknown, and stay.
+        unreadable: the commits whose records can't be read. Their checkpoints' folders are unknown, so they aren't
+            deleted.
         unfinished: folders of checkpoints that an earlier prune didn't finish deleting, now deleted.
-        debris: folders of dead attempts' checkpoints without a commit, now deleted.
-        dry_run: whether the prune only reported, and deleted nothing.
+        debris: folders of checkpoints that dead attempts left and no commit names, now deleted.
+        dry_run: whether the prune only made this report, and deleted nothing.
     """
 
     newest: int = Field(ge=1)
@@ -461,7 +467,7 @@ class PruneReport(Record):
 
 
 def config_name(fingerprint: str) -> str:
-    """Return the name of the settings that were first used with a fingerprint: ``configs/<fingerprint>.json``."""
+    """Return the name of the record of the settings first used with a fingerprint: ``configs/<fingerprint>.json``."""
     return f"configs/{fingerprint}.json"
 
 

@@ -1,4 +1,4 @@
-"""The runs of a store: all of them, or the newest of very many, in a bounded number of requests at once."""
+"""The runs of a store: all runs, or the newest if there are very many. The number of parallel requests is bounded."""
 
 import contextlib
 import logging
@@ -12,9 +12,10 @@ from holdfast.journal.machines import MACHINES
 from holdfast.journal.reading import read_all
 from holdfast.store import Store
 
-# The most runs of an object store that are asked when they were written: 1,000 requests take some seconds.
+# The largest number of runs on an object store whose time of the last write is requested: 1,000 requests take some
+# seconds.
 MOST_ASKED = 1000
-# The most runs that a list, an index or a view has unless a person asks for more.
+# The largest number of runs in a list, an index or a view, unless the user asks for more.
 MOST_SHOWN = 100
 
 log = logging.getLogger(__name__)
@@ -23,11 +24,11 @@ log = logging.getLogger(__name__)
 def find_runs(store: Store, names: Iterable[str] | None = None) -> Iterator[Journal]:
     """Yield the journals of a store's runs, in order of their names.
 
-    A folder that can't be read may be a run, and is yielded, too: a caller that reads it meets the error, and can go on
-    with the next run.
+    A folder that can't be read is yielded, too, because it may be a run. A caller that reads the folder gets the error,
+    and can continue with the next run.
 
     Args:
-        names: the names to look at; by default all in the store.
+        names: the names to check; by default all names in the store.
     """
     journals = [Journal(store, name) for name in (_list_names(store) if names is None else names)]
     are_runs = read_all(_may_be_run, journals)
@@ -47,12 +48,12 @@ def _may_be_run(journal: Journal) -> bool:
 
 @dataclass(frozen=True)
 class ChosenRuns:
-    """Some of a store's runs, for a page or a list that has to stay short.
+    """The runs chosen from a store, for a page or a list that has to stay short.
 
     Attributes:
-        journals: in order of their names if they are all, else the newest first.
-        left_out: the names that were not chosen, of which some may be no runs.
-        is_by_name: whether the last by name were chosen in place of the newest.
+        journals: the chosen runs' journals: in order of their names if all runs were chosen, otherwise newest first.
+        left_out: the names that were not chosen. Some of them may not be runs.
+        is_by_name: whether the runs with the last names in sorted order were chosen instead of the newest runs.
     """
 
     journals: list[Journal]
@@ -61,12 +62,12 @@ class ChosenRuns:
 
     @property
     def count(self) -> int:
-        """Return how many names there are, chosen or not."""
+        """Return the number of names, chosen or not."""
         return len(self.journals) + len(self.left_out)
 
     @property
     def note(self) -> str:
-        """Return a sentence that says which runs were chosen; empty if they are all."""
+        """Return a text that says which runs were chosen; empty if all were."""
         if not self.left_out:
             return ""
         which = "the last by name" if self.is_by_name else "the newest"
@@ -74,10 +75,10 @@ class ChosenRuns:
 
 
 def choose_runs(store: Store, most: int | None) -> ChosenRuns:
-    """Return all of a store's runs, or the newest if there are more than `most`; None chooses all.
+    """Return all of a store's runs, or the newest if there are more than `most`. With None, return all.
 
-    A run is as new as its last commit. An object store is asked for that time with a request a run. Of more than
-    `MOST_ASKED` runs there, the last by name are chosen in place of the newest: they cost no request each.
+    A run is as new as its last commit. On an object store that time costs a request for each run. So if an object store
+    has more than `MOST_ASKED` runs, the last runs in order of their names are chosen instead of the newest.
     """
     names = _list_names(store)
     if most is None or len(names) <= most:
@@ -93,7 +94,7 @@ def choose_runs(store: Store, most: int | None) -> ChosenRuns:
 
 
 def _find_last(store: Store, names: Sequence[str], most: int) -> list[Journal]:
-    """Return the last runs by name, the last first."""
+    """Return the last runs in order of their names, the last name first."""
     found: list[Journal] = []
     end = len(names)
     while len(found) < most and end > 0:
@@ -104,7 +105,7 @@ def _find_last(store: Store, names: Sequence[str], most: int) -> list[Journal]:
 
 
 def _find_time(journal: Journal) -> datetime | None:
-    """Return when a run was written to last; the oldest possible time if it can't be read; None if it is no run."""
+    """Return the time of a run's last write; the earliest time if it can't be read; None if this isn't a run."""
     with contextlib.suppress(StoreDenied, Unreadable):
         for name in ("latest.json", "run.json"):
             with contextlib.suppress(NameMissing):

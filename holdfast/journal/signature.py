@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field, TypeAdapter
-from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12 pydantic needs this TypedDict
 
 from holdfast.errors import ConfigError, NotTrusted, WrongUse
 from holdfast.provenance.canonical import dump_json
@@ -33,13 +33,14 @@ PREDICATE_TYPE = "urn:holdfast:commit:v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MAX_ENVELOPE_BYTES = 2**20
 MAX_KEY_BYTES = 2**16
-# Each signature is tried with each trusted key, so an envelope of 1 MiB full of signatures would take minutes.
+# The number of signatures is bounded, because each is tried with each trusted key: an envelope of 1 MiB full of
+# signatures would take minutes.
 MAX_SIGNATURES = 16
 SHOWN_ID_CHARS = 16
 SHOWN_FILES = 3
 
 ECDSA_SHA256 = ec.ECDSA(hashes.SHA256())
-# Matches a key that a user gave in place of its file's name. An error must not show the key.
+# Matches a private key that a user gave instead of the name of its file. An error message must not show the key.
 KEY_LIKE = re.compile(r"-----|\n|[A-Za-z0-9+=]{44,}")
 SOURCE_HINT = "give the path of a PEM file, or env:NAME for a variable that holds the PEM"
 P256_HINT = "holdfast keygen makes such a key"
@@ -65,7 +66,7 @@ class TrustedKey:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A private key. ``key_id`` is the id of its public half."""
+    """A private key. ``key_id`` is the id of its public key."""
 
     key_id: str
     _private: ec.EllipticCurvePrivateKey = field(repr=False)
@@ -76,7 +77,7 @@ class SigningKey:
         return TrustedKey(self.key_id, self._private.public_key())
 
     def sign(self, run: str, record_name: str, record: bytes, files: Mapping[str, str]) -> bytes:
-        """Sign a commit's record and files; return the envelope for `verify_signature`.
+        """Sign a commit's record and files. Return the envelope, which `verify_signature` checks.
 
         Args:
             record_name: the record's name in the run's folder, such as ``commits/00000007.json``.
@@ -101,7 +102,7 @@ class SigningKey:
         return envelope
 
     def seal(self, statement: bytes) -> dict[str, Any]:
-        """Sign an in-toto statement, as JSON; return the fields of the DSSE envelope for `open_envelope`."""
+        """Sign an in-toto statement, given as JSON. Return a DSSE envelope's fields, which `open_envelope` reads."""
         signature = self._private.sign(pae(PAYLOAD_TYPE, statement), ECDSA_SHA256)
         return {
             "payload": base64.b64encode(statement).decode(),
@@ -111,7 +112,7 @@ class SigningKey:
 
     @property
     def public_pem(self) -> bytes:
-        """The public half, as a PEM file has it."""
+        """The public key in the PEM format."""
         return _to_pem(self._private.public_key())
 
 
@@ -153,7 +154,7 @@ def generate_key(path: Path) -> str:
         The key's id.
 
     Raises:
-        ConfigError: one of the two files exists, or can't be written.
+        ConfigError: one of the two files already exists, or can't be written.
     """
     private = ec.generate_private_key(ec.SECP256R1())
     secret = private.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
@@ -213,7 +214,7 @@ def verify_signature(
     The arguments are those of `SigningKey.sign`. The key ids in the envelope are unsigned, so the check ignores them.
 
     Raises:
-        NotTrusted: no trusted key signed this, or ``envelope`` is no envelope.
+        NotTrusted: no trusted key signed exactly this, or ``envelope`` is not an envelope.
     """
     about = f"the signature of {record_name}"
     if len(envelope) > MAX_ENVELOPE_BYTES:
@@ -248,7 +249,7 @@ def open_envelope(envelope: bytes, trusted: Sequence[TrustedKey], about: str) ->
         about: the name of the signature, for an error.
 
     Raises:
-        NotTrusted: no trusted key signed the payload, or ``envelope`` is no envelope.
+        NotTrusted: no trusted key signed the payload, or ``envelope`` is not an envelope.
     """
     try:
         read = ENVELOPE.validate_json(envelope)
@@ -270,7 +271,7 @@ def open_envelope(envelope: bytes, trusted: Sequence[TrustedKey], about: str) ->
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """Return the bytes that a DSSE signature signs (DSSE's pre-authentication encoding)."""
+    """Return the bytes over which a DSSE signature is made (DSSE's pre-authentication encoding)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
@@ -303,7 +304,7 @@ def _read_source(source: str, kind: str) -> tuple[str, bytes]:
         if source.startswith("env:"):
             return name, os.environ[source.removeprefix("env:")].encode(errors="surrogateescape")
         with Path(source).open("rb") as file:
-            return name, file.read(MAX_KEY_BYTES)  # bounded, because a device may never end
+            return name, file.read(MAX_KEY_BYTES)  # bounded, because reading a device may never end
     except KeyError:
         raise ConfigError(f"{name} is not set in the environment", hint=SOURCE_HINT) from None
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from holdfast.journal.signature import MAX_ENVELOPE_BYTES, SigningKey, TrustedKe
 
 
 def sign_commit(key: SigningKey, run: str, commit: Commit) -> bytes:
-    """Return the signed envelope which states that the key's holder made this commit of this run."""
+    """Sign a commit of a run. Return the envelope, which proves that the key's holder made the commit."""
     return key.sign(run, record_name("commits", commit.number), commit.to_bytes(), list_files(commit))
 
 
@@ -17,7 +17,7 @@ def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -
     """Check that one of the keys signed the commit's record on the store, and that the record equals ``commit``.
 
     Raises:
-        NotTrusted: no trusted key signed it, or the record differs.
+        NotTrusted: no trusted key signed the record, or the record differs.
     """
     name = record_name("commits", commit.number)
     hint = "set signing_key to sign later commits; without resume.trusted_keys, unsigned commits are accepted"

@@ -1,7 +1,7 @@
-"""The skip list of a run: the steps whose batches are drawn and not trained, and who decided that.
+"""The skip list of a run: the steps whose batches are drawn but not trained, and the author of the list.
 
-``skips/00000001.json`` is the first list; each later number replaces the one before. The newest record decides. The
-records are created once, and each commit names the record that it was trained with.
+``skips/00000001.json`` is the first list; each later list replaces the previous one. The records are created once, and
+each commit names the skip list that was in force during its training.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ StepsText = Annotated[str, AfterValidator(lambda text: str(Steps.parse(text)))]
 
 
 class SkipRecord(Record):
-    """``skips/00000001.json``: the steps that a run skips from now on, besides those of its configuration."""
+    """``skips/00000001.json``: the steps that a run skips from now on, besides its configuration's steps."""
 
     number: int = Field(ge=1)
     skip: StepsText = Field(description="all steps to skip, such as 1200-1210,1300; empty for none")
@@ -55,10 +55,10 @@ def read_skips(journal: Journal, keys: Sequence[TrustedKey] = ()) -> SkipRecord 
     """Return the skip list in force; None if the run never had one.
 
     Args:
-        keys: the trusted keys, one of which has to have signed the list; empty to accept any list.
+        keys: the trusted keys, one of which must have signed the list; empty to accept any list.
 
     Raises:
-        RecordDamaged: the record can't be read. An older list isn't taken instead, because it has other steps.
+        RecordDamaged: the record can't be read. An older list isn't used instead, because it has other steps.
         NotTrusted: none of the keys has signed the list.
     """
     number = max(journal.numbers(SKIPS), default=0)
@@ -66,7 +66,7 @@ def read_skips(journal: Journal, keys: Sequence[TrustedKey] = ()) -> SkipRecord 
 
 
 def list_skips(journal: Journal) -> list[SkipRecord]:
-    """Return all skip lists of a run that can be read, oldest first."""
+    """Return all readable skip lists of a run, oldest first."""
     found = []
     for number in journal.numbers(SKIPS):
         with contextlib.suppress(NameMissing, RecordDamaged):
@@ -97,7 +97,7 @@ def check_skip_signed(journal: Journal, record: SkipRecord, data: bytes, keys: S
         data: the bytes of the record on the store.
 
     Raises:
-        NotTrusted: no trusted key signed it, or the record was changed.
+        NotTrusted: no trusted key signed the list, or the record was changed.
     """
     name, signature = record.names
     try:
@@ -115,13 +115,13 @@ def write_skips(
     journal: Journal, number: int, skip: Steps, changed: Steps, first_commit: int, key: SigningKey | None = None, *,
     is_off: bool = False, reason: str = "",
 ) -> SkipRecord:  # fmt: skip
-    """Create a skip list, after its signature.
+    """Write a skip list: first its signature, then its record.
 
     Args:
-        number: one above the newest list's.
+        number: the newest list's number plus one.
         skip: all steps to skip.
-        changed: the steps that this list adds or takes back.
-        first_commit: the first commit that doesn't count any more.
+        changed: the steps that this list adds to the previous list or removes from it.
+        first_commit: the first commit that no longer counts, because the list changes its steps.
 
     Raises:
         NameTaken: another process has created the list of this number.
@@ -144,7 +144,7 @@ def write_skips(
 
 
 def sign_skips(journal: Journal, record: SkipRecord, key: SigningKey) -> None:
-    """Sign a skip list that was written without a signature, or with another key."""
+    """Sign a skip list that has no signature, or another key's signature."""
     name, signature = record.names
     journal.store.replace(signature, key.sign(journal.run, name, journal.store.read(name), {}))
     journal.enter(signature)

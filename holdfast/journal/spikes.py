@@ -1,12 +1,12 @@
-"""Spikes: the steps whose loss or gradient norm lies far above those of the steps before.
+"""Spikes: the steps whose loss or gradient norm is far above that of the steps before.
 
-The one judgement that a commit records, that `holdfast watch` and the report show, and that `holdfast explain` uses for
-the losses of samples. Pure functions of numbers.
+Commits record spikes, `holdfast watch` and the report show them, and `holdfast explain` judges the losses of samples by
+the same rule. The functions depend on their arguments alone.
 
-A number is compared with the median of the numbers before it, in units of their median absolute deviation: neither
-moves if a few of these numbers are spikes themselves. That alone isn't enough for series with heavy tails, such as
-gradient norms, whose far numbers are ordinary. So a spike also exceeds the median by a multiple of what the numbers
-before it did.
+A number is compared with the median of the numbers before it, in units of their median absolute deviation. A few
+earlier spikes hardly change either of the two. This test alone isn't enough for series with heavy tails, such as
+gradient norms, in which numbers far from the median are common. So a spike's distance above the median must also be a
+multiple of the largest such distance before it.
 """
 
 import math
@@ -17,31 +17,32 @@ from typing import Any
 
 from pydantic import BaseModel
 
-WINDOW = 64  # steps before a step, whose numbers are the usual ones
-# Fewer numbers tell nothing of what is usual, except that they are finite.
+WINDOW = 64  # the number of earlier steps with which a step is compared
+# With fewer numbers in the window, only numbers that aren't finite are spikes.
 LEAST = 16
-# A number is far from others if it exceeds their median by this many median absolute deviations. Those of a normal
-# distribution exceed it once in 10**11 times.
+# A number is far above others if it exceeds their median by this many median absolute deviations. In a normal
+# distribution this happens once in 10**11 times.
 DEVIATIONS = 10.0
-# The least deviation, as a share of the median: losses that hardly vary must not make every other loss a far one.
+# The least deviation, as a fraction of the median. Without it every other loss would be far above losses that hardly
+# vary.
 LEAST_DEVIATION = 0.01
-# A spike exceeds the median by this multiple of the largest excess in the window.
+# A spike exceeds the median by at least this multiple of the window's largest excess over the median.
 BEYOND = 5.0
-# Steps without a far number after which another spike may begin: a spike often lasts for a few steps.
+# The number of ordinary steps after which another spike may begin, because a spike often lasts for a few steps.
 QUIET = 8
-MOST = 8  # spikes that a commit records
+MOST = 8  # the most spikes that a commit records
 WATCHED = ("loss", "grad_norm")
 CALLED = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 @dataclass(frozen=True)
 class Spike:
-    """A step whose loss or gradient norm lies far above those of the steps before.
+    """A step whose loss or gradient norm is far above the values of the steps before.
 
     Attributes:
         name: ``loss`` or ``grad_norm``.
-        value: the step's number; None if it isn't finite.
-        usual: the median of the steps before; None if too few steps came before.
+        value: the step's loss or gradient norm; None if it isn't finite.
+        usual: the median of the steps before; None if there were too few steps.
     """
 
     step: int
@@ -63,13 +64,13 @@ class UsualLoss(BaseModel):
     count: int
 
     def is_far(self, loss: float) -> bool:
-        """Return whether a loss is far above these losses, or not finite."""
+        """Return whether a loss is far above the usual loss, or not finite."""
         least = LEAST_DEVIATION * abs(self.median)
         return not loss <= self.median + DEVIATIONS * max(self.deviation, least)
 
 
 def make_usual(losses: Sequence[float]) -> UsualLoss | None:
-    """Return the median and the median absolute deviation of losses; None for fewer than three."""
+    """Return the median and the median absolute deviation of losses; None for fewer than three losses."""
     if len(losses) < 3:
         return None
     median = statistics.median(losses)
@@ -78,20 +79,20 @@ def make_usual(losses: Sequence[float]) -> UsualLoss | None:
 
 
 def _read_number(line: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of a trail's line, NaN and infinity included; None if the line has none of this name."""
+    """Return the number with this name in a trail's line, perhaps NaN or infinite; None if the line has none."""
     value = line.get(name)
-    if isinstance(value, str):  # the trail spells NaN and infinity
+    if isinstance(value, str):  # the trail has NaN and infinity as texts
         return math.nan
     return float(value) if isinstance(value, int | float) else None
 
 
 def keep_watched(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the part of a trail's last lines that `find_spikes` needs of the steps before those that it judges."""
+    """Return the fields of a trail's last lines that `find_spikes` needs as its argument ``before``."""
     return [{name: line[name] for name in ("step", *WATCHED) if name in line} for line in lines[-WINDOW - QUIET :]]
 
 
 def describe_spikes(spikes: Sequence[Spike]) -> dict[int, str]:
-    """Return a text about each step that has spikes, by its number."""
+    """Return a text for each step that has spikes, by the step's number."""
     steps = dict.fromkeys(spike.step for spike in spikes)
     found = {step: "; ".join(str(spike) for spike in spikes if spike.step == step) for step in steps}
     return {step: f"the loss or its gradient has jumped in step {step}: {text}" for step, text in found.items()}
@@ -100,10 +101,10 @@ def describe_spikes(spikes: Sequence[Spike]) -> dict[int, str]:
 def find_spikes(before: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> list[Spike]:
     """Return the spikes among the steps of a trail, in their order; at most `MOST`.
 
-    Of far numbers that follow each other within `QUIET` steps, as in a loss that stays high, only the first is a spike.
+    If high numbers follow each other within `QUIET` steps, as in a loss that stays high, only the first is a spike.
 
     Args:
-        before: the lines of the steps before these, at best `WINDOW` and `QUIET` more of them.
+        before: the lines of earlier steps: `WINDOW` + `QUIET` of them if there are so many.
         lines: the lines of the steps to judge.
     """
     found = [spike for name in WATCHED for spike in _find_of(name, before, lines)]
@@ -111,7 +112,7 @@ def find_spikes(before: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str
 
 
 def _find_of(name: str, before: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> list[Spike]:
-    """Return the spikes of the number of this name."""
+    """Return the spikes in the numbers with this name, loss or gradient norm."""
     window: list[float] = []
     spikes: list[Spike] = []
     last_far, first = -QUIET, int(lines[0]["step"]) if lines else 0
@@ -133,7 +134,7 @@ def _find_of(name: str, before: Sequence[Mapping[str, Any]], lines: Sequence[Map
 def _is_spike(window: Sequence[float], value: float) -> bool:
     if not math.isfinite(value):
         return True
-    if len(window) < LEAST or value <= max(window):  # most steps end here, which spares two medians
+    if len(window) < LEAST or value <= max(window):  # most steps return here, before two medians are computed
         return False
     usual = make_usual(window)
     assert usual is not None

@@ -1,32 +1,31 @@
-"""The verdict on a commit that was trained several times: which machine, or whether the program, gave other bytes.
+"""The verdict on a commit whose steps were trained several times: which machine, or the program, gave wrong bytes.
 
-Everything here is a pure function of records; `holdfast.journal.audits` reads them. The bytes that at least two hosts
-have produced are right.
+The functions here depend only on records, which `holdfast.journal.audits` reads. Bytes that at least two hosts have
+produced are right.
 
 =====================================================================  ================================================
 the trainings of the commit's steps, its own included                  verdict
 =====================================================================  ================================================
 all end on the commit's bytes, on two hosts                            certified
-all end on the commit's bytes, on one host                             undecided: another host is asked; or its parent
-                                                                       is judged, with which the gate refused to begin
-some end on other bytes, on software for which none are promised       certified or undecided as without them; drift if
-                                                                       they are all that there is
+all end on the commit's bytes, on one host                             undecided: another host has to train them; or, if
+                                                                       the gate refused the parent, the parent is judged
+some end on other bytes, with software that may give other bytes       as if these had not run; drift if no others ran
 two hosts end on the same bytes, and one host alone on others          machine: that host
 two hosts end on the same bytes, and two others on others              program
 two pairs of hosts end on the same bytes each                          program
-no two hosts end on the same bytes, of two hosts                       undecided: a third host is asked, or these again
-no two hosts end on the same bytes, of two that repeat neither         program
-no two hosts end on the same bytes, of three                           program
-one host alone ends on other bytes each of three times                 program
+two hosts, which end on different bytes                                undecided: a third host trains, or both again
+two hosts, of which neither repeats its own bytes                      program
+three hosts, of which no two end on the same bytes                     program
+one host, which ends on different bytes three times                    program
 =====================================================================  ================================================
 
-A replay that begins before the commit's parent trains straight on where the run was resumed, and trains the parent's
-steps again, too. So it blames a machine only beside a replay that began where the other one did, or if the run wasn't
-resumed there: then the run's own ranks trained straight on, too.
+A replay that begins before the commit's parent trains the parent's steps again, too. It doesn't stop where the run was
+resumed. So a difference may be the resume's fault. The replay proves a machine's fault only if another replay began
+with the same commit, or if the run wasn't resumed between these steps.
 
-A parent that is certified while the gate refuses to begin with it has the right bytes, and a wrong probe: a machine has
-computed that, or a rank that saves nothing held other values. `holdfast.journal.audits` then asks for a replay from
-before the parent.
+If a parent is certified but the gate (the checks before a resume) refuses it, the parent's bytes are right and its
+probe is wrong. Either a machine has computed the probe wrongly, or a rank that saves nothing held other values.
+`holdfast.journal.audits` then asks for a replay from before the parent.
 """
 
 import re
@@ -38,11 +37,13 @@ from holdfast.journal.records import AttemptRecord, AuditRecord, Commit
 
 Kind = Literal["certified", "undecided", "machine", "program", "drift"]
 
-# Trainings on one host alone that must all differ before the program is blamed: the host may be faulty itself.
+# The number of trainings on a single host that must all differ before the verdict is ``program``. Fewer aren't enough,
+# because the host may be faulty itself.
 DISTINCT = 3
-# The most hosts that a message names.
+# The largest number of hosts that a message names.
 MOST_NAMED = 4
-# The key in an attempt's lineage of its number of nodes, if there are several; and a name for nodes without a record.
+# The key of the number of nodes in an attempt's lineage, if there are several; and a name for nodes that no record
+# names.
 NODES = "nodes"
 OTHER_NODE = "another node"
 _RANK = re.compile(r" of rank (\d+)")
@@ -54,9 +55,9 @@ class Ask:
 
     Attributes:
         commit: the number of the commit to replay.
-        from_commit: the commit to begin with; None for the audit's own choice.
-        answered: the hosts that have trained the steps already. Another one is asked.
-        repeat: the hosts to ask once more if there is no other one.
+        from_commit: the commit from which to begin; None if the audit may choose.
+        answered: the hosts that have already trained the steps. The replay should run on another host.
+        repeat: the hosts on which to run the replay again if there is no other host.
     """
 
     commit: int
@@ -76,18 +77,18 @@ class AuditVerdict:
     """The verdict on a commit; see the table above.
 
     Attributes:
-        reason: a sentence with the hosts and what they ended with.
-        ask: the replay that decides; None unless undecided.
+        reason: a sentence with the hosts and the results of their trainings.
+        ask: the replay that would decide; None unless the kind is ``undecided``.
         host: the faulty machine; empty unless the kind is ``machine``.
         is_own: whether the commit's own bytes are among the wrong ones.
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
         repeats: whether the host gave other bytes each time that it trained; None if it trained once.
-        rank, step, component: the first difference, as far as an audit found it. The rank is one of the run's own,
-            which may be others than the ranks of a replay.
-        at: when the machine's last wrong training was put on record; empty unless the kind is ``machine``.
-        agreeing: the trainings that ended with the right bytes, and the run's earlier audits that did; of an undecided
-            commit those that ended with its own.
-        deviating: the trainings that ended with others.
+        rank, step, component: the first difference, as far as an audit found it. The rank is a rank of the run; a
+            replay may have other ranks.
+        at: when the machine's last wrong training was recorded; empty unless the kind is ``machine``.
+        agreeing: the number of trainings that ended with the right bytes, earlier audits of the run included; for an
+            undecided commit, with the commit's own bytes.
+        deviating: the number of trainings that ended with other bytes.
     """
 
     kind: Kind
@@ -107,8 +108,10 @@ class AuditVerdict:
 
     @property
     def title(self) -> str:
-        """The kind, for a person. All bytes so far may be equal, and the commit is undecided only as one host alone
-        has trained it: the title then says so, because *undecided* reads like a fault.
+        """The kind, as it is shown to the user.
+
+        If all bytes are equal and only a second host is missing, the title says this, because *undecided* sounds like a
+        fault.
         """
         is_about_itself = self.ask is not None and self.ask.commit == self.commit
         is_equal = is_about_itself and self.agreeing > 1 and not self.deviating
@@ -116,11 +119,11 @@ class AuditVerdict:
 
     @property
     def chance(self) -> float | None:
-        """The largest probability with which a program that deviates at random looks like this faulty machine.
+        """The largest probability that a program that deviates at random produces these results of a faulty machine.
 
         A program that deviates in each training with the probability q gives ``agreeing`` right and ``deviating`` other
-        results with (1 - q)^agreeing q^deviating. Its maximum is at q = deviating / (agreeing + deviating). None unless
-        the kind is ``machine``.
+        results with the probability (1 - q)^agreeing q^deviating. This is largest for q = deviating / (agreeing +
+        deviating). None unless the kind is ``machine``.
         """
         if self.kind != "machine":
             return None
@@ -128,7 +131,7 @@ class AuditVerdict:
         return (self.agreeing / total) ** self.agreeing * (self.deviating / total) ** self.deviating
 
     def count_earlier(self, audits: int) -> "AuditVerdict":
-        """Return the verdict with the run's agreeing audits of other commits among the agreeing trainings."""
+        """Return the verdict with the run's agreeing audits of other commits added to ``agreeing``."""
         return replace(self, agreeing=self.agreeing + audits)
 
     def to_json(self) -> dict[str, Any]:
@@ -137,7 +140,7 @@ class AuditVerdict:
         return vars(self) | {"ask": ask, "gpus": list(self.gpus), "chance": self.chance}
 
     def describe(self) -> str:
-        """Return the verdict in a line, with the commit's number."""
+        """Return the verdict as one line of text, with the commit's number."""
         return f"commit {self.commit}: {self.title}: {self.reason}"
 
     def __str__(self) -> str:
@@ -161,10 +164,10 @@ class AuditVerdict:
 
 
 def list_machines(commit: Commit, attempts: Sequence[AttemptRecord]) -> frozenset[str]:
-    """Return the hosts that may have trained a commit: all hosts of its ranks, or those of its attempts.
+    """Return the hosts that may have trained a commit: its ranks' hosts or, without these, its attempts' hosts.
 
-    In earlier versions a commit of several nodes didn't name them, and its attempt names node 0 alone; `OTHER_NODE`
-    then stands for the other nodes.
+    In earlier versions a commit of several nodes didn't name the nodes, and its attempt names only node 0. Then the
+    result has `OTHER_NODE` in place of the other nodes.
 
     Args:
         attempts: the attempts of which one has trained the commit.
@@ -180,11 +183,11 @@ class _Training:
     """One training of a commit's steps.
 
     Attributes:
-        hosts: the machines that may have computed wrongly in it: several if they trained together, or if the records
-            don't tell which of them trained.
-        began: the commit that it began with.
-        gpus: the UUIDs of its GPUs, in the order of the ranks.
-        audit: its record; None for the commit's own training.
+        hosts: the machines that may have computed wrongly in this training: several if they trained together, or if the
+            records don't show which of them trained.
+        began: the commit from which the training began.
+        gpus: the UUIDs of the training's GPUs, in the order of the ranks.
+        audit: the record of the audit that made the training; None for the commit's own training.
     """
 
     hosts: frozenset[str]
@@ -199,8 +202,8 @@ def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequ
 
     Args:
         attempts: the attempts of which one has trained the commit.
-        audits: the audits of the commit. Those that the gate refused to begin have trained nothing; they cast doubt on
-            the commit to begin with.
+        audits: the audits of the commit. An audit that the gate refused has trained nothing, but casts doubt on the
+            commit from which it was to begin.
     """
     hosts = list_machines(commit, attempts)
     own = _Training(
@@ -218,7 +221,7 @@ def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequ
 
 
 class _Case:
-    """The trainings of one commit, grouped by the bytes that they ended with."""
+    """The trainings of one commit, grouped by their final bytes."""
 
     def __init__(
         self,
@@ -293,14 +296,15 @@ class _Case:
         verdict = self._say("machine", f"{host} ended on other bytes than {agree}", deviating, right)
         times = [each in right for each in self.trainings if each.hosts == guilty or each in deviating]
         repeats = None if len(times) < 2 else not any(times)
-        # The rank is one of the run's. A replay on another number of ranks has trained its part elsewhere.
+        # The rank is a rank of the run. A replay with another number of ranks has trained that rank's part on other
+        # GPUs.
         is_alike = deviating[0] is self.own or len(deviating[0].gpus) == len(self.own.gpus)
         gpus = _blame_gpus(guilty, right, deviating, verdict.rank if is_alike else None)
         at = max(each.audit.created_at if each.audit else self.commit.created_at for each in deviating)
         return replace(verdict, host=host, is_own=self.own in deviating, repeats=repeats, gpus=gpus, at=at)
 
     def _narrow(self, guilty: frozenset[str]) -> frozenset[str]:
-        """Return the host of the rank that differs first, if these hosts trained the commit together; else all."""
+        """Return the host of the first rank that differs, if these hosts trained together; otherwise all hosts."""
         rank = self._find_first(self.trainings).get("rank")
         hosts = self.commit.hosts
         if len(guilty) < 2 or rank is None or rank >= len(hosts):
@@ -308,7 +312,7 @@ class _Case:
         return guilty & {hosts[rank]}
 
     def _judge_scattered(self) -> AuditVerdict:
-        """Judge trainings that differ, with no bytes on two hosts."""
+        """Judge trainings that differ, if no two hosts ended with the same bytes."""
         hosts = _count_hosts(self.trainings)
         of_each = {host: self._list_bytes(host) for each in self.trainings for host in each.hosts}
         astray = sorted(host for host, found in of_each.items() if len(set(found)) > 1)
@@ -345,7 +349,7 @@ class _Case:
         return AuditVerdict("undecided", self.commit.number, reason, ask, agreeing=agreeing, deviating=others)
 
     def _find_first(self, trainings: Sequence[_Training]) -> dict[str, Any]:
-        """Return the first difference that an audit has on record, as fields of a `AuditVerdict`."""
+        """Return the first difference that an audit has recorded, as fields of an `AuditVerdict`."""
         audits = [each.audit for each in trainings if each.audit and each.sha256 != self.own.sha256]
         audit = next((each for each in audits if each.first_step is not None), None)
         if audit is None:
@@ -357,7 +361,7 @@ class _Case:
 
 
 def _count_hosts(trainings: Sequence[_Training]) -> int:
-    """Return on how many hosts trainings took place, at least."""
+    """Return the least number of hosts on which these trainings can have run."""
     known = {host for each in trainings if len(each.hosts) == 1 for host in each.hosts}
     return len(known) + any(not each.hosts & known for each in trainings)
 
@@ -365,7 +369,7 @@ def _count_hosts(trainings: Sequence[_Training]) -> int:
 def _blame_gpus(
     guilty: frozenset[str], right: Sequence[_Training], deviating: Sequence[_Training], rank: int | None
 ) -> tuple[str, ...]:
-    """Return the GPUs of all deviating trainings on a host, without those that trained right; the rank's if known."""
+    """Return the GPUs common to a host's deviating trainings, without GPUs of right ones; only the rank's if known."""
     good = {gpu for each in right if each.hosts == guilty for gpu in each.gpus}
     gpus = deviating[0].gpus
     if rank is not None and rank < len(gpus):
@@ -380,7 +384,7 @@ def _list_gpus(environment: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _name(hosts: Collection[str], word: str = "and") -> str:
-    """Return the names of hosts for a message, `MOST_NAMED` at most."""
+    """Return the names of hosts for a message: `MOST_NAMED` names at most, and the number of others."""
     names = sorted(hosts)
     left = len(names) - MOST_NAMED
     return f" {word} ".join(names if left < 1 else [*names[:MOST_NAMED], f"{left} others"])
