@@ -57,7 +57,7 @@ def find_certified(
     trained the commit: a machine that computes wrongly would repeat its own fault.
 
     Args:
-        audits: the result of `list_audits`; None to call it.
+        audits: the result of `list_audits`; None to read it from the journal.
     """
     audits = list_audits(journal) if audits is None else audits
     for commit in commits if audits else ():
@@ -71,7 +71,7 @@ def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audi
 
     Args:
         commits: by number.
-        audits: the result of `list_audits`; None to call it.
+        audits: the result of `list_audits`; None to read it from the journal.
     """
     audits = list_audits(journal) if audits is None else audits
     known = [commits[number] for number in sorted(audits) if number in commits]
@@ -119,7 +119,7 @@ def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None)
     """Return the verdict on a commit; None if the commit has no audit, or if its attempt's record can't be read.
 
     Args:
-        audits: the result of `list_audits`; None to call it.
+        audits: the result of `list_audits`; None to read it from the journal.
     """
     numbers = list_audits(journal) if audits is None else audits
     verdict = _judge(journal, commit, numbers)
@@ -180,7 +180,7 @@ def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> Audit
     If that verdict asks for an audit of an earlier commit that has a verdict, return the earlier commit's verdict.
 
     Args:
-        audits: the result of `list_audits`; None to call it.
+        audits: the result of `list_audits`; None to read it from the journal.
     """
     audited = list_audits(journal) if audits is None else audits
     commit = next((each for each in journal.candidates() if each.number in audited), None) if audited else None

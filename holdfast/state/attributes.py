@@ -16,7 +16,8 @@ from holdfast.state.writing import ContainerWriter
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
-# Stands for a generator's state at the build. It equals no state, so a generator counts as changed and is always saved.
+# Replaces a generator's state in the copy of the built attributes. It equals no state, so a generator always counts as
+# changed and is always saved.
 UNKNOWN = object()
 
 
@@ -25,11 +26,11 @@ class Attributes:
 
     Plain values are numbers, strings, tensors, arrays, generators of random numbers, and lists, deques, tuples and
     dicts of plain values. Other attributes (files, bars, models) aren't saved. Settings don't change, so they aren't
-    saved either, and a run that resumes with new settings uses the new settings. If an attribute is still the same
-    object as at the build, it is restored in place.
+    saved either, and a run that resumes with new settings uses the new settings. If an attribute still refers to the
+    object that the build created, the object is restored in place.
 
     Args:
-        find: returns the object. It is a function, because the object may be replaced by another one.
+        find: returns the object; a function, because another object may replace it.
         is_measured: returns whether the name of an attribute or of a dict's item belongs to a measured value, such as a
             time. Measured values aren't saved.
     """
@@ -47,7 +48,7 @@ class Attributes:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore attributes. A changed attribute that the state lacks gets its built value again."""
+        """Restore attributes. For a changed attribute that isn't in the state, restore its value at the build."""
         own = self._find()
         unchanged = {name: self._built[name] for name in self._list_changed() if name in self._built.keys() - state}
         built = {name: self._copy(value) for name, value in unchanged.items()}
@@ -77,7 +78,7 @@ class Attributes:
         }
 
     def _strip(self, value: Any) -> Any:
-        """Return a value without measured items of dicts. Its tensors and generators stay the same objects."""
+        """Return a value without measured items of dicts. Its tensors and generators aren't copied."""
         if isinstance(value, dict):
             kept = (key for key in value if not self._is_left_out(key))
             return {key: self._strip(value[key]) for key in kept}
@@ -96,7 +97,8 @@ def is_plain(value: Any, within: Collection[int] = ()) -> bool:
     """Return whether a value is plain, so that it can be saved and restored without code of its class.
 
     Args:
-        within: the ids of the containers around the value; a value that contains itself is not plain.
+        within: the ids of the containers that contain the value. They reveal a value that contains itself, which is not
+            plain.
     """
     if type(value) in SCALARS or isinstance(value, np.generic | np.ndarray | torch.Tensor):
         return not isinstance(value, np.ndarray) or value.dtype != object

@@ -1,4 +1,4 @@
-"""64-bit checksums of tensors, computed on the device that holds them, in one pass.
+"""64-bit checksums of tensors, computed on the tensors' own devices in one pass.
 
 Words of 8 bytes are added in rows of `ROW_WORDS`, modulo 2**64, and each row's sum is weighted by its position. Integer
 addition is associative, so any order of addition gives the same bits on any device. For the same reason, ranks that
@@ -16,18 +16,19 @@ import torch
 from holdfast.state.sharded import is_sharded, list_regions, local_of
 
 ROW_WORDS = 1024
-# A rank that holds a part of each row widens so many bytes of rows at a time.
+# A rank that holds only a part of each row pads its rows with zeros to full width. It pads at most this number of bytes
+# at a time.
 PADDED_BYTES = 2**24
 WORD_BYTES = 8
-# The factor of the weights. It is odd, so that no bit of a row's sum is lost. Source: SplitMix64 (Steele, Lea, Flood,
-# 2014).
+# The factor of the rows' weights. It is odd, so that the multiplication loses no bit of a row's sum. Source: SplitMix64
+# (Steele, Lea, Flood, 2014).
 WEIGHT = 0x9E3779B97F4A7C15 - 2**64
 
 
 def checksum(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return a checksum in [0, 2**64) for each tensor. Wait only once for each device.
+    """Return a checksum in [0, 2**64) for each tensor. Wait for each device only once.
 
-    The checksum of a sharded tensor is that of the whole tensor. If a tensor is sharded, all ranks call this together.
+    For a sharded tensor, return the checksum of the whole tensor. If a tensor is sharded, all ranks call this together.
     """
     sums = _read([(_sum(tensor.detach()), is_sharded(tensor)) for tensor in tensors])
     return [(each + tensor.nbytes) % 2**64 for each, tensor in zip(sums, tensors, strict=True)]
@@ -54,39 +55,39 @@ def checksum_together(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def begin_checksum(tensor: torch.Tensor) -> Callable[[], int]:
-    """Begin to compute the checksum of a whole tensor. Return a function that waits for the device and returns it.
+    """Begin to compute a whole tensor's checksum. Return a function that waits for the device and returns the checksum.
 
-    The tensor may change as soon as this returns, if the change is queued on the same stream.
+    The caller may change the tensor as soon as this returns, if the change is queued on the same CUDA stream.
     """
     value, size = _sum(tensor.detach()), tensor.nbytes
     return lambda: (int(value) + size) % 2**64
 
 
 def checksum_value(value: bytes) -> int:
-    """Return a checksum in [0, 2**64) of bytes that are not a tensor's."""
+    """Return a checksum in [0, 2**64) of bytes other than a tensor's."""
     return int.from_bytes(hashlib.sha256(value).digest()[:8], "little")
 
 
 def join_checksums(checksums: Sequence[int | None]) -> str:
-    """Combine the checksums of a model's gradients, in the order of its parameters, into one of 16 hex characters."""
+    """Combine the checksums of a model's gradients, in the order of its parameters, into 16 hex characters."""
     return f"{checksum_value(repr(list(checksums)).encode()):016x}"
 
 
 def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
-    """Return the values of some sums. A sum whose flag is True is first added up over all ranks."""
+    """Return the values of scalar tensors. If a tensor's flag is True, first add it up over all ranks."""
     found = [0] * len(sums)
     for kind in dict.fromkeys((value.device, are_cut) for value, are_cut in sums):
         places = [place for place, (value, are_cut) in enumerate(sums) if (value.device, are_cut) == kind]
         values = torch.stack([sums[place][0] for place in places])
         if kind[1]:
-            torch.distributed.all_reduce(values)  # wraps around at 2**64, as a sum in one rank does
+            torch.distributed.all_reduce(values)  # wraps around at 2**64, as the sum in a single rank does
         for place, value in zip(places, values.tolist(), strict=True):
             found[place] = value
     return found
 
 
 def _sum(tensor: Any) -> torch.Tensor:
-    """Return the weighted sum of a tensor's words, scalar int64; of a sharded tensor, of this rank's words only."""
+    """Return the weighted sum of a tensor's words, a scalar int64. For a sharded tensor, sum this rank's words only."""
     if not is_sharded(tensor):
         return _weigh(_to_words(tensor), 0, tensor.nbytes)
     return sum(
@@ -99,12 +100,12 @@ def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
     """Return the sum of words, in which each row's sum is weighted by the row's position.
 
     Args:
-        words: consecutive words of a tensor. The first of them has the tensor's byte ``start``.
-        size_bytes: the size of the whole tensor. Each word after its last full row counts as a row of its own.
+        words: consecutive words of a tensor. The first word contains the tensor's byte ``start``.
+        size_bytes: the size of the whole tensor. Each word after the last full row counts as a separate row.
     """
     first, rows = start // WORD_BYTES, -(-size_bytes // WORD_BYTES) // ROW_WORDS
     in_rows = max(0, min(len(words), rows * ROW_WORDS - first))
-    head = min(-first % ROW_WORDS, in_rows)  # the rest of a row that begins in another rank
+    head = min(-first % ROW_WORDS, in_rows)  # the rest of a row whose beginning another rank holds
     full = (in_rows - head) // ROW_WORDS
     pieces = [
         words[:head].sum()[None] if head else words[:0],
@@ -119,10 +120,10 @@ def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
 
 
 def _own_rows(tensor: Any) -> torch.Tensor:
-    """Return this rank's region of a sharded tensor; an empty tensor if a lower rank holds the same region.
+    """Return this rank's region of a sharded tensor; empty if a rank with a lower number holds the same region.
 
-    If the tensor's mesh has only some of the ranks, the others hold the same regions on meshes of their own: those on
-    the main rank's mesh count.
+    If the tensor's mesh has only some of the ranks, the other ranks hold the same regions on other meshes. Then only
+    the regions on the main rank's mesh are counted.
     """
     regions, rank = list_regions(tensor), torch.distributed.get_rank()
     is_first = 0 in regions and not any(other < rank and region == regions[rank] for other, region in regions.items())
@@ -132,8 +133,8 @@ def _own_rows(tensor: Any) -> torch.Tensor:
 def _list_rows(tensor: Any) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield whole rows of a sharded tensor, each after the offset of its first byte in the whole tensor.
 
-    If this rank holds a part of each row, as with tensor parallelism, zeros stand for the other parts, a few rows at a
-    time. If a lower rank holds the same region, nothing is yielded.
+    If this rank holds only a part of each row, as with tensor parallelism, the other parts are filled with zeros, a few
+    rows at a time. If a rank with a lower number holds the same region, nothing is yielded.
     """
     own, region = _own_rows(tensor), list_regions(tensor)[torch.distributed.get_rank()]
     if not own.numel():
@@ -147,7 +148,7 @@ def _list_rows(tensor: Any) -> Iterator[tuple[int, torch.Tensor]]:
         size for first, count, whole in zip(region.offset, region.shape, tensor.shape, strict=True)
         for size in (first, whole - first - count)
     ]  # fmt: skip
-    # `pad` begins with the last dimension. The first one isn't padded.
+    # `pad` takes the widths from the last dimension to the first. The first dimension isn't padded.
     padding = [size for place in range(len(missing) - 2, 0, -2) for size in missing[place : place + 2]]
     data = own.contiguous().view(torch.uint8).view(*own.shape, tensor.itemsize)
     for rows in torch.split(data, max(1, PADDED_BYTES // (row * tensor.itemsize))):
@@ -156,17 +157,17 @@ def _list_rows(tensor: Any) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
-    """Return a tensor's bytes, with zeros in place of other ranks' bytes.
+    """Return a tensor's bytes, with zeros for the bytes that other ranks hold.
 
     Args:
-        are_cut: True to read only sharded tensors, False to read only whole ones. A tensor of the other kind becomes
+        are_cut: True to read only sharded tensors, False to read only whole ones. Tensors of the other kind become
             zeros.
     """
     if is_sharded(tensor) != are_cut:
         return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
     if not are_cut:
         return _to_bytes(tensor)
-    for start, rows in _list_rows(tensor):  # one piece, since the tensor is small
+    for start, rows in _list_rows(tensor):  # in one piece, because the tensor is small
         own = _to_bytes(rows)
         return torch.nn.functional.pad(own, (start, tensor.nbytes - start - len(own)))
     return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=local_of(tensor).device)
@@ -176,7 +177,8 @@ def _to_words(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
     """Return the tensor's bytes as int64, padded with zeros; a view if size and alignment allow it.
 
     Args:
-        start: the offset of the first byte in a larger tensor. The words begin at multiples of 8 bytes of that tensor.
+        start: the offset of the first byte in a larger tensor. The words begin at multiples of 8 bytes in the larger
+            tensor.
     """
     data = _to_bytes(tensor)
     before = start % WORD_BYTES

@@ -1,4 +1,4 @@
-"""Values of classes that JSON lacks: a resume finds the class by its name, and makes the value from a plain value."""
+"""Values of classes that JSON lacks. A resume finds the class by its name, and creates the value from a plain value."""
 
 import enum
 import functools
@@ -14,14 +14,14 @@ from holdfast.errors import StateError
 # The kinds of NumPy's scalars that are saved with their type, each with the largest size in bytes: booleans, integers,
 # floats, complex numbers, texts and bytes.
 NUMBER_KINDS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16, "U": sys.maxsize, "S": sys.maxsize}
-# The classes of plain values. A value of a derived class is restored by calling that class with the plain value.
+# The classes of plain values. A value of a derived class is restored by calling the derived class with the plain value.
 PLAIN: tuple[type, ...] = (str, int, float, bytes, list, tuple, dict)
 # The default factories that a restored defaultdict may have.
 FACTORIES = {each.__name__: each for each in (int, float, bool, str, list, dict, deque)}
 
 
 def is_named(kind: type) -> bool:
-    """Return whether a class is a class of named tuples."""
+    """Return whether a class is a named tuple's class."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
@@ -44,7 +44,7 @@ def name_number(value: np.generic) -> str | None:
 
 
 def as_plain(value: Any, name: str) -> Any:
-    """Return the plain value from which a resume makes a value of a derived class, such as ``torch.Size``, again.
+    """Return the plain value from which a resume creates a value of a derived class, such as ``torch.Size``.
 
     Raises:
         StateError: the class can't make an equal value from the plain value.
@@ -55,7 +55,7 @@ def as_plain(value: Any, name: str) -> Any:
     try:
         made = make_again(kind, plain)
         is_same = type(made) is kind and (base.__eq__(made, value) is True or value != value)
-    except Exception:  # an error of the class's own code
+    except Exception:  # any error, because the class's own code raises it
         is_same = False
     if not is_same or getattr(value, "__dict__", None):
         raise StateError(
@@ -67,7 +67,7 @@ def as_plain(value: Any, name: str) -> Any:
 
 
 def make_again(kind: Any, plain: Any) -> Any:
-    """Make a value of a derived class from the plain value that `as_plain` returned."""
+    """Create a value of a derived class from the plain value that `as_plain` returned."""
     return kind(FACTORIES.get(plain[0] or ""), plain[1]) if issubclass(kind, defaultdict) else kind(plain)
 
 
@@ -78,7 +78,7 @@ def _base_of(value: Any) -> Any:
 def _strip(base: Any, value: Any) -> Any:
     """Return a value of a derived class as a value of the base class.
 
-    For a defaultdict return its function's name and its items; None if the function isn't in `FACTORIES`.
+    For a defaultdict, return its default factory's name and its items; None if the factory isn't in `FACTORIES`.
     """
     if isinstance(value, defaultdict):
         make = value.default_factory
@@ -113,7 +113,7 @@ def _look_up(module: str, name: str) -> Any:
 
 
 def find_class(module: str, name: str, is_right: Callable[[type], bool]) -> Any:
-    """Return a class by its names. The recipe must have imported it, because a saved state must not import anything.
+    """Return a class by its module and name. The module must already be imported: a saved state mustn't import any.
 
     Args:
         is_right: returns whether a class is of the expected kind.

@@ -23,8 +23,8 @@ def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
     """Decode a payload into the state that `to_payload` encoded. Each tensor gets new memory with torch's alignment.
 
     Args:
-        lent: top-level keys of the state whose tensors may be views of the payload's memory, which saves time: new
-            memory costs more than reading the bytes. Pass only keys whose tensors the caller copies.
+        lent: top-level keys of the state whose tensors may be views of the payload's memory. This saves time, because
+            new memory costs more than reading the bytes. Pass only keys whose tensors the caller copies.
     """
     decoder = _Decoder(payload)
     if lent:
@@ -36,7 +36,7 @@ def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
 
 
 class _Decoder:
-    """One decoding of a payload. The tensors that `decode` returns get their elements in `fill`."""
+    """One decoding of a payload: `decode` creates the tensors, and `fill` then copies their elements."""
 
     def __init__(self, payload: Payload) -> None:
         self._tensors = payload.tensors
@@ -62,9 +62,9 @@ class _Decoder:
         with ThreadPoolExecutor(count_cores()) as pool:
             filling = []
             for name, copy in self._own.items():
-                if copy.nbytes >= LARGE_BYTES:  # the first write to new memory is slow, so use several threads
+                if copy.nbytes >= LARGE_BYTES:  # the first write to new memory is slow, so several threads write
                     filling.append(pool.submit(_fill, copy, self._tensors[name]))
-                else:  # to pass a small copy to a thread costs more than the copy
+                else:  # passing a small copy to a thread costs more than the copy
                     _fill(copy, self._tensors[name])
             for each in filling:
                 each.result()
@@ -82,7 +82,7 @@ class _Decoder:
             return value
         if len(value) == 1:
             mark, inner = next(iter(value.items()))
-            if mark == "$tensor":  # tied tensors have one name, so they share their memory again
+            if mark == "$tensor":  # tied tensors have one name, so the restored tensors share memory, too
                 return self._take(inner, is_lent=is_lent)
             if mark == "$array":
                 return self._take(inner, is_lent=False).numpy()
@@ -97,11 +97,11 @@ class _Decoder:
         return {key: decode(item) for key, item in value.items()}
 
     def _lay_out(self, mark: dict[str, str], options: dict[str, Any], *, is_lent: bool) -> Any:
-        """Return a tensor or an array with a layout or a class of its own.
+        """Return a tensor or an array that has a special layout or class.
 
         Args:
             mark: the mark of the tensor or array in the tree.
-            options: how the tensor or array differs from a plain one whose elements lie row by row.
+            options: how the tensor or array differs from a plain tensor with its elements row by row.
         """
         ((kind, name),) = mark.items()
         rows = self._take(name, is_lent=is_lent and kind == "$tensor")
@@ -126,8 +126,8 @@ def _with_attributes(items: dict[Any, Any], attributes: dict[str, Any]) -> Order
     return made
 
 
-# By mark: the function that makes a value. Its arguments are the value under the mark, and a function that decodes
-# inner values.
+# For each mark, the function that creates the value. The function's arguments are the JSON value under the mark, and a
+# function that decodes inner values.
 _MADE: dict[str, Any] = {
     "$int": lambda inner, decode: int(inner),
     "$float": lambda inner, decode: read_exactly({"$float": inner}),
@@ -144,7 +144,7 @@ _MADE: dict[str, Any] = {
 
 
 def shape_of(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that torch gives a tensor of the payload."""
+    """Return a payload tensor's shape in torch, which packs two 4-bit numbers into an element."""
     return (*shape[:-1], shape[-1] // 2) if dtype == PAIRS else shape
 
 

@@ -1,7 +1,7 @@
 """The encoding of a state as tensors and one JSON value, exact and without pickle.
 
-A state is a tree. Its tensors go into the payload under their dotted names. Everything else becomes one JSON value, in
-which {"$tensor": name} stands for a tensor, and similar marks for values that JSON can't hold exactly.
+A state is a tree. Its tensors go into the payload under their dotted names. Everything else becomes one JSON value. In
+it, the mark {"$tensor": name} replaces a tensor, and similar marks replace values that JSON can't hold exactly.
 """
 
 import base64
@@ -39,10 +39,10 @@ NUMPY_NAMES = {
     }.items()
 }  # fmt: skip
 KEY_TYPES = (str, int, float, bool, type(None))
-# The component of a state in which the order of a mapping's items is saved, because a loop may iterate over the items,
-# or choose one by its position. In torch's own states the order has no meaning.
+# The component of a state in which the order of a mapping's items is saved, because a loop may iterate over the items
+# or choose an item by its position. In torch's own states the order has no meaning.
 ORDERED = "extras"
-# The classes of arrays that are saved with their class.
+# The array classes whose class is saved, too.
 ARRAYS: dict[type, str] = {np.matrix: "matrix", np.memmap: "memmap"}
 
 
@@ -50,9 +50,9 @@ class _Seen:
     """The values that were encoded so far.
 
     Attributes:
-        places: by place in memory, a value and the name of its tensor in the payload. This keeps the value alive, so
-            that no other value gets its place.
-        extents: the extents of values in extras, which may overlap.
+        places: for each place in memory, the value there and the name of its tensor in the payload. The reference keeps
+            the value alive, so that no other value gets the same place.
+        extents: the memory extents of values in the component ``extras``; they may overlap.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ def _is_in(component: str, name: str) -> bool:
 
 
 def _is_derived(value: Any) -> bool:
-    """Return whether a value's class derives from a plain class and has no encoding of its own."""
+    """Return whether a value's class derives from a plain class and has no special encoding."""
     kind = type(value)
     return kind not in PLAIN and issubclass(kind, PLAIN) and not is_named(kind) and not _is_of_a_module(value)
 
@@ -148,12 +148,12 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
                 hint='use a string in its place, such as "3/7" for (3, 7), or a list of pairs',
             )
     prefix = f"{name}." if name else ""
-    # Sort the keys, so that the encoding doesn't depend on a dict's order, for example in the name of a tied tensor.
+    # Sort the keys, because the encoding mustn't depend on a dict's order: a tied tensor is named by its first key.
     keys = sorted(value) if kinds == {str} else sorted(value, key=lambda key: (type(key).__name__, str(key)))
     items = {key: _encode(value[key], f"{prefix}{key}", tensors, seen) for key in keys}
     is_sorted = True
     if _is_in(ORDERED, name) and not _is_of_a_module(value):
-        # Canonical JSON and Python sort characters beyond ASCII differently.
+        # Other keys than ASCII count as unsorted, because canonical JSON and Python sort their characters differently.
         is_sorted = [*value] == keys and all(str(key).isascii() for key in keys)
         items = {key: items[key] for key in value}
     are_texts = kinds <= {str} if _is_in(ORDERED, name) else all(issubclass(kind, str) for kind in kinds)
@@ -173,8 +173,9 @@ def _is_of_a_module(value: dict[Any, Any]) -> bool:
 def _attributes_of(value: dict[Any, Any]) -> dict[str, Any]:
     """Return the attributes of an ``OrderedDict``, such as the ``_metadata`` of a module's ``state_dict``.
 
-    A torch module's metadata has the versions of its parts' states, a tensordict's metadata the shapes. Versions are
-    left out if all are 1, the usual case. Devices become None, because a tensor's device isn't part of the state.
+    The ``_metadata`` of a torch module contains the versions of its submodules' states; that of a tensordict contains
+    shapes. Versions are left out if all are 1, the usual case. Devices become None, because a tensor's device isn't
+    part of the state.
     """
     attributes = dict(vars(value)) if isinstance(value, OrderedDict) else {}
     parts = attributes.get("_metadata")
@@ -228,7 +229,8 @@ def _encode_array(value: np.ndarray[Any, Any], name: str, tensors: dict[str, Ten
             hint="keep an array of numbers of up to 8 bytes in the machine's byte order, or a list: array.tolist()",
         )
     rows = np.asarray(value, order="C")
-    # torch warns of read-only memory, and refuses negative strides, which a dimension of length 1 may still have.
+    # Copy some arrays: torch warns of read-only memory, and refuses negative strides, which a dimension of length 1 may
+    # have.
     if not rows.flags.writeable or min(rows.strides, default=0) < 0:
         rows = rows.copy()
     data = TensorBytes(torch.from_numpy(rows)) if value.size else b""
@@ -249,13 +251,13 @@ def _address_of(value: np.ndarray[Any, Any]) -> tuple[int]:
 
 
 def _name_in(mark: dict[str, Any]) -> str:
-    """Return the name of the tensor that a mark stands for."""
+    """Return the tensor name in a mark."""
     name: str = next(iter((mark["$as"][0] if "$as" in mark else mark).values()))
     return name
 
 
 def _note_layout(value: Any, mark: dict[str, Any], tensor: str, name: str, seen: _Seen) -> None:
-    """Add a value's strides to its mark, if its elements don't lie row by row in memory."""
+    """Add a value's strides to its mark if the value's elements don't lie row by row in memory."""
     extent = find_extent(value, tensor, mark)
     if not lies_by_rows(value):
         check_gaps(name, extent.stop - extent.start, value.nbytes)
@@ -267,16 +269,16 @@ def _note_layout(value: Any, mark: dict[str, Any], tensor: str, name: str, seen:
 def _add(
     tensor: Tensor, name: str, value: Any, place: tuple[Any, ...] | None, tensors: dict[str, Tensor], seen: _Seen
 ) -> str:
-    """Add a tensor to the payload, unless a tied tensor is there already. Return its name.
+    """Add a tensor to the payload, unless a tied tensor is already there. Return the name in the payload.
 
     Args:
-        place: the place of ``value`` in memory; None if the value can't be tied to others.
+        place: the place of ``value`` in memory; None if no other value can be tied to it.
     """
     if place in seen.places:
         return seen.places[place][1]
     while name in tensors or name == HEADER_METADATA:  # {"a.b": x} and {"a": {"b": y}} have the same dotted name
         name += "'"
     tensors[name] = tensor
-    if tensor.size_bytes and place is not None:  # empty tensors may share an address without being tied
+    if tensor.size_bytes and place is not None:  # skip empty tensors, which may share an address without being tied
         seen.places[place] = (value, name)
     return name

@@ -1,8 +1,8 @@
 """Training's random generators, isolated from all other code in a rank that draws random numbers.
 
-Python, NumPy and torch have global generators. The recipe draws from them. Other code in the process may draw, too: a
-store that waits a random time before a retry, an evaluation, a library that is imported late. Two mechanisms isolate
-training:
+Python, NumPy and torch have global generators. The recipe draws from them. Other code in the process may draw from
+them, too: a store that waits a random time before a retry, an evaluation, a library that is imported late. Two
+mechanisms isolate training:
 
 - Between steps: `Generators.training` restores training's states for a step and captures them after it. So draws
   between two steps don't change training's states.
@@ -24,8 +24,8 @@ import torch
 
 from holdfast.machine import determinism
 
-# The state of a GPU's generator has the seed, of this size, and an offset that grows with each draw. Source:
-# at::CUDAGeneratorImpl::get_state.
+# The state of a GPU's generator begins with the seed, which has this size in bytes. An offset follows, which grows with
+# each draw. Source: at::CUDAGeneratorImpl::get_state.
 SEED_BYTES = 8
 
 _has_gpus = False
@@ -75,14 +75,14 @@ class Generators:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Run the block with training's states in force. Draws in the block advance training's states."""
+        """Run the block with training's states. Draws in the block advance training's states."""
         restore_rng(self._states)
         yield
         self._states = capture_rng()
 
     @contextlib.contextmanager
     def borrowed(self, seed: int | None = None) -> Iterator[None]:
-        """Run the block with a copy of training's states, or from a seed. Its draws don't advance training's states."""
+        """Run the block with a copy of training's states, or from a seed. Draws don't advance training's states."""
         if seed is None:
             restore_rng(self._states)
         else:
@@ -94,12 +94,12 @@ class Generators:
         return self._states
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Load saved states. If only the save or only this process has GPUs, the GPUs' states stay as they are."""
+        """Load saved states. If only the save or only this process has GPUs, don't change the GPUs' states."""
         own = self._states["cuda"]
         self._states = states if states["cuda"] and own else states | {"cuda": own}
 
     def reseed(self, seed: int) -> None:
-        """Seed the global generators again, and take the new states as training's."""
+        """Seed the global generators again, and use the new states as training's states."""
         determinism.reseed(seed)
         self._states = capture_rng()
 
@@ -112,8 +112,8 @@ def capture_rng() -> dict[str, Any]:
     """Return the states of the global generators of Python, NumPy and torch, and of GPUs if they are included.
 
     The list of GPUs' states begins with the process's own GPU. GPUs at the end of the list are left out if nothing was
-    drawn from their generators since the seeding. So equal training has equal states, however many other GPUs the
-    machine has.
+    drawn from their generators since they were seeded. So the states don't depend on the number of other GPUs in the
+    machine.
     """
     gpus = [torch.cuda.get_rng_state(number) for number in _list_gpus()]
     while len(gpus) > 1 and torch.equal(gpus[-1], _as_seeded(gpus[0])):
@@ -143,7 +143,7 @@ def include_gpus(are_included: bool) -> None:
 
 
 def _list_gpus() -> list[int]:
-    """Return the numbers of the GPUs that this process sees, its own GPU first; empty if it trains on a CPU."""
+    """Return the numbers of the visible GPUs, this process's own GPU first; empty if it trains on a CPU."""
     if not _has_gpus:
         return []
     own = torch.cuda.current_device()
@@ -151,14 +151,14 @@ def _list_gpus() -> list[int]:
 
 
 def _as_seeded(state: torch.Tensor) -> torch.Tensor:
-    """Return the state of a GPU's generator that was seeded with the seed in ``state`` and not used since."""
+    """Return the state that a GPU's generator has right after seeding with the seed in ``state``."""
     seeded = state.clone()
     seeded[SEED_BYTES:] = 0
     return seeded
 
 
 def digest_rng(states: dict[str, Any]) -> str:
-    """Return a digest (16 hex characters) of the states from `capture_rng`; of several GPUs, only of the first."""
+    """Return a digest (16 hex characters) of the states from `capture_rng`; of the GPUs', only the first."""
     _, words, gauss = states["python"]
     numpy = states["numpy"]
     sha256 = hashlib.sha256(array.array("Q", words).tobytes())

@@ -1,4 +1,4 @@
-"""The form of a kept container's items in its state, which `reading` writes and `writing` reads."""
+"""The form in which a kept container's items are saved. `reading` writes this form, and `writing` restores from it."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -10,23 +10,24 @@ from holdfast.errors import StateError
 from holdfast.state.classes import FACTORIES
 from holdfast.state.originals import Path
 
-# The kinds of containers that a resume creates if the process has not built them.
+# The container classes, besides plain ones, of which a resume can create a container that the process has not built.
 KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
 # A saved item whose only key is one of these refers to a tensor of a kept module. SAME: the item is that tensor.
 # DETACHED: the item shares that tensor's memory.
 SAME, DETACHED = "same", "detached"
-# The keys of a saved item that differs from the original at the same place: the item, and how it differs.
+# The keys of a saved item that differs from the original at its place: the item, and the difference. An original is an
+# object that the container had when the loop began.
 ITEM, HOW = "item", "how"
-# How a saved item differs from the original at its place; see `originals`. NEW: the item replaces the original. MOVED:
-# it is the original of another place or container. AGAIN: it is a container or a generator that this save has read
-# already. VIEW: it is a view of another value. LEARNS: it is a tensor that requires a gradient. CLASS: it is a
-# parameter. DEVICE: it is on another device.
+# The differences of a saved item from the original at its place. NEW: the item replaces the original. MOVED: the item
+# is the original of another place or container. AGAIN: the item is an object that this save has already read at another
+# place. VIEW: the item is a view of another value. LEARNS: the item is a tensor that requires a gradient. CLASS: the
+# item is a parameter. DEVICE: the item is on another device.
 NEW, MOVED, AGAIN, VIEW, LEARNS, CLASS, DEVICE = "new", "moved", "again", "view", "learns", "class", "device"
 
 
 def sort_keys(keys: list[Any]) -> list[Any]:
-    """Return the keys of a mapping in an order that doesn't depend on the mapping's order."""
+    """Return the keys of a mapping, sorted, so that the order doesn't depend on the mapping's own order."""
     return sorted(keys, key=lambda key: (type(key).__name__, str(key)))
 
 
@@ -35,12 +36,12 @@ def inside(path: Path | None, key: Any) -> Path | None:
 
 
 def remake(value: Any, items: Iterable[Any]) -> Any:
-    """Return a tuple of the same class as ``value``, plain or named, with other items."""
+    """Return a tuple with these items, of the same class as ``value``: plain or named."""
     return tuple(items) if type(value) is tuple else value._make(items)
 
 
 def describe_kind(container: Any) -> dict[str, Any]:
-    """Return the properties of a container that its state has besides the items, such as a deque's ``maxlen``."""
+    """Return the properties of a container that are saved besides its items, such as a deque's ``maxlen``."""
     if isinstance(container, deque):
         return {"maxlen": container.maxlen}
     if isinstance(container, defaultdict):

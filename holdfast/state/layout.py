@@ -1,7 +1,8 @@
-"""The layout of tensors and arrays in memory: their strides, and memory that several of them share.
+"""The layout of tensors and arrays in memory: their strides, and the memory that several of them share.
 
-A payload has the elements row by row. If a value is laid out differently, such as a ``channels_last`` weight, or shares
-part of its memory with another value, the payload also has its layout. So a restore lays the value out as before.
+A payload contains the elements row by row. If a value has another layout (a ``channels_last`` weight, for example) or
+shares part of its memory with another value, the payload also contains the layout. So a restored value has the same
+layout.
 """
 
 import math
@@ -19,12 +20,12 @@ LARGEST_GAPS_BYTES = 2**30
 
 
 class Extent(NamedTuple):
-    """The bytes of memory from an encoded value's first to its last element.
+    """The range of memory from an encoded value's first to its last byte.
 
     Attributes:
         device: the device that has the memory.
-        first: the address of the element whose index is all zeros.
-        start, stop: the address of the first byte, and the address after the last byte.
+        first: the address of the element whose indices are all zero.
+        start, stop: the address of the first byte, and the address behind the last byte.
         name: the name of the value's tensor in the payload.
         mark: the value's mark in the tree.
     """
@@ -42,7 +43,7 @@ class Extent(NamedTuple):
 def strides_of(value: Any) -> tuple[int, ...]:
     """Return the strides of a tensor or an array in bytes, in a normal form.
 
-    The stride of a dimension of length 1 has no meaning. It gets a fixed value here, so that equal layouts have equal
+    The stride of a dimension of length 1 has no meaning. Here it gets a fixed value, so that equal layouts have equal
     strides.
     """
     shape = tuple(value.shape)
@@ -67,7 +68,7 @@ def lies_by_rows(value: Any) -> bool:
 
 
 def _measure_span(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> tuple[int, int]:
-    """Return the start of the first byte and the end of the last byte, relative to the element with index zero."""
+    """Return where a value's memory starts and ends, in bytes relative to the element whose indices are all zero."""
     ends = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
     return sum(min(0, end) for end in ends), sum(max(0, end) for end in ends) + item_bytes
 
@@ -83,23 +84,23 @@ def find_extent(value: Any, name: str, mark: dict[str, Any]) -> Extent:
 
 
 def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the exact strides of ``like`` if both have one layout; otherwise the tensor itself."""
+    """Return a tensor with the exact strides of ``like`` if both have the same layout; otherwise the tensor itself."""
     if value.shape == like.shape and value.itemsize == like.itemsize and strides_of(value) == strides_of(like):
         return value.as_strided(value.shape, like.stride())
     return value
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy elements into a tensor, also into one made by ``expand``, which torch's ``copy_`` refuses."""
+    """Copy elements into a tensor. Also copy into a tensor made by ``expand``, which torch's ``copy_`` refuses."""
     with torch.no_grad():
         if is_expanded(target):
             once = index_once(target.stride())
             target, source = target[once], source[once]
-        target.copy_(source)  # not target.detach(), which is a new tensor if the target is sparse
+        target.copy_(source)  # don't use target.detach(), which is a new tensor if the target is sparse
 
 
 def share_tensor(tensor: torch.Tensor) -> None:
-    """Copy the main rank's elements of a tensor to all ranks, whatever the tensor's layout in memory."""
+    """Copy the main rank's elements of a tensor to all ranks. The tensor may have any layout in memory."""
     dense = tensor.detach().contiguous()
     torch.distributed.broadcast(dense, 0)
     if dense.data_ptr() != tensor.data_ptr():
@@ -107,7 +108,7 @@ def share_tensor(tensor: torch.Tensor) -> None:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a tensor share memory, because ``expand`` has made it."""
+    """Return whether elements of a tensor share memory, because the tensor was made by ``expand``."""
     return (
         not is_sharded(tensor)
         and tensor.layout is torch.strided
@@ -121,7 +122,7 @@ def index_once(strides: Sequence[int]) -> tuple[slice, ...]:
 
 
 def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor on a device, with the same strides."""
+    """Move a tensor to a device, and return the moved tensor, with the same strides."""
     if value.device == device or lies_by_rows(value):
         return value.to(device)
     start, stop = _measure_span(value.shape, strides_of(value), value.itemsize)
@@ -130,7 +131,7 @@ def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def add_options(mark: dict[str, Any], options: dict[str, Any]) -> None:
-    """Add options to a value's mark. They say how the value differs from a plain one whose elements lie row by row."""
+    """Add options to a value's mark: how the value differs from a plain value with its elements row by row."""
     if "$as" in mark:
         mark["$as"][1] |= options
     else:
@@ -140,7 +141,7 @@ def add_options(mark: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def share(extents: Iterable[Extent]) -> None:
-    """Find values that share part of their memory, and add to their marks where each value lies in this memory.
+    """Find values that share part of their memory, and add each value's position in the shared memory to its mark.
 
     Raises:
         StateError: the values lie scattered over too much memory.
@@ -156,7 +157,7 @@ def share(extents: Iterable[Extent]) -> None:
             groups.append([(number, each)])
             end = each.device, each.stop
     shared = [group for group in groups if len({each.name for _, each in group}) > 1]
-    # Number the shared memories in the order of the state, because addresses differ from process to process.
+    # Number the pieces of shared memory in the order of the state, because addresses differ between processes.
     for memory, group in enumerate(sorted(shared, key=min)):
         _share_memory(memory, [each for _, each in sorted(group)])
 
@@ -176,7 +177,7 @@ def _share_memory(memory: int, group: list[Extent]) -> None:
 
 
 def check_gaps(name: str, size_bytes: int, used_bytes: int) -> None:
-    """Raise StateError if a value lies scattered over more memory than a restore may allocate."""
+    """Raise StateError if a value has larger gaps between its elements than a restore may allocate."""
     if size_bytes - used_bytes > LARGEST_GAPS_BYTES:
         raise StateError(
             f"{name} is a view whose elements lie scattered over {size_bytes} bytes of memory",
@@ -185,7 +186,7 @@ def check_gaps(name: str, size_bytes: int, used_bytes: int) -> None:
 
 
 class Memories:
-    """New memory for restored values, with the layouts in the values' marks."""
+    """New memory for restored values, laid out as the values' marks say."""
 
     def __init__(self) -> None:
         self._shared: dict[int, torch.Tensor] = {}
@@ -197,7 +198,7 @@ class Memories:
         if "strides" not in options:
             return rows if kind == "$tensor" else rows.numpy()
         other = {"$tensor": "$array", "$array": "$tensor"}[kind]
-        if (other, name) in self._made:  # an array that shares a tensor's memory
+        if (other, name) in self._made:  # the value is an array that shares a tensor's memory
             found = self._made[other, name]
             return found.numpy() if kind == "$array" else torch.from_numpy(found)
         if (kind, name) not in self._made:
@@ -229,7 +230,7 @@ _NUMBERS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def _see(kind: str, memory: torch.Tensor, rows: torch.Tensor, offset: int, strides: Sequence[int]) -> Any:
-    """Return a view of memory with the dtype and the shape of ``rows``."""
+    """Return a view of a piece of memory, with the dtype and the shape of ``rows``."""
     if kind == "$array":
         return np.ndarray(tuple(rows.shape), rows.numpy().dtype, memory.numpy(), offset, tuple(strides))
     whole = memory[: len(memory) - len(memory) % rows.itemsize].view(rows.dtype)

@@ -1,4 +1,4 @@
-"""The detection of memory that a restore must not write to: a mapped file, or read-only memory."""
+"""The detection of memory into which a restore must not write: a mapped file, or read-only memory."""
 
 import bisect
 import mmap
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-# Linux's list of a process's memory areas. A line has the addresses, the permissions (the last is "s" if the memory is
-# shared), and of a mapped file the offset, the device, the inode number and the path.
+# Linux's list of a process's memory areas. A line has the addresses and the permissions, of which the last is "s" if
+# the memory is shared. For a mapped file it also has the offset, the device, the inode number and the path.
 MAPS = Path("/proc/self/maps")
 LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) .(.).(.) [0-9a-f]+ \S+ (\d+)\s*(.*)")
-# The beginnings of paths that aren't files with a user's data: shared memory, and the memory of devices.
+# Paths that begin with one of these aren't a user's data files, but shared memory or the memory of devices.
 NO_FILES = ("/dev/", "/memfd:", "/SYSV", "anon_inode:")
 
 

@@ -1,4 +1,4 @@
-"""The state of a dict of attributes with further objects inside, such as those of an environment in its wrappers."""
+"""The state of a dict of attributes that contain further objects, such as an environment inside its wrappers."""
 
 import enum
 import functools
@@ -14,8 +14,8 @@ from holdfast.state.attributes import Attributes, is_plain
 from holdfast.state.generators import is_generator
 from holdfast.state.originals import has_methods
 
-# Classes whose objects aren't searched for attributes: code and types have no state, numbers and texts are single
-# values.
+# Classes whose objects aren't searched for attributes, because code and types have no state, and numbers and texts are
+# single values.
 LEFT_ALONE = (
     type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, np.dtype, torch.dtype,
     torch.device, enum.Enum, str, bytes, int, float, complex,
@@ -31,9 +31,9 @@ class _Owner:
 
 
 class Objects:
-    """The state of all objects inside a dict of attributes: their plain attributes that changed since `run.keep`.
+    """The state of all objects inside a dict of attributes: those plain attributes that have changed since `run.keep`.
 
-    An object inside may be replaced by another object of its class, as environments do in a reset.
+    Another object of the same class may replace an object inside, as when an environment is reset.
     """
 
     def __init__(self, name: str, attributes: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Objects:
         self._parts = {path: Attributes(functools.partial(self._find, path), _is_never) for path in self._objects}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the attributes that have changed, by the path of their object.
+        """Return the changed attributes of each object, by the object's path.
 
         Raises:
             RecipeError: an object was added or removed since `run.keep`, or has another class.
@@ -75,7 +75,7 @@ class Objects:
         self._objects = dict(_walk(self._name, self._root))
 
     def _describe(self) -> dict[str, Any]:
-        """Return the class of each object and of each generator, and each member of an enum, by path."""
+        """Return, by path, the class of each object and each generator, and each member of an enum."""
         found: dict[str, Any] = {path: type(each) for path, each in self._objects.items()}
         for path, each in self._objects.items():
             for key, value in vars(each).items():
@@ -92,10 +92,11 @@ def has_objects(value: Mapping[Any, Any]) -> bool:
 
 
 def _inside(value: Any, within: Collection[int] = ()) -> Iterator[Any]:
-    """Yield the items of a container that aren't plain, also of the containers inside it.
+    """Yield the items of a container, and of the containers inside it, that aren't plain.
 
     Args:
-        within: the ids of the containers around this one. A container that contains itself isn't entered again.
+        within: the ids of the containers that contain this container. Through them a container that contains itself is
+            entered only once.
     """
     for each in value.values() if isinstance(value, Mapping) else value:
         if is_plain(each) or isinstance(each, LEFT_ALONE) or id(each) in within:
@@ -107,7 +108,7 @@ def _inside(value: Any, within: Collection[int] = ()) -> Iterator[Any]:
 
 
 def _walk(name: str, root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object and all objects inside it, each after its path."""
+    """Yield pairs of a path and an object: the given object, and all objects inside it."""
     waiting, seen = [(name, root)], {id(root)}
     while waiting and len(seen) < MOST_OBJECTS:
         path, owner = waiting.pop(0)

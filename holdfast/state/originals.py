@@ -1,4 +1,4 @@
-"""The originals: the objects that a container has when its loop begins. Only originals are restored in place.
+"""The originals: the objects that a container contains when its loop begins. Only originals are restored in place.
 
 If an original is still in the container at a save, its changes were made in place. The resumed process has built the
 original again. So a restore writes the saved values into the original's memory, and other variables that refer to the
@@ -21,20 +21,20 @@ from holdfast.state.generators import is_generator
 # The keys and indices that lead from the outermost container to an item.
 Path = tuple[Any, ...]
 
-# If the reference count of an object is below this, only this module refers to the object: with its own reference, and
-# in the call of `getrefcount`.
+# An object with a lower reference count is referred to only by this module: by its own reference, and by the argument
+# of `getrefcount`.
 OWN_REFERENCES = 3
 
 
 class Originals:
-    """The tensors, arrays, generators, containers and objects with a state that a container has now.
+    """The tensors, arrays, generators, containers and objects with a state that a container contains now.
 
-    Containers are kept alive until the next call of `drop`; after `hold`, all originals are.
+    Containers are kept alive until the next call of `drop`. After `hold`, all originals are kept alive until then.
 
     Args:
-        container: a dict, a list or a deque; a tensor or an array is its only original.
+        container: a dict, a list or a deque. A tensor or an array counts as a container whose only original is itself.
         name: the container's name in the message of an error.
-        is_left_out: returns whether a dict's item with this key isn't part of the state.
+        is_left_out: returns whether an item of a dict is left out of the state, judged by its key.
 
     Attributes:
         objects: the number of originals with a ``state_dict``, and of generators.
@@ -43,8 +43,8 @@ class Originals:
     def __init__(self, container: Any, name: str, is_left_out: Callable[[Any], bool] = lambda key: False) -> None:
         self._name, self._is_left_out = name, is_left_out
         self._references: list[Callable[[], Any]] = []
-        self._learns: list[bool] = []  # for each original: whether it is a tensor that required a gradient
-        self._devices: list[str] = []  # for each original: the kind of its device
+        self._learns: list[bool] = []  # for each original, whether it is a tensor that required a gradient
+        self._devices: list[str] = []  # for each original, the type of its device
         self._paths: list[Path] = []
         self._numbers: dict[Path, int] = {}
         self._by_id: dict[int, int] = {}
@@ -78,7 +78,7 @@ class Originals:
         return number if number is not None and self._references[number]() is value else None
 
     def number_at(self, path: Path | None) -> int | None:
-        """Return the number of the original that was at a path; None if there was none."""
+        """Return the number of the original that was at a path; None if the path had no original."""
         return None if path is None else self._numbers.get(path)
 
     def get(self, number: int | None) -> Any:
@@ -86,7 +86,7 @@ class Originals:
         return self._references[number]() if number is not None and number < len(self._references) else None
 
     def path_of(self, number: int) -> Path:
-        """Return the path at which the container had an original when its loop began."""
+        """Return the path of an original in the container when the loop began."""
         return self._paths[number]
 
     def learned(self, number: int) -> bool:
@@ -94,18 +94,18 @@ class Originals:
         return self._learns[number]
 
     def device_of(self, number: int | None) -> str:
-        """Return the kind of an original tensor's device, "cpu" or "cuda"; "cpu" if the original isn't a tensor."""
+        """Return the type of an original tensor's device, "cpu" or "cuda"; "cpu" if the original isn't a tensor."""
         return self._devices[number] if number is not None else "cpu"
 
     def hold(self) -> None:
         """Keep all originals alive until the next call of `drop`.
 
-        During a restore a container may drop an object that is restored in another container later.
+        During a restore, a container may drop an object that another container gets later.
         """
         self._held = [refer() for refer in self._references]
 
     def drop(self) -> None:
-        """Release the containers to which only this object refers, because no other code can use them again."""
+        """Release the containers to which only this `Originals` refers, because no other code can use them again."""
         self._held = []
         for reference in self._references:
             if isinstance(reference, _Strong) and sys.getrefcount(reference.value) < OWN_REFERENCES:
@@ -113,7 +113,7 @@ class Originals:
 
 
 class _Strong:
-    """A strong reference, for objects such as dicts to which there are no weak references."""
+    """A strong reference, for objects that don't allow weak references, such as dicts."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -145,7 +145,7 @@ def is_stateful(value: Any) -> bool:
 
 
 def has_methods(value: Any) -> bool:
-    """Return whether a value reads and restores its own state."""
+    """Return whether a value has methods that read and restore its own state."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
@@ -162,5 +162,5 @@ def list_inside(value: Any) -> list[tuple[Any, Any]]:
 
 
 def name_path(name: str, path: Path) -> str:
-    """Return an item's name as a person writes it: ``state['seen'][3]``."""
+    """Return an item's name as in Python code: ``state['seen'][3]``."""
     return name + "".join(f"[{key!r}]" for key in path)

@@ -1,4 +1,4 @@
-"""The reading of a kept container's items into its state."""
+"""The reading of a kept container's items for a save."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -39,7 +39,8 @@ class ContainerReader:
 
     Args:
         name: the container's name in the message of an error.
-        is_strict: whether to refuse a tensor with an autograd graph. If False, it is saved without its graph.
+        is_strict: whether to refuse a tensor that has an autograd graph. If False, the tensor is saved without its
+            graph.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class ContainerReader:
         self._name, self._originals, self._ties = name, originals, ties
         self._is_left_out, self._is_strict = is_left_out, is_strict
         self._known: dict[int, Path] = {}  # containers and generators that were read
-        self.objects = 0  # the number of objects with a state_dict among the read items
+        self.objects = 0  # how many of the read items have a state_dict
         self._owned = ties.list_owned()
         self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
 
     def read_all(self, container: Any) -> dict[str, Any]:
-        """Return the state of the outermost container."""
+        """Return the state of the outermost container, with all inner ones."""
         self._views = Views(self._owned, self._ties, self._originals, container)
         return self._read(container, (), ())
 
@@ -68,8 +69,7 @@ class ContainerReader:
 
         Args:
             place: the path at which the container is now.
-            origin: the path at which the container was when the loop began; None if it wasn't in the outermost one
-                then.
+            origin: the container's path when the loop began; None if the outermost container didn't contain it then.
         """
         self._known[id(container)] = place
         if not isinstance(container, dict):
@@ -117,14 +117,14 @@ class ContainerReader:
         return {ITEM: state, HOW: how} if how else state
 
     def _stays(self, value: Any, expected: int) -> bool:
-        """Return whether a restore loads an object's state into the original at the same place, another object."""
+        """Return whether a restore loads a new object's state into the original object at the same place."""
         return has_methods(value) and not isinstance(value, nn.Module) and has_methods(self._originals.get(expected))
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
         """Raise StateError if a restore would turn an item into a different value.
 
         Args:
-            make: the function that makes missing items, if the item is in a defaultdict.
+            make: the default factory, if the item is in a defaultdict.
         """
         name, kind = name_path(self._name, place), type(value)
         if (
@@ -151,7 +151,7 @@ class ContainerReader:
             )
 
     def _describe(self, value: Tensor, number: int | None, expected: int | None) -> dict[str, Any]:
-        """Return what a restore needs besides a tensor's elements: whether it requires a gradient, class and device.
+        """Return what a restore needs besides a tensor's elements: class, device, and whether it requires a gradient.
 
         Args:
             number: the tensor's number among the originals; None if it isn't an original.

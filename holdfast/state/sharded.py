@@ -1,6 +1,6 @@
 """Sharded tensors (torch's `DTensor`): their bytes, and the region that each rank holds.
 
-A payload has a sharded tensor under its full name, with its full shape, as if one rank held it.
+A payload contains a sharded tensor under its full name and with its full shape, as if a single rank held the tensor.
 """
 
 import functools
@@ -27,14 +27,14 @@ class Region:
     shape: tuple[int, ...]
 
     def intersect(self, other: "Region") -> "Region":
-        """Return the intersection of two regions; if they don't overlap, a dimension has length 0."""
+        """Return the intersection of two regions. If they don't overlap, it has length 0 in some dimension."""
         first = tuple(map(max, self.offset, other.offset))
         ends = ([start + size for start, size in zip(each.offset, each.shape, strict=True)] for each in (self, other))
         last = map(min, *ends)
         return Region(first, tuple(max(0, end - start) for start, end in zip(first, last, strict=True)))
 
     def within(self, outer: "Region") -> tuple[slice, ...]:
-        """Return the slices that select this region in a tensor that has the elements of the region ``outer``."""
+        """Return the slices that select this region from a tensor with the elements of the larger region ``outer``."""
         starts = [mine - its for mine, its in zip(self.offset, outer.offset, strict=True)]
         return tuple(slice(start, start + size) for start, size in zip(starts, self.shape, strict=True))
 
@@ -47,9 +47,9 @@ class ShardedBytes:
     """A range of the bytes of a sharded tensor; a `checkpoint.payload.Source`.
 
     Attributes:
-        tensor: the whole tensor, of which this rank holds a region: a `DTensor`. Or, of a pipeline's stage, an ordinary
-            tensor, which this rank holds whole; on the device ``meta``, this rank holds nothing of it.
-        start: the place of the range's first byte in the tensor's bytes.
+        tensor: a `DTensor`, of which this rank holds a region. Or an ordinary tensor of a pipeline stage: either this
+            rank holds the whole tensor, or it is on the device ``meta`` and this rank holds nothing.
+        start: the offset of the range's first byte in the tensor's bytes.
     """
 
     __slots__ = ("_size_bytes", "address", "start", "tensor")
@@ -77,13 +77,13 @@ class ShardedBytes:
 
 def is_sharded(value: Any) -> bool:
     """Return whether a value is a `DTensor`: a tensor that is sharded over the ranks or replicated in them."""
-    # Don't import `DTensor` here, because a run without sharded tensors would wait 1.3 s for the import.
+    # Don't import `DTensor` at the top of the module: a run without sharded tensors would wait 1.3 s for the import.
     found = sys.modules.get("torch.distributed.tensor")
     return found is not None and isinstance(value, found.DTensor)
 
 
 def shard_of(tensor: Tensor) -> Any:
-    """Return the `DTensor` behind a tensor of a payload; None if the tensor isn't sharded."""
+    """Return the `DTensor` from which a payload's tensor was made; None if the tensor isn't sharded."""
     piece = tensor.pieces[0] if tensor.pieces else None
     return piece.tensor if isinstance(piece, ShardedBytes) else None
 
@@ -94,16 +94,16 @@ def has_shards(payload: Payload) -> bool:
 
 
 def local_of(tensor: Any) -> torch.Tensor:
-    """Return the region of a sharded tensor that this rank holds; a view."""
+    """Return a view of the region of a sharded tensor that this rank holds."""
     local: torch.Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()
     return local
 
 
 def cut_like(local: torch.Tensor, like: Any) -> torch.Tensor:
-    """Return a sharded tensor that lies row by row, of which this rank holds the same region as of another one.
+    """Return a sharded tensor that is cut like another sharded tensor, and whose elements lie row by row.
 
     Args:
-        local: this rank's region.
+        local: this rank's region of the new tensor.
     """
     from torch.distributed.tensor import DTensor
 
@@ -127,19 +127,19 @@ def gather_whole(value: T) -> T:
 
 
 def localize(payload: Payload) -> Payload:
-    """Return a state with each sharded tensor replaced by this rank's shard of it, as a plain tensor."""
+    """Return a state in which this rank's shard, a plain tensor, replaces each sharded tensor."""
     return Payload({name: _localize(tensor) for name, tensor in payload.tensors.items()}, payload.tree)
 
 
 def list_moved(saved: Payload, now: Payload) -> list[str]:
-    """Return the names of sharded tensors in ``saved`` that aren't sharded in the same way in ``now``."""
+    """Return the names of sharded tensors in ``saved`` that are sharded differently in ``now``."""
     places = {name: _describe_place(each) for name, each in saved.tensors.items()}
     common = [name for name, place in places.items() if place is not None and name in now.tensors]
     return [name for name in common if _describe_place(now.tensors[name]) != places[name]]
 
 
 def _describe_place(tensor: Tensor) -> Any:
-    """Return a tensor's mesh and placements; None if it is not sharded."""
+    """Return a tensor's mesh and placements; None if the tensor is not sharded."""
     shard = shard_of(tensor)
     return None if shard is None else (shard.device_mesh.mesh.tolist(), tuple(shard.placements))
 
@@ -155,17 +155,17 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return a tensor's place in memory. Two tensors with equal places are tied."""
     if is_sharded(tensor):
         local = local_of(tensor)
-        # Not data_ptr, which is 0 in all ranks that hold no row.
+        # Don't use data_ptr, which is 0 in every rank that holds no row.
         first = local.untyped_storage().data_ptr() + local.storage_offset() * local.itemsize
         return first, "sharded", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
     return tensor.data_ptr(), "whole", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def check_is_cut(tensor: Any, name: str) -> None:
-    """Raise StateError if a `DTensor` is a partial sum, of which each rank holds an addend that isn't reduced yet.
+    """Raise StateError if a `DTensor` is a partial sum: each rank holds an addend, and the addends aren't summed yet.
 
     Args:
-        name: the tensor's name in the message.
+        name: the tensor's name, for the message.
     """
     if any(each.is_partial() for each in tensor.placements):
         raise StateError(
@@ -175,7 +175,7 @@ def check_is_cut(tensor: Any, name: str) -> None:
 
 
 def cut_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
-    """Yield consecutive boxes of a tensor that together have its elements ``[start, stop)``, counted row by row."""
+    """Yield consecutive boxes that together contain a tensor's elements ``[start, stop)``, counted row by row."""
     row = math.prod(shape[1:])
     while start < stop:
         first, begin = divmod(start, row)
@@ -190,9 +190,10 @@ def cut_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]
 
 
 class Bytewise(NamedTuple):
-    """A sharded tensor, seen as a tensor of bytes: its shape, and the region that each rank holds, by rank.
+    """A sharded tensor as a tensor of bytes: its shape, and the region that each rank holds, by rank.
 
-    The bytes of an element are one more dimension. If every rank holds whole rows, all dimensions are joined into one.
+    The bytes of an element form an additional dimension. If every rank holds whole rows, all dimensions are joined into
+    one.
     """
 
     shape: tuple[int, ...]
@@ -201,14 +202,14 @@ class Bytewise(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TensorHolders:
-    """The ranks that hold a sharded tensor, with the region that each holds. An object is hashed by its identity."""
+    """The ranks that hold a sharded tensor, and the region of each rank. An object is hashed by its identity."""
 
     regions: Mapping[int, Region]
 
 
 @functools.lru_cache(maxsize=4096)
 def list_alike(holders: TensorHolders, rank: int) -> tuple[int, ...]:
-    """Return the ranks that hold the same region of a tensor as ``rank``, sorted; empty if it holds nothing."""
+    """Return, sorted, the ranks that hold the same region of a tensor as ``rank``; empty if ``rank`` holds nothing."""
     own = holders.regions.get(rank)
     if own is None or not own.size:
         return ()
@@ -240,8 +241,8 @@ def list_regions(tensor: Any) -> Mapping[int, Region]:
 def find_holders(tensor: Any) -> TensorHolders:
     """Return the holders of a sharded tensor among the ranks of its mesh.
 
-    If the mesh has only some of the ranks, other ranks may hold the tensor on meshes of their own. An ordinary tensor
-    shows this rank alone.
+    If the mesh has only some of the ranks, other ranks may hold the tensor on other meshes, and aren't returned. For an
+    ordinary tensor, return this rank alone.
     """
     if not is_sharded(tensor):
         whole = Region((0,) * tensor.dim(), tuple(tensor.shape))

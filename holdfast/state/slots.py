@@ -1,10 +1,10 @@
-"""The attributes of an object, also if its class has ``__slots__`` in place of a ``__dict__``."""
+"""The attributes of an object, even if its class has ``__slots__`` instead of a ``__dict__``."""
 
 from typing import Any
 
 
 def read_slots(value: Any) -> dict[str, Any]:
-    """Return the attributes in an object's slots that are set, by name."""
+    """Return the attributes that are set in an object's slots, by name."""
     found: dict[str, Any] = {}
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())

@@ -1,4 +1,4 @@
-"""The memory that saved values share with each other, and that restored values share again."""
+"""Ties: memory that saved values share with each other, and that the restored values have to share, too."""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -13,18 +13,18 @@ from holdfast.state.sharded import is_sharded, place_of
 
 
 class Ties:
-    """Values that are saved together. If they share memory with each other, they share it again after a resume.
+    """Values that are saved together. If they share memory at the save, they also share memory after a resume.
 
     Args:
-        modules: modules that are restored before the values. Containers may hold their tensors.
+        modules: modules that are restored before the values. Containers may contain tensors of these modules.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
-        self._kept: dict[str, Any] = {}  # the tensors and arrays that are kept by themselves, outside of containers
+        self._kept: dict[str, Any] = {}  # tensors and arrays that are kept directly, not in a container
         self._originals: dict[str, Originals] = {}  # the originals, by the name of the kept value
-        # By a saved value's place in memory: the saved value, and the value into which it was restored. An entry is
-        # valid only while the saved value lives, because later another value may have its place.
+        # For each saved value's place in memory: the saved value, and the value into which it was restored. An entry is
+        # valid only while the saved value exists, because later another value may get the same place.
         self._restored: dict[Any, tuple[Ref, Ref]] = {}
 
     def register(self, name: str, value: Any) -> Originals:
@@ -35,7 +35,7 @@ class Ties:
         return self._originals[name]
 
     def list_owned(self) -> dict[str, Tensor]:
-        """Return the tensors of the modules by name."""
+        """Return the modules' tensors, by name."""
         return {
             f"{name}.{inner}": tensor
             for name, module in self.modules.items()
@@ -43,13 +43,13 @@ class Ties:
         }
 
     def list_kept(self) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors and arrays that are kept by themselves, outside of containers, each after its name."""
+        """Yield pairs of a name and a tensor or array that is kept directly, not in a container."""
         yield from self._kept.items()
 
     def find_original(self, value: Any, own: Originals) -> list[Any] | None:
-        """Return where a value is an original of another container: that container's name, and the number there.
+        """Return the name of another container of which a value is an original, and the original's number there.
 
-        None if the value is no other container's original.
+        Return None if the value is not an original of another container.
         """
         for name, each in self._originals.items():
             if each is not own and (number := each.find(value)) is not None:
@@ -57,7 +57,7 @@ class Ties:
         return None
 
     def get_original(self, key: Any, own: Originals) -> tuple[Any, Path | None]:
-        """Return an original, and its path if it belongs to ``own``; the path is None for another container's original.
+        """Return an original, and its path. The path is None if the original doesn't belong to ``own``.
 
         Args:
             key: the original's number in ``own``, or a result of `find_original`.
@@ -68,7 +68,7 @@ class Ties:
         return (found.get(key[1]) if found is not None else None), None
 
     def find(self, saved: Any) -> Any:
-        """Return the value into which a saved value, or a value in the same memory, was restored; None if none was."""
+        """Return the value into which a saved value, or another one in the same memory, was restored; else None."""
         known, now = self._restored.get(place_in_memory(saved), (_no_value, _no_value))
         found = now() if known() is not None else None
         if isinstance(found, Tensor) and isinstance(saved, np.ndarray):
@@ -88,12 +88,12 @@ def _no_value() -> None:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor has elements in memory of its own process, or of its device."""
+    """Return whether a tensor has elements that lie in this process's or a device's memory."""
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0 and bool(place_of(tensor)[0])
 
 
 def place_in_memory(value: Any) -> Any:
-    """Return the place of a tensor or an array in memory. A tensor and an array of the same elements have one place."""
+    """Return the place of a tensor or an array in memory; equal for a tensor and an array that share their elements."""
     if isinstance(value, Tensor) and is_sharded(value):
         return place_of(value)
     if isinstance(value, Tensor):

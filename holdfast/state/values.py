@@ -36,7 +36,7 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None) -> Any:
         _check_memory(name, value)
         return _Tensor(name, value, ties) if isinstance(value, Tensor) else _Array(name, value, ties)
     if isinstance(value, dict) and name:
-        from holdfast.state.objects import Objects, has_objects  # here, because that module imports this one
+        from holdfast.state.objects import Objects, has_objects  # not at the top, because that module imports this one
 
         if has_objects(value):
             return Objects(name, value)
@@ -82,7 +82,7 @@ def _check_memory(name: str, value: Any) -> None:
 
 
 class _Adapter:
-    """The state of one value without a ``state_dict``."""
+    """An adapter that gives a value without a ``state_dict`` the methods to read and restore its state."""
 
     def __init__(self, name: str, value: Any, ties: Ties | None = None) -> None:
         self.value, self.ties = value, ties or Ties({})
@@ -123,8 +123,8 @@ class _Generator:
 class _Container(_Adapter):
     """The state of a dict, a list or a deque, with the order of a dict's items.
 
-    If an item is still the same object as when the loop began, it is restored in place, because other variables of the
-    loop may refer to it. Any other item is replaced by a new object.
+    If an item is still the object that was there when the loop began, it is restored in place, because other variables
+    of the loop may refer to it. A new object replaces any other item.
     """
 
     def __init__(self, name: str, value: Any, ties: Ties | None = None) -> None:

@@ -15,12 +15,12 @@ from holdfast.state.originals import Originals, list_inside
 from holdfast.state.sharded import is_sharded
 from holdfast.state.ties import Ties, has_memory
 
-# The kinds of a view's base: a module's tensor; a tensor or array that is kept by itself; an original of a container.
+# The kinds of a view's base: a module's tensor; a tensor or array that is kept directly; an original of a container.
 MODULE, KEPT, ORIGINAL = "module", "kept", "original"
 
 
 class _Base(NamedTuple):
-    """A piece of memory without gaps that is restored in place, and that a view may share."""
+    """A gapless piece of memory that is restored in place and that a view may share."""
 
     device: str
     start: int
@@ -30,11 +30,11 @@ class _Base(NamedTuple):
 
 
 class Views:
-    """The bases of views. Find the base of a view at a save, and make the view again at a restore.
+    """The bases of views. A save finds the base of each view; a restore creates the view again.
 
     Args:
         owned: the tensors of kept modules, by name.
-        container: the container that is read; its originals may be bases, too.
+        container: the container that is being read; its originals may be bases, too.
     """
 
     def __init__(self, owned: Mapping[str, Tensor], ties: Ties, originals: Originals, container: Any = None) -> None:
@@ -59,14 +59,14 @@ class Views:
                     yield _Base(extent.device, extent.start, extent.stop, kind, key)
 
     def _list_present(self, value: Any) -> Iterator[tuple[int, Any]]:
-        """Yield pairs: the number of an original (see `Originals`) that is still in the container, and the original."""
+        """Yield pairs of number and original, for each original (see `Originals`) that is still in the container."""
         if isinstance(value, Tensor | np.ndarray) and (number := self._originals.find(value)) is not None:
             yield number, value
         for _, each in list_inside(value):
             yield from self._list_present(each)
 
     def find(self, value: Any) -> dict[str, Any] | None:
-        """Return a description of a view: its base, and its place in the base. None if the value isn't a view."""
+        """Return a description of a view: its base, and its position in the base. None if the value isn't a view."""
         if not _is_plain(value) or (isinstance(value, Tensor) and value.dtype not in DTYPE_NAMES):
             return None
         extent = find_extent(value, "", {})
@@ -85,10 +85,10 @@ class Views:
         return None
 
     def take(self, view: dict[str, Any]) -> Any:
-        """Return the view that `find` has described.
+        """Create the view that `find` has described.
 
         Raises:
-            StateError: the view's base isn't there.
+            StateError: the view's base doesn't exist in this process.
         """
         kind, key = view["of"]
         kept = dict(self._ties.list_kept())

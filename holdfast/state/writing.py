@@ -47,7 +47,7 @@ class ContainerWriter:
     def __init__(self, name: str, originals: Originals, ties: Ties) -> None:
         self._name, self._originals, self._ties = name, originals, ties
         self._made: dict[Path, Any] = {}  # the containers and generators that were restored, by path
-        # By an original's place in memory: the place of the saved value that was written into it.
+        # For each original's place in memory, the place of the saved value that was written into the original.
         self._written: dict[Any, Any] = {}
         self._owned = ties.list_owned()
         self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
@@ -73,7 +73,7 @@ class ContainerWriter:
             container[key] = found[key]
 
     def _write_item(self, saved: Any, place: Path, origin: Path | None, make: Any = None) -> Any:
-        """Restore an item that `ContainerReader` has read, in place if the item is an original. Return the item."""
+        """Restore an item that `ContainerReader` has read, and return the item. An original is restored in place."""
         if is_tuple(saved):
             return remake(
                 saved, (self._write_item(each, (*place, key), inside(origin, key)) for key, each in enumerate(saved))
@@ -129,15 +129,15 @@ class ContainerWriter:
         return own
 
     def _write_numbers(self, own: Any, saved: Any, how: dict[str, Any], template: Any, place: Path) -> Any:
-        """Restore a tensor or an array: in place if an original fits, otherwise as a new object. Return it."""
+        """Return a restored tensor or array: the original if the saved one fits into it, otherwise a new object."""
         device = self._choose_device(how, own if own is not None else template)
         if isinstance(saved, Tensor) and (is_sharded(saved) or not has_memory(saved)):
             return _finish(saved.to(device) if device is not None else saved, how)
         found = self._ties.find(saved)
         if found is not None and not (isinstance(found, Tensor) and found.requires_grad and LEARNS not in how):
             return found
-        # Versions before 0.2 don't record which item has replaced an original, so two saved items may fit one original:
-        # only the first is written into it.
+        # Versions before 0.2 don't record which item has replaced an original, so two saved items may fit one original.
+        # Only the first of the two is written into it.
         fits = self._fits(own, saved)
         if fits and self._written.setdefault(place_in_memory(own), place_in_memory(saved)) == place_in_memory(saved):
             self._write(own, saved, place)
@@ -166,7 +166,7 @@ class ContainerWriter:
             own[...] = saved
 
     def _choose_device(self, how: dict[str, Any], like: Any) -> torch.device | None:
-        """Return the device for a restored tensor: the saved tensor's kind of device, if this machine has it."""
+        """Return the device for a restored tensor: one of the saved type (CPU or GPU) if this machine has one."""
         own = like.device if isinstance(like, Tensor) else torch.device("cpu")
         if DEVICE not in how or own.type == how[DEVICE]:
             return own
