@@ -16,7 +16,7 @@ from holdfast.store.uploads import AT_ONCE, WRITER
 class AzureStore(ObjectStore):
     """A prefix of a container on Azure Blob Storage.
 
-    `sweep` has nothing to do: Azure deletes uncommitted blocks after a week. `list` always reads the whole folder,
+    `sweep` has nothing to do: Azure deletes uncommitted blocks after a week. `list` always lists the whole folder,
     because Azure can't start a listing after a given name. `copy` returns False, because a blob that is being copied
     appears under its name before its bytes are complete.
     """
@@ -34,7 +34,7 @@ class AzureStore(ObjectStore):
 
 
 class AzureUpload:
-    """An upload in blocks. All writers of a name share one set of blocks, so a block's id has its writer's token."""
+    """An upload in blocks. All writers of a name share one set of blocks, so block ids contain the writer's token."""
 
     at_once = AT_ONCE
 
@@ -53,7 +53,7 @@ class AzureUpload:
             metadata = {WRITER: self._token}
             self._call("commit_block_list", blocks, metadata=metadata, match_condition=MatchConditions.IfMissing)
         except HttpResponseError as error:
-            # Another writer has committed the blob first, which discards the blocks of all other writers.
+            # Another writer has committed the blob first. That discards the blocks of all other writers.
             if getattr(error, "error_code", "") in ("BlobAlreadyExists", "InvalidBlockList"):
                 raise FileExistsError(self._key) from None
             raise

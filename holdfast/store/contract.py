@@ -1,4 +1,4 @@
-"""The interface of a store: its methods, and what each guarantees."""
+"""The interface of a store: its methods, and the guarantees of each method."""
 
 import abc
 import contextlib
@@ -15,11 +15,11 @@ from holdfast.errors import HoldfastError, NameMissing, NameTaken, StoreDenied, 
 Bytes = bytes | bytearray | memoryview
 
 PIECE_BYTES = 4 * 2**20
-# The size of one read request to an object store when a whole file is read.
+# The size of each request when a whole file is read from an object store.
 FILL_BYTES = 16 * 2**20
-# An action that begins with one of these words changes nothing on the storage.
+# An action whose description begins with one of these words changes nothing on the storage.
 READS = ("read", "list", "look")
-# The system's errors for a file that is there and can't be read: a bad sector, a loop of links, a damaged file system.
+# The system's errors for a file that exists but can't be read: a bad sector, a loop of links, a damaged file system.
 BROKEN = {errno.EIO, errno.ELOOP, getattr(errno, "EUCLEAN", errno.EIO)}
 # Marks the name of a file that is still being written; `list` leaves such names out.
 TEMP_MARK = ".tmp-"
@@ -38,15 +38,15 @@ class Store(abc.ABC):
     one name exactly one succeeds, and a name that exists is complete. Every write is durable when its method returns.
 
     A network may lose the response to a write that succeeded. A writer that then finds its own file under the name has
-    succeeded. `create` on an object store recognizes its own file by its bytes, so several writers of equal bytes may
-    all succeed: to be the only winner, a writer includes a random token in its bytes.
+    succeeded. `create` on an object store recognizes its own file by the bytes, so several writers of equal bytes may
+    all succeed. To be the only winner, a writer includes a random token in its bytes.
 
-    Every method raises `StoreDenied` if permission is missing, `StoreFull` if no space is left, and `StoreError` if the
-    storage fails in another way. Transient failures are retried first, for a limited time.
+    Every method raises `StoreDenied` if a permission is missing, `StoreFull` if no space is left, and `StoreError` if
+    the storage fails in another way. Before that, transient failures are retried for a limited time.
 
     Attributes:
-        url: the folder's path or URL, as the user writes it.
-        is_disk: whether the storage is this machine's file system, where a request takes microseconds.
+        url: the folder's path or URL, as the user has given it.
+        is_disk: whether the storage is a file system of this machine, on which a request takes microseconds.
     """
 
     url: str
@@ -54,10 +54,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def inside(self, folder: str) -> "Store":
-        """Return a store of one of this store's folders."""
+        """Return a store for a subfolder of this store's folder."""
 
     def existing(self) -> "Store":
-        """Return a store of the same folder whose writes never create the folder itself.
+        """Return a store for the same folder whose writes never create the folder itself.
 
         On a file system, a write raises `RunGone` if the folder is missing. Buckets have no folders, so a bucket's
         store returns itself.
@@ -74,14 +74,14 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def creating(self, name: str) -> AbstractContextManager[Writer]:
-        """Create a file as `create` does, from pieces that are written one by one and not all held in memory.
+        """Create a file as `create` does, from pieces that are written one by one, to save memory.
 
-        The name appears, complete, when the ``with`` block ends. If the block raises, the name doesn't appear and the
-        block's own error passes through unchanged.
+        The file appears, complete, when the ``with`` block ends. If the block raises an error, the file doesn't appear,
+        and the same error is raised to the caller.
         """
 
     def copy(self, source: str, name: str) -> bool:
-        """Create ``name`` with the bytes of ``source``, without sending them; return False if the storage can't.
+        """Copy ``source`` to ``name`` on the storage, without sending bytes. Return False if the storage can't.
 
         Raises:
             NameMissing: no file has the name ``source``.
@@ -95,7 +95,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return the bytes ``[start, stop)`` of a file; fewer if the file ends earlier. The default is the whole file.
+        """Return the bytes ``[start, stop)`` of a file, by default all; fewer if the file ends earlier.
 
         Raises:
             NameMissing: no file has this name.
@@ -103,13 +103,13 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Yield a file's bytes in order, in pieces of ``piece_bytes``; the last may be shorter.
+        """Yield a file's bytes in order, in pieces of ``piece_bytes`` bytes; the last piece may be shorter.
 
         Raises as `read` does.
         """
 
     def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
-        """Read a file into a buffer, from a position until either ends; after each piece, yield the bytes read so far.
+        """Read a file from ``start`` into a buffer, until either ends. Yield the number of bytes after each piece.
 
         Raises as `read` does.
         """
@@ -129,10 +129,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def modified(self, name: str) -> datetime:
-        """Return the time of a file's last write, by the storage's clock, in UTC; raises as `read` does."""
+        """Return the time of a file's last write in UTC, by the storage's clock; raises as `read` does."""
 
     def exists(self, name: str) -> bool:
-        """Return whether a file has this name. Raises, rather than return False, if the storage can't be reached."""
+        """Return whether a file has this name. If the storage can't be reached, raise StoreError."""
         try:
             self.size_bytes(name)
         except NameMissing:
@@ -156,16 +156,16 @@ class Store(abc.ABC):
         """Delete a folder and everything in it, if it exists."""
 
     def sweep(self, before: datetime, is_spared: Callable[[str], bool] = lambda folder: False) -> int:
-        """Delete the remains of unfinished writes that began before a time, in this folder and all folders below.
+        """Delete the remains of unfinished writes that began before a time, in this folder and all subfolders.
 
-        The default does nothing; it suits a storage that has no such remains or deletes them itself.
+        The default does nothing. Use it for a storage that has no such remains, or that deletes them itself.
 
         Args:
-            is_spared: called with the name of each folder directly below this one; returns True if nothing in it is to
-                be deleted, because a write there may not have ended yet.
+            is_spared: called with the name of each direct subfolder. Returns True if nothing in the subfolder may be
+                deleted, because a write there may still be running.
 
         Returns:
-            The number of deleted remains.
+            The number of deletions.
         """
         return 0
 
@@ -174,7 +174,7 @@ class Store(abc.ABC):
 
 
 def checked(name: str) -> str:
-    """Return the normalized name, if it stays inside the store.
+    """Return the normalized name. Check that it doesn't lead out of the store.
 
     Raises:
         StoreError: the name is absolute or empty, or contains ``..`` or a null character.

@@ -1,4 +1,4 @@
-"""The errors of cloud libraries: which of them are retried, which Holdfast error each becomes, without secrets."""
+"""The errors of cloud libraries: which are retried, and how they become Holdfast's errors without secrets."""
 
 import contextlib
 import errno
@@ -16,7 +16,8 @@ LONGEST_PAUSE_S = 5.0
 
 T = TypeVar("T")
 
-# A generator of its own, because training draws from Python's global generator, and a retry must not change that.
+# A separate generator, because training draws from Python's global generator, and a retry must not change the numbers
+# that training draws.
 _random = random.SystemRandom()
 
 _PERMANENT = (
@@ -24,16 +25,16 @@ _PERMANENT = (
     ValueError, TypeError, KeyError,
 )  # fmt: skip
 _PERMANENT_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC}
-# S3's error codes. The first are for a request that the network cut or changed on its way, although their status is
-# 400. The others are for wrong credentials and a wrong clock of this machine; s3fs reports both as a missing
-# permission.
-# Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+# S3's error codes. _CUT: the network has cut or changed a request, although the status is 400. _CREDENTIALS and _CLOCK:
+# the credentials or this machine's clock are wrong; s3fs reports both as a missing permission. Source:
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 _CUT = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 _CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "TokenRefreshRequired"}
 _CLOCK = {"RequestTimeTooSkewed"}
-# The code that is left for a HEAD request: its response has no body, and so none of the codes above.
+# The code of a failed HEAD request. The response to HEAD has no body, so it contains none of the codes above.
 _BARE = "400"
-# The value after "AccountKey=", "?sig=", "X-Amz-Security-Token: " and the like, and user:password before a URL's host.
+# Matches the value after "AccountKey=", "?sig=", "X-Amz-Security-Token: " and similar keys, and user:password before
+# the host in a URL.
 _SECRET = re.compile(
     r"(?i)((?:sig|signature|key|secret|token|password|credential)['\"]?\s*[=:]\s*['\"]?|bearer\s+)[^&;,\s'\"]+"
     r"|(?<=://)[^\s/@]*:[^\s@]*(?=@)"
@@ -41,7 +42,7 @@ _SECRET = re.compile(
 
 
 def retried(request: Callable[[], T], where: str, within_s: float = RETRY_WITHIN_S) -> T:
-    """Return a request's result; after a transient failure, repeat the request.
+    """Send a request and return its result. After a transient failure, send the request again.
 
     Args:
         where: the action and its place, for the error's message: "read a in s3://bucket".
@@ -62,7 +63,7 @@ def retried(request: Callable[[], T], where: str, within_s: float = RETRY_WITHIN
 
 @contextlib.contextmanager
 def translate_library_errors(where: str) -> Iterator[None]:
-    """Turn whatever a library raises in the block into a `StoreError` without secrets: "can't <where>: ..."."""
+    """Convert each error that a library raises in the block to a `StoreError` without secrets: "can't <where>: ..."."""
     try:
         yield
     except HoldfastError:
@@ -86,18 +87,18 @@ def translate_library_errors(where: str) -> Iterator[None]:
             raise StoreDenied(
                 f"can't {where}: {text}", hint="give this machine's identity that permission", lacks_right=True
             ) from None
-        # A chained cause would show the secrets that were removed from the text.
+        # Don't chain the cause, because it would show the secrets that were removed from the text.
         cause = error if text == str(error) else None
         raise StoreError(f"can't {where}: {type(error).__name__}: {text}") from cause
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Return the status of the HTTP response that an error or one of its causes is about; None if there is none."""
+    """Return the HTTP status that led to an error or to one of its causes; None if there is none."""
     while error is not None:
         response = getattr(error, "response", None)
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
         if type(error).__module__ == "aiohttp.http_exceptions":
-            status = None  # the error's code 400 means only that a response, perhaps cut short, can't be parsed
+            status = None  # here code 400 means only that a response, perhaps cut short, can't be parsed
         if isinstance(response, dict):  # an error of botocore
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status, int):
@@ -109,7 +110,7 @@ def status_of(error: BaseException | None) -> int | None:
 
 
 def _code_of(error: BaseException | None) -> str:
-    """Return S3's own code for the error that a response is about; empty if there is none."""
+    """Return S3's error code in the response that led to an error; empty if there is none."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):  # an error of botocore

@@ -1,7 +1,7 @@
 """Access to files and folders below a root that refuses symbolic links, pipes and devices.
 
-A run's content may come from an untrusted source, and a link could lead out of the run. The root itself and the
-folders above it belong to the user, and may be links.
+A run's content may have an untrusted source, and a link could lead out of the run. The root itself and its parent
+folders belong to the user, and may be links.
 """
 
 import contextlib
@@ -20,27 +20,28 @@ FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: bool = True) -> Iterator[int]:
-    """Yield a descriptor of the folder at ``parts`` below the root, and close it after the block.
+    """Open the folder at the path ``parts`` below the root. Yield its descriptor, and close it after the block.
 
     Args:
         make: create missing folders.
-        make_root: with ``make``, also create the root and the folders above it.
+        make_root: if ``make`` is True, also create the root and its parent folders.
 
     Raises:
         OSError: the folder doesn't exist, or can't be read or created.
-        Unreadable: one of the parts is a symbolic link.
+        Unreadable: a folder on the path is a symbolic link.
     """
     if make and make_root:
         _make_root(root)
-    # A signal may raise an exception between any two lines. So a descriptor leaves the list before it is closed:
-    # closing it twice would close another thread's file, or raise an OSError that hides the signal's exception.
+    # A signal may raise an exception between any two lines. So a descriptor is removed from the list before it is
+    # closed, because closing it twice would close another thread's file, or raise an OSError that hides the signal's
+    # exception.
     unclosed = [_open_folder(str(root), None, root, make=make)]
     try:
         path = root
         for part in parts:
             path = path / part
             if stat_name(unclosed[-1], part, path) is None and make:
-                with contextlib.suppress(FileExistsError):  # another process was first
+                with contextlib.suppress(FileExistsError):  # another process has created it
                     os.mkdir(part, dir_fd=unclosed[-1])
                 os.fsync(unclosed[-1])
             unclosed.append(_open_folder(part, unclosed[-1], path, make=make))
@@ -58,7 +59,7 @@ def _open_folder(name: str, parent: int | None, path: Path, *, make: bool) -> in
     except NotADirectoryError:
         if make:
             raise
-        # For a reader, a folder below a file just doesn't exist.
+        # If a file has the name of a parent folder, report to a reader that the folder doesn't exist.
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
 
 
@@ -93,7 +94,7 @@ def stat_file(folder: int, name: str, path: Path) -> os.stat_result:
 
 def open_file(folder: int, name: str, path: Path) -> BinaryIO:
     """Open a regular file for reading; raises as `stat_file` does."""
-    stat_file(folder, name, path)  # before opening: merely to open a device can have effects
+    stat_file(folder, name, path)  # check before opening, because opening a device can have effects
     descriptor = os.open(name, FILE, dir_fd=folder)
     file = os.fdopen(descriptor, "rb")
     try:

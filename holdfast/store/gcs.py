@@ -13,12 +13,14 @@ from holdfast.store.failures import translate_library_errors
 from holdfast.store.objects import ObjectStore
 from holdfast.store.uploads import WRITER
 
-# Without this, gcsfs asks a second service for the kind of each bucket, and hangs if there is no such service.
+# Without this setting, gcsfs asks a second service for the type of each bucket, and hangs if that service doesn't
+# exist.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
-# Seconds that a request waits for a connection, for the next bytes of a response, and in all. A part of 16 MiB arrives
-# in time at 56 kB/s. Without limits, which is gcsfs's default, a request waits for ever for a connection that is dead.
+# Timeouts of a request in seconds: for the connection, for the next bytes of a response, and in total. At 56 kB/s a
+# part of 16 MiB still arrives in time. gcsfs's default has no timeouts, so a request on a dead connection would never
+# end.
 CONNECT_WITHIN_S = 30.0
 SILENT_S = 60.0
 REQUEST_WITHIN_S = 300.0
@@ -32,12 +34,12 @@ class GcsStore(ObjectStore):
 
     def _options(self) -> dict[str, Any]:
         limits = ClientTimeout(total=REQUEST_WITHIN_S, sock_connect=CONNECT_WITHIN_S, sock_read=SILENT_S)
-        # An emulator takes no credentials, and Google's own client sends none to an emulator either.
+        # An emulator needs no credentials. Google's own client doesn't send an emulator any, either.
         token = {"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {}
         return super()._options() | {"requests_timeout": limits} | token
 
     def copy(self, source: str, name: str) -> bool:
-        """Copy an object on the server; a large one takes several requests."""
+        """Copy an object on the server. A large object needs several requests."""
         paths = *self._split(self._path(source)), *self._split(self._path(name))
         token = secrets.token_hex(16)
 
@@ -51,7 +53,7 @@ class GcsStore(ObjectStore):
 
         try:
             self._ask(f"copy {source} to {name}", rewrite)
-        except NameTaken:  # perhaps by our own earlier try, whose response was lost
+        except NameTaken:  # the taken name may be from our own earlier try, whose response was lost
             if self._ask(f"look at {name}", lambda: writer_of(self._fs, self._path(name))) != token:
                 raise
         return True
@@ -87,15 +89,15 @@ def _read_metadata(fs: Any, path: str) -> dict[str, Any]:
 
 
 def writer_of(fs: Any, path: str) -> str:
-    """Return the token of the upload or copy that made an object; empty if it has none."""
+    """Return the token of the upload or copy that created an object; empty if the object has no token."""
     return str(_read_metadata(fs, path).get("metadata", {}).get(WRITER, ""))
 
 
 class GcsUpload:
-    """A resumable upload, which sends its parts one after the other.
+    """A resumable upload. It sends the parts one after the other.
 
-    gcsfs retries a failed part itself, and would append bytes that it is given twice. So its errors are translated
-    here, and not retried.
+    gcsfs retries a failed part itself. If it got the bytes a second time, it would append them again. So gcsfs's errors
+    are translated here, and not retried.
     """
 
     at_once = 1
@@ -116,4 +118,4 @@ class GcsUpload:
         try:
             self._file.discard()
         finally:
-            self._file.closed = True  # so that the destructor doesn't publish the incomplete file
+            self._file.closed = True  # so that gcsfs's destructor doesn't publish the incomplete file

@@ -16,7 +16,7 @@ from holdfast.store import folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, temporary, translate_errors
 from holdfast.store.naming import NO_LINKS, link_once, name_once
 
-# The longest wait, in seconds, after a write's file has vanished: does the whole folder vanish, too?
+# If a file of a write vanishes, wait for at most this number of seconds to see whether the whole folder vanishes, too.
 DELETED_WITHIN_S = 2.0
 
 
@@ -55,7 +55,7 @@ class LocalStore(Store):
                 os.fsync(folder)
 
     def copy(self, source: str, name: str) -> bool:
-        """Make a hard link. Both names keep their bytes: a file is replaced or deleted, and never changed in place."""
+        """Make a hard link. Later writes don't change the copy: they replace a file, and never change it in place."""
         with (
             self._writable(f"copy {source} to {name} in {self.url}"),
             self._folder(source) as (there, old),
@@ -117,7 +117,7 @@ class LocalStore(Store):
     def delete_folder(self, folder: str) -> None:
         def remove(parent: int, last: str) -> None:
             while folders.stat_name(parent, last, self.root / folder):
-                with contextlib.suppress(FileNotFoundError):  # another process deletes it too
+                with contextlib.suppress(FileNotFoundError):  # another process deletes it, too
                     shutil.rmtree(last, dir_fd=parent)
 
         self._delete(folder, remove)
@@ -133,7 +133,7 @@ class LocalStore(Store):
                 if path == ".":
                     inner[:] = [name for name in inner if not is_spared(name)]
                 for name in (name for name in names if TEMP_MARK in name):
-                    with contextlib.suppress(FileNotFoundError):  # its write has just ended
+                    with contextlib.suppress(FileNotFoundError):  # the write of this temporary file has just ended
                         if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before.timestamp():
                             os.unlink(name, dir_fd=folder)
                             swept += 1
@@ -141,16 +141,16 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """Yield a descriptor of the folder that holds a name, and the name's last part."""
+        """Yield a descriptor of the folder that contains a file, and the file's name in this folder."""
         *parts, last = checked(name).split("/")
         with folders.opened(self.root, parts, make=make, make_root=self._makes_root) as folder:
             yield folder, last
 
     @contextlib.contextmanager
     def _writable(self, action: str) -> Iterator[None]:
-        """Translate the errors of a write as `translate_errors` does; raise `RunGone` if the whole folder is gone.
+        """Translate the errors of a write as `translate_errors` does. Raise `RunGone` if the whole folder is missing.
 
-        ``rm -rf`` deletes the files first, so a file may be missing for a moment before the folder is.
+        ``rm -rf`` deletes the files first, so a file may be missing shortly before the folder is.
         """
         try:
             with translate_errors(action):

@@ -14,7 +14,7 @@ _lock = threading.Lock()
 
 
 class MemoryStore(Store):
-    """A folder in this process's memory. All stores that are opened with one path share their files."""
+    """A folder in this process's memory. All stores that are opened with the same path share their files."""
 
     def __init__(self, path: str) -> None:
         self._root = path.strip("/")

@@ -1,4 +1,4 @@
-"""Atomic create-once naming of files: link(2), or an exclusive rename on a file system without hard links."""
+"""Give a file its final name atomically and only once: by link(2), or without hard links by an exclusive rename."""
 
 import ctypes
 import errno
@@ -6,9 +6,9 @@ import os
 
 from holdfast.errors import StoreDenied
 
-# The errors of link(2) if the file system or a rule of the machine allows no hard link, or no more of them.
+# The errors of link(2) if the file system or a policy of the machine allows no hard links, or no further hard link.
 NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
-# The errors of renameat2(2) if the file system has no exclusive rename.
+# The errors of renameat2(2) if the file system doesn't support an exclusive rename.
 NO_EXCLUSIVE_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 RENAME_NOREPLACE = 1
 
@@ -41,7 +41,7 @@ def link_once(source: str, there: int, name: str, here: int) -> None:
     """Link a file to a second name, unless another file has that name.
 
     On NFS, link(2) may report EEXIST although this call made the link, if the server's first response was lost (see
-    open(2), O_EXCL). So a name that is already linked to the same file counts as success.
+    open(2), O_EXCL). So succeed if the name is already linked to the same file.
     """
     try:
         os.link(source, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
@@ -69,7 +69,7 @@ def _rename_once(file: int, temp: str, name: str, folder: int, where: str) -> No
 def _renameat2(folder: int, old: str, new: str) -> None:
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:  # not Linux, or a C library from before 2018
+    except AttributeError:  # this isn't Linux, or the C library is from before 2018
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), new) from None
     if call(folder, os.fsencode(old), folder, os.fsencode(new), RENAME_NOREPLACE):
         number = ctypes.get_errno()

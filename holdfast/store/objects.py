@@ -1,7 +1,7 @@
 """The base class of the stores on object storage, which use fsspec file systems.
 
-An object appears completely or not at all, so a plain write replaces atomically. For create-once the storage itself
-checks a precondition, ``If-None-Match: *`` or ``ifGenerationMatch=0``.
+An object appears completely or not at all, so a plain write replaces an object atomically. To create an object only
+once, a request has a precondition that the storage checks: ``If-None-Match: *`` or ``ifGenerationMatch=0``.
 """
 
 import abc
@@ -41,23 +41,23 @@ class ObjectStore(Store):
 
     def create(self, name: str, data: Bytes) -> None:
         path, data = self._path(name), bytes(data)
-        if len(data) > self.part_bytes:  # the cloud's library may mix the parts of two writers
+        if len(data) > self.part_bytes:  # because the cloud's library may mix the parts of two writers
             with self.creating(name) as writer:
                 writer.write(data)
             return
         try:
             self._ask(f"write {name}", lambda: self._fs.pipe_file(path, data, mode="create"))
         except NameTaken:
-            # The cloud's library retries by itself, so the name may have been taken by our own earlier try, whose
-            # response was lost.
+            # The cloud's library retries by itself. So the name may be taken by our own earlier try, whose response was
+            # lost.
             if self.read(name, 0, len(data) + 1) != data:
                 raise
 
     @contextlib.contextmanager
     def creating(self, name: str) -> Iterator[Writer]:
-        """Create an object from pieces; memory holds at most ``at_once + 2`` parts of it."""
+        """Create an object from pieces. Memory holds at most ``at_once + 2`` parts of the object at a time."""
         if self.exists(name):
-            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # saves a useless upload
+            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # avoids an upload that would be useless
         with PartsWriter(
             put=functools.partial(self.create, name),
             begin=lambda: self._ask(f"write {name}", functools.partial(self._upload, self._path(name))),
@@ -93,9 +93,9 @@ class ObjectStore(Store):
             yield self._ask(f"read {name}", functools.partial(self._read_all, self._path(name), start, stop))
 
     def _read_all(self, path: str, start: int, stop: int) -> bytes:
-        """Return the bytes ``[start, stop)``; if the response has fewer bytes, raise an error that leads to a retry.
+        """Return the bytes ``[start, stop)``. If the response is shorter, raise an error that leads to a retry.
 
-        A server may send fewer bytes than requested. Without this check, the checkpoint would count as damaged.
+        A server may send fewer bytes than requested. Without this check the checkpoint would seem damaged.
         """
         data = bytes(self._fs.cat_file(path, start=start, end=stop))
         if len(data) != stop - start:
@@ -126,7 +126,7 @@ class ObjectStore(Store):
     def delete_folder(self, folder: str) -> None:
         with contextlib.suppress(NameMissing):
             self._ask(f"delete {folder}", lambda: self._fs.rm(self._path(folder), recursive=True))
-        if left := self.list(folder):  # s3fs silently skips objects that it may not delete
+        if left := self.list(folder):  # s3fs silently skips objects for whose deletion it lacks the right
             raise StoreDenied(
                 f"can't delete {folder} in {self.url}: {left[0]} is still there",
                 hint="give this machine's identity that permission",
@@ -147,7 +147,7 @@ class ObjectStore(Store):
         return names
 
     def _list_after(self, path: str, after: str) -> Iterable[str]:
-        """Return the paths in a folder whose names sort after ``after``; others may be among them."""
+        """Return the paths in a folder whose names sort after ``after``, and perhaps some of the other paths."""
         return self._list(path)
 
     def _split(self, path: str) -> tuple[str, str]:
@@ -157,7 +157,7 @@ class ObjectStore(Store):
 
     @abc.abstractmethod
     def _stat(self, path: str) -> tuple[int, datetime]:
-        """Return size and time of the last write, in one request (fsspec's `info` makes a second one for folders)."""
+        """Return size and time of the last write, with one request (fsspec's `info` sends two for a folder)."""
 
     def _look(self, name: str) -> tuple[int, datetime]:
         return self._ask(f"look at {name}", lambda: self._stat(self._path(name)))

@@ -10,7 +10,7 @@ from holdfast.store.own import load_class
 from holdfast.store.permission import check_store, names_code
 from holdfast.terminal.distribution import spell_install
 
-# For each URL scheme: module, class, and the extra of Holdfast that installs its package.
+# For each URL scheme: the module, the class, and the extra of Holdfast that installs the package that the class needs.
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")
 STORES = {"s3": S3, "s3a": S3, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "gs": GCS, "gcs": GCS}
 CREDENTIALS_REFUSED = (
@@ -19,15 +19,15 @@ CREDENTIALS_REFUSED = (
 
 
 def open_store(url: str) -> Store:
-    """Return the store that a folder's path or a URL names; read and write nothing.
+    """Return the store at a folder's path or a URL. Don't read or write anything.
 
     Credentials and endpoints come from the environment, in the variables that each cloud's own tools use. Holdfast
     doesn't save them.
 
     Raises:
-        ConfigError: the URL is empty, or has a null character, credentials or an unknown user's home folder; its
-            scheme has no store, or the scheme's package isn't installed; the environment has no credentials; or the
-            operator doesn't allow the store; or a store of the user's own can't be imported.
+        ConfigError: the URL is empty, or contains a null character, credentials or an unknown user's home folder. Or
+            the scheme is unknown, or its package isn't installed. Or the environment has no credentials, or the
+            operator doesn't allow the store, or the user's store class can't be imported.
     """
     if "\0" in url:
         raise ConfigError(f"store = {url!r}: no folder's name has a null character")
@@ -37,14 +37,14 @@ def open_store(url: str) -> Store:
         raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
     check_store(url)
     if not (path if separator else url).strip() and scheme != "memory":
-        # An empty name, such as a script's unset variable, must not mean the current folder.
+        # An empty name, such as from an unset variable of a script, must not mean the current folder.
         raise ConfigError(
             f"store = {url!r}: it names no folder", hint="give a folder or a URL; . is the current folder"
         )
     if not separator or scheme in ("file", "local"):
         try:
             return LocalStore(path if separator else url)
-        except RuntimeError as error:  # the home folder of an unknown user
+        except RuntimeError as error:  # the path begins with the home folder of an unknown user
             raise ConfigError(f"store = {url!r}: {error}", hint="give the folder's whole path") from None
     if names_code(url):
         return _open_own(scheme, url)
@@ -70,20 +70,20 @@ def open_store(url: str) -> Store:
 
 
 def _open_own(scheme: str, url: str) -> Store:
-    """Return a store of the user's own, which `check_store` has allowed."""
+    """Return a store whose class the user has written. `check_store` must have allowed it."""
     found = load_class(f"store = {url!r}", scheme, Store)  # type: ignore[type-abstract]
     try:
         return found(url)  # type: ignore[call-arg]
     except ConfigError:
         raise
-    except Exception as error:  # an error of the user's class
+    except Exception as error:  # any error, because the user's class raises it
         raise ConfigError(f"store = {url!r}: {type(error).__name__}: {error}") from error
 
 
 def holds_credentials(url: str) -> bool:
-    """Return whether a URL contains anything beside a bucket and a folder."""
+    """Return whether a URL contains credentials: anything besides a bucket and a folder."""
     scheme, _, path = url.partition("://")
     bucket = path.partition("/")[0]
-    # Azure writes its URLs as abfs://container@account...: its "@" is no sign of credentials.
+    # Azure's URLs have the form abfs://container@account..., so an "@" doesn't mean credentials.
     user = "@" in bucket and STORES.get(scheme) != AZURE
     return user or "?" in path or (":" in bucket and "@" in path)

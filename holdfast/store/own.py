@@ -1,6 +1,6 @@
-"""The import of a class of the user's own, which a setting or a store's URL names as ``module:Class``.
+"""The import of a class that the user has written, which a setting or a store's URL names as ``module:Class``.
 
-The caller first checks that the operator allows the class, because importing its module runs code.
+Importing a module runs its code. So the caller first checks that the operator allows the class.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def find_module(setting: str, name: str) -> None:
     """Check that the module of a class exists, without importing it.
 
-    The current folder is searched last; a rank searches it first.
+    The current folder is searched last here, but first in a rank.
 
     Args:
         setting: the setting that names the class, for the message.
@@ -38,20 +38,20 @@ def find_module(setting: str, name: str) -> None:
 
 
 def load_class(setting: str, name: str, base: type[T]) -> type[T]:
-    """Import a class, and return it.
+    """Import a class, and return the class.
 
     Args:
         setting: the setting that names the class, for the message.
-        base: the class that it has to be a subclass of.
+        base: the class from which it must be derived.
 
     Raises:
-        ConfigError: the class can't be imported, or is no subclass of ``base``.
+        ConfigError: the class can't be imported, or isn't a subclass of ``base``.
     """
     find_module(setting, name)
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # an error of the user's module
+    except Exception as error:  # any error, because the user's module raises it
         raise ConfigError(f"{setting}: {name} can't be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         package = base.__module__.rpartition(".")[0]

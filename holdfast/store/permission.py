@@ -1,9 +1,10 @@
-"""The stores that an operator allows runs to use.
+"""The check that the operator allows a run to use a store.
 
-The worker's environment variable ``HOLDFAST_ALLOWED_STORES`` has folders or URLs, for example ``/data/runs,
-s3://team/runs``, separated by commas. An entry allows the store of this URL and all stores below it. If the variable is
-unset, all stores are allowed; if it is empty, none is. A store of the user's own, ``my_store:MyStore://folder``, is
-allowed only if an entry names it, because its URL says which code is imported, and may come from a run's records.
+The worker's environment variable ``HOLDFAST_ALLOWED_STORES`` lists folders or URLs, separated by commas, for example
+``/data/runs, s3://team/runs``. An entry allows the store at this URL and all stores below it. If the variable is unset,
+all stores are allowed; if it is empty, none is. A store with a class of the user's, ``my_store:MyStore://folder``, is
+allowed only if an entry names it. The reason: its URL decides which code is imported, and a run's records may contain
+any URL.
 """
 
 import os
@@ -20,9 +21,10 @@ SAME_SCHEME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "file": ""
 
 
 def check_store(url: str) -> None:
-    """Raise ConfigError unless the operator allows a store. The store is not opened.
+    """Raise ConfigError unless the operator allows a store. Don't open the store.
 
-    Links and ``..`` in a folder's path are resolved first. A URL with ``.`` or ``..`` between slashes is not allowed.
+    Links and ``..`` in a folder's path are resolved before the check. A URL with ``.`` or ``..`` between slashes is
+    refused.
     """
     allowed = list_allowed(STORES)
     if names_code(url) and allowed is None:
@@ -45,26 +47,26 @@ def check_store(url: str) -> None:
 
 
 def names_code(url: str) -> bool:
-    """Return whether a URL's scheme is a class of the user's own, as in ``my_store:MyStore://folder``."""
+    """Return whether a URL's scheme names a class that the user has written: ``my_store:MyStore://folder``."""
     scheme, separator, _ = url.partition("://")
     return bool(separator) and ":" in scheme
 
 
 def split_store(url: str) -> tuple[str, ...]:
-    """Return a store's scheme and the parts of its path in one normal form; empty if the URL has no normal form."""
+    """Return a store's scheme and the parts of its normalized path; empty if the URL can't be normalized."""
     scheme, separator, path = url.partition("://")
     scheme = SAME_SCHEME.get(scheme, scheme)
     if not separator or scheme == "":
         try:
             return "", *Path(os.path.realpath(Path(path if separator else url).expanduser())).parts
-        except (ValueError, RuntimeError):  # a null character, or the home of an unknown user
+        except (ValueError, RuntimeError):  # the path has a null character, or the home of an unknown user
             return ()
     parts = tuple(part for part in path.split("/") if part)
     return () if {".", ".."} & set(parts) else (scheme, *parts)
 
 
 def _is_scratch(parts: Sequence[str]) -> bool:
-    """Return whether a store is in a temporary folder that a process of this user made for a proof or a replay."""
+    """Return whether a store lies in a temporary folder that this user's process made for a proof or a replay."""
     temporary = split_store(tempfile.gettempdir())
     if parts[: len(temporary)] != temporary or not "".join(parts[len(temporary) :][:1]).startswith(SCRATCH):
         return False
@@ -76,11 +78,11 @@ def _is_scratch(parts: Sequence[str]) -> bool:
 
 
 def list_allowed(variable: str) -> list[str] | None:
-    """Return the entries of an environment variable that restricts something; None if it is unset."""
+    """Return the entries of an environment variable that lists what is allowed; None if the variable is unset."""
     text = os.environ.get(variable)
     return None if text is None else [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 def spell_allowed(allowed: Sequence[str]) -> str:
-    """Return the recipes or stores that the operator allows, for a message."""
+    """Return a text that lists the recipes or stores that the operator allows, for a message."""
     return ", ".join(allowed) or "nothing"

@@ -1,4 +1,4 @@
-"""The rights that each verb of a store needs, for each kind of storage.
+"""The access rights that each verb (method) of a store needs, for each kind of storage.
 
 Sources: "Actions, resources, and condition keys for Amazon S3"; "IAM permissions for JSON methods" of Google Cloud
 Storage; "Permissions for calling data operations" of Azure Storage.
@@ -18,7 +18,7 @@ BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
 AZURE_READ, AZURE_WRITE, AZURE_DELETE = f"{BLOBS}/read", f"{BLOBS}/write", f"{BLOBS}/delete"
 READ_FOLDER, WRITE_FOLDER, READ_FILE = "r-x on the folder", "-wx on the folder", "r-- on the file"
 
-# For each verb: its rights on a disk, S3, Google Cloud Storage and Azure Blob Storage.
+# For each verb: the rights that it needs on a disk, S3, Google Cloud Storage and Azure Blob Storage.
 _TABLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "list": ((READ_FOLDER,), (S3_LIST,), (GCS_LIST,), (AZURE_READ,)),
     # Without the right to list, S3 answers 403 instead of 404 for a name that doesn't exist.
@@ -30,9 +30,9 @@ _TABLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "read a range": ((READ_FILE,), (S3_GET,), (GCS_GET,), (AZURE_READ,)),
     "look": ((READ_FOLDER,), (S3_GET,), (GCS_GET,), (AZURE_READ,)),
     "list after": ((READ_FOLDER,), (S3_LIST,), (GCS_LIST,), (AZURE_READ,)),
-    # A name that is taken is read, to see whether an earlier try of the same write took it.
+    # If the name is taken, its file is read, to check whether an earlier try of the same write has created it.
     "create again": ((WRITE_FOLDER,), (S3_PUT, S3_GET), (GCS_CREATE, GCS_GET), (AZURE_WRITE, AZURE_READ)),
-    # Google Cloud counts the replacement of an object as a deletion of the old one.
+    # Google Cloud counts the replacement of an object as a deletion of the old object.
     "replace": ((WRITE_FOLDER,), (S3_PUT,), (GCS_CREATE, GCS_DELETE), (AZURE_WRITE,)),
     "upload": ((WRITE_FOLDER,), S3_UPLOAD, (GCS_CREATE, GCS_GET), (AZURE_WRITE, AZURE_READ)),
     "upload again": ((WRITE_FOLDER,), (*S3_UPLOAD, S3_ABORT), (GCS_CREATE, GCS_GET), (AZURE_WRITE, AZURE_READ)),
@@ -49,7 +49,7 @@ RIGHTS: dict[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def find_rights(url: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the rights that each verb needs on a URL's store; empty for a store in memory or of a user's class."""
+    """Return the rights that each verb needs on a URL's store; empty for a store in memory or a user's class."""
     scheme, separator, _ = url.partition("://")
     if scheme == "memory" or names_code(url):
         return {}

@@ -1,7 +1,7 @@
 """The store on Amazon S3 and S3-compatible services.
 
-Create-once is ``If-None-Match: *``: on the one request for a small object, in `objects.ObjectStore.create`, and on the
-completion of a multipart upload, in `S3Upload.complete`.
+The precondition ``If-None-Match: *`` creates an object only once. `objects.ObjectStore.create` sends it with the only
+request for a small object, and `S3Upload.complete` with the last request of a multipart upload.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from holdfast.errors import NameMissing, StoreError
 from holdfast.store.objects import ObjectStore
 from holdfast.store.uploads import AT_ONCE, WRITER, complete
 
-# The bytes of one copy request. S3 allows at most 5 GiB, but such a request takes long.
+# The number of bytes that one request copies. S3 allows up to 5 GiB, but such a request would take long.
 COPIED_BYTES = 2**30
 
 
@@ -23,10 +23,11 @@ class S3Store(ObjectStore):
     """A prefix of a bucket on S3."""
 
     def copy(self, source: str, name: str) -> bool:
-        """Copy an object on the server, as a multipart upload whose parts are copies; return False for a small object.
+        """Copy an object on the server by a multipart upload whose parts are copies. Return False for a small object.
 
-        Not all S3-compatible services support a precondition on a plain copy, but all do on a multipart upload. For an
-        object of less than `part_bytes` a multipart upload's four requests would take longer than sending the bytes.
+        Not all S3-compatible services support a precondition for a plain copy, but all support it for a multipart
+        upload. For an object of less than `part_bytes` bytes, the four requests of a multipart upload would take longer
+        than sending the bytes.
         """
         size_bytes = self.size_bytes(source)
         if size_bytes < self.part_bytes:
@@ -39,7 +40,7 @@ class S3Store(ObjectStore):
                 ask(functools.partial(upload.copy, number, *self._split(self._path(source)), start, stop))
             complete(upload, ask)
         except BaseException:
-            with contextlib.suppress(Exception):  # raise the first error; `sweep` deletes remains
+            with contextlib.suppress(Exception):  # raise the first error; `sweep` deletes the remains later
                 upload.abort()
             raise
         return True
@@ -52,25 +53,25 @@ class S3Store(ObjectStore):
         for upload in self._uploads(Bucket=bucket, Prefix=prefix):
             folder, inside, _ = upload["Key"].removeprefix(prefix).partition("/")
             if upload["Initiated"] < before and not (inside and is_spared(folder)):
-                with contextlib.suppress(NameMissing):  # the upload has just ended
+                with contextlib.suppress(NameMissing):  # this upload has just ended
                     self._call("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
                     swept += 1
         return swept
 
     def abort_nothing(self) -> None:
-        """Abort an upload that doesn't exist. Raises StoreDenied if the right to abort is missing."""
+        """Abort an upload that doesn't exist, to test the right: StoreDenied is raised if it is missing."""
         bucket, key = self._split(self._path("nothing"))
         with contextlib.suppress(NameMissing):
             self._call("abort_multipart_upload", Bucket=bucket, Key=key, UploadId="nothing")
 
     @contextlib.contextmanager
     def unfinished(self, name: str) -> Iterator[None]:
-        """Begin an upload that stays unfinished until the block ends, so that `sweep` can find it."""
+        """Begin an upload, and leave it unfinished during the block, so that `sweep` can find it there."""
         upload = self._ask(f"write {name}", lambda: self._upload(self._path(name)))
         try:
             yield
         finally:
-            with contextlib.suppress(Exception):  # `sweep` has aborted the upload
+            with contextlib.suppress(Exception):  # `sweep` has already aborted the upload
                 upload.abort()
 
     def _uploads(self, **request: str) -> Iterator[dict[str, Any]]:
@@ -121,7 +122,7 @@ class S3Upload:
         self._etags[number] = self._call("upload_part", PartNumber=number, Body=data)["ETag"]
 
     def copy(self, number: int, bucket: str, key: str, start: int, stop: int) -> None:
-        """Add the bytes ``[start, stop)`` of another object as a part."""
+        """Add a part: a copy of the bytes ``[start, stop)`` of another object."""
         source = {"CopySource": {"Bucket": bucket, "Key": key}, "CopySourceRange": f"bytes={start}-{stop - 1}"}
         self._etags[number] = self._call("upload_part_copy", PartNumber=number, **source)["CopyPartResult"]["ETag"]
 
@@ -142,5 +143,5 @@ class S3Upload:
     def _call(self, method: str, **request: Any) -> dict[str, Any]:
         try:
             return dict(self._fs.call_s3(method, **self._which, **request))
-        except FileNotFoundError:  # the upload is gone; the bucket existed at its beginning
+        except FileNotFoundError:  # the upload no longer exists; the bucket existed when the upload began
             raise StoreError(f"the upload of {self._which['Key']} was ended by another process") from None

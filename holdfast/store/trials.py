@@ -1,4 +1,4 @@
-"""Try each verb of a store once, in a new folder: report whether the verb works, or which right is missing."""
+"""Try each verb (method) of a store once, in a new folder: report whether the verb works, or which right is missing."""
 
 import contextlib
 import functools
@@ -18,13 +18,14 @@ from holdfast.store.rights import find_rights
 
 PREFIX = "holdfast-check-"
 DATA = b"0123456789"
-# The files that the trials make.
+# The names of the files that the trials create.
 NAMES = ("file", "replaced", "large", "raced", "copied", "unfinished")
-# The smallest part that S3 takes, except for the last one.
+# The smallest part that S3 accepts, except for the last part of an upload.
 PART_BYTES = 5 * 2**20
-# A check reports a failing store soon; a run repeats its requests for a minute.
+# A trial repeats a failed request only for this number of seconds, so as to report a failing store soon. A run repeats
+# its requests for a minute.
 RETRY_WITHIN_S = 5.0
-# How long an interrupted request may still run before its file is deleted.
+# The seconds that an interrupted request gets to end before the trial's files are deleted.
 SETTLES_S = 1.0
 
 Outcome = Literal["ok", "not offered", "denied", "failed", "not tried"]
@@ -35,8 +36,9 @@ class Trial:
     """The result of trying one verb of a store.
 
     Attributes:
-        rights: the rights that are missing, if the verb was denied; several if any of them may be the missing one.
-        message: the provider's own message, or the reason why the verb wasn't tried.
+        rights: the rights that are missing, if the verb was denied. If it isn't known which right is missing, all
+            candidates.
+        message: the storage provider's message, or the reason why the verb wasn't tried.
     """
 
     verb: str
@@ -52,23 +54,23 @@ class Trial:
 
 
 class Misbehaved(Exception):
-    """A store's operation did not behave as its contract requires."""
+    """An operation of a store violated the contract of stores."""
 
 
 class NotOffered(Exception):
-    """The storage doesn't have an optional verb; the message says what a run does instead."""
+    """The storage lacks an optional verb. The message says what a run does instead."""
 
 
 class NotTried(Exception):
-    """A verb can't be tried."""
+    """A verb couldn't be tried."""
 
 
 @dataclass
 class Trials:
-    """The trials of one store. They write in the folder `name`, and `clean` deletes this folder.
+    """The trials of one store. They write into the folder `name`, which `clean` deletes.
 
     Attributes:
-        clock_s: seconds by which the storage's clock is ahead of this machine's; None if it isn't known.
+        clock_s: the storage's clock minus this machine's clock, in seconds; None if it isn't known.
     """
 
     store: Store
@@ -85,11 +87,11 @@ class Trials:
         self._inner = self.store.inside(self.name)
         for store in (self.store, self._inner):
             for name, value in (("part_bytes", PART_BYTES), ("retry_within_s", RETRY_WITHIN_S)):
-                if hasattr(store, name):  # the store is an object store
+                if hasattr(store, name):  # only if the store is an object store
                     setattr(store, name, value)
 
     def run(self) -> Iterator[Trial]:
-        """Try each verb, and yield the result. Nothing is written if the store refuses to delete."""
+        """Try each verb, and yield the results. If the store refuses to delete, write nothing."""
         steps: list[tuple[str, tuple[str, ...], Callable[[], None]]] = [
             ("list", (), self._list),
             ("exists", (), self._exists),
@@ -121,21 +123,22 @@ class Trials:
             yield trial
 
     def clean(self, *, interrupted: bool = False) -> str:
-        """Delete everything that the trials wrote. Return the folder's URL if something is left; otherwise "".
+        """Delete everything that the trials wrote. If something remains, return the folder's URL; otherwise "".
 
         Args:
-            interrupted: wait first, because an interrupted request to a cloud still runs.
+            interrupted: whether the trials were interrupted. If so, wait first, because a request to a cloud may still
+                run.
         """
         if not self._wrote:
             return ""
         if interrupted:
             time.sleep(SETTLES_S)
-        with contextlib.suppress(Exception):  # the loop below notices a file that is still there
+        with contextlib.suppress(Exception):  # the loop below finds any file that remains
             self._inner.sweep(datetime.now(UTC) + timedelta(days=1))
         with contextlib.suppress(Exception):
             self.store.delete_folder(self.name)
         is_clean = True
-        for name in NAMES:  # to delete a folder needs the right to list it; to delete a file doesn't
+        for name in NAMES:  # deleting a folder needs the right to list it; deleting a file doesn't
             try:
                 self._inner.delete(name)
             except HoldfastError:
@@ -169,7 +172,7 @@ class Trials:
         return trial("ok", time.monotonic() - began)
 
     def _name_missing(self, verb: str) -> tuple[str, ...]:
-        """Return the rights that a denied verb lacks; if that isn't known, its rights that no other verb has proved."""
+        """Return the missing rights of a denied verb; if unknown, all its rights that no successful verb has used."""
         rights = self._rights.get(verb, ())
         known = tuple(right for right in rights if right in self._missing)
         return known or tuple(right for right in rights if right not in self._proven) or rights
@@ -264,7 +267,7 @@ class Trials:
         _expect(self._inner.list(), [], "files are still there after the deletion")
 
     def _find_file(self) -> tuple[Store, str]:
-        """Return a file to read: the file that a trial created, or, if there is none, the record of any run."""
+        """Return a file to read: a file that a trial created or, if there is none, the record of any run."""
         if "create" in self._good:
             return self._inner, "file"
         if "list" in self._good:
@@ -276,7 +279,7 @@ class Trials:
 
 
 class _Unfinished(Exception):
-    """Raised to leave the block of a write before the write is finished."""
+    """The exception that leaves a write's block before the write is finished."""
 
 
 @contextlib.contextmanager
@@ -295,6 +298,6 @@ def _expect(found: object, expected: object, message: str) -> None:
 
 
 def _list_missing(store: Store) -> list[Path]:
-    """Return the folders that a first write would make for the store itself, the innermost first."""
+    """Return the missing folders on the store's own path, which a first write would create, the innermost first."""
     folders = (store.root, *store.root.parents) if isinstance(store, LocalStore) else ()
     return [folder for folder in folders if not os.path.lexists(folder)]

@@ -13,17 +13,18 @@ from holdfast.errors import StoreError
 from holdfast.store.contract import Bytes
 
 PART_BYTES = 16 * 2**20
-# Clouds allow at least 10 000 parts. Parts grow by `PART_BYTES` after each thousand, so a file can have 800 GiB.
+# Clouds allow at least 10 000 parts. The parts' size grows by `PART_BYTES` after each thousand parts, so a file can
+# have 800 GiB.
 GROW_EVERY = 1000
 AT_ONCE = 4
-# The key, in an object's metadata, of the random token of the upload that made it. Azure allows no hyphen in a key.
+# The key in an object's metadata under which the upload stores its random token. Azure allows no hyphen in a key.
 WRITER = "holdfast_writer"
 
 Ask = Callable[[Callable[[], Any]], Any]
 
 
 class Upload(Protocol):
-    """An upload in parts. Its file appears, complete, with `complete`.
+    """An upload in parts. The file appears only when `complete` is called.
 
     Attributes:
         at_once: the number of parts that may be sent in parallel.
@@ -35,17 +36,17 @@ class Upload(Protocol):
         """Send a part; parts are numbered from 1."""
 
     def complete(self) -> None:
-        """Create the file from its parts, unless its name exists."""
+        """Create the file from the uploaded parts, unless the name exists."""
 
     def has_won(self) -> bool:
-        """Return whether this upload created the file that has the name."""
+        """Return whether this upload has created the file with this name."""
 
     def abort(self) -> None:
-        """Delete the parts."""
+        """Delete the uploaded parts."""
 
 
 def complete(upload: Upload, ask: Ask) -> None:
-    """Complete an upload; succeed, too, if an earlier try completed it and its response was lost.
+    """Complete an upload. Also succeed if an earlier try completed the upload and the response was lost.
 
     Args:
         ask: runs a request, and repeats it after a transient failure.
@@ -62,7 +63,7 @@ def complete(upload: Upload, ask: Ask) -> None:
 class PartsWriter:
     """A writer that uploads a file in parts, or in one piece if it is smaller than a part.
 
-    If its ``with`` block ends without `complete`, the parts are deleted.
+    If the ``with`` block ends without a call of `complete`, the parts are deleted.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class PartsWriter:
             put: creates the file in one piece.
             begin: begins an upload in parts.
             ask: runs a request of the upload, and repeats it after a transient failure.
-            part_bytes: the size of the first thousand parts.
+            part_bytes: the size of each of the first thousand parts.
         """
         self._put, self._begin, self._ask, self._part_bytes = put, begin, ask, part_bytes
         self._upload: Upload | None = None
@@ -87,7 +88,7 @@ class PartsWriter:
         self._pool = ThreadPoolExecutor(AT_ONCE)
 
     def write(self, data: Bytes) -> None:
-        """Append bytes; wait while too many parts are being sent. Raises the error of any earlier part."""
+        """Append bytes. Wait while too many parts are being sent. Raise the error of an earlier part, if any failed."""
         rest = memoryview(data).cast("B")
         while rest:
             part_bytes = self._part_bytes * (1 + self._parts // GROW_EVERY)
@@ -115,7 +116,7 @@ class PartsWriter:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self._upload:
-            with contextlib.suppress(Exception):  # raise the block's own error; `sweep` deletes remains
+            with contextlib.suppress(Exception):  # raise the block's own error; `sweep` deletes the remains later
                 self._upload.abort()
 
     def _send(self) -> None:
