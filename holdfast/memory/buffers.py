@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.memory.switches import is_on
 
-HUGE_PAGE_BYTES = 2**21  # the size on Linux
+HUGE_PAGE_BYTES = 2**21  # the size of a huge page on Linux
 
 
 class Buffers:
@@ -28,8 +28,8 @@ class Buffers:
         """Return memory for a part. The next call for the same part returns the same memory.
 
         Args:
-            pin: pins memory for fast copies from a device; called once for each piece. Pinned memory stays mapped until
-                the process ends.
+            pin: a function that pins memory for fast copies from a device; called once for each piece of memory. Pinned
+                memory stays mapped until the process ends.
 
         Raises:
             MemoryError: the machine has too little memory.
@@ -41,12 +41,13 @@ class Buffers:
         return memoryview(found)[:size_bytes]
 
     def lend(self, part: int, size_bytes: int) -> memoryview:
-        """Return memory for a part. It isn't returned again while a reference to it, or to a slice of it, exists.
+        """Return memory for a part: memory to which no reference exists, not even to a slice of it.
 
         Raises:
             MemoryError: the machine has too little memory.
         """
-        # A slice of a memoryview keeps the underlying object alive, not the memoryview. So watch the underlying object.
+        # A slice of a memoryview keeps the underlying object alive, but not the memoryview. So watch the underlying
+        # object.
         lent = (ctypes.c_char * max(size_bytes, 1)).from_buffer(self._map(part, size_bytes))
         self._lent[part] = weakref.ref(lent)
         return memoryview(lent).cast("B")[:size_bytes]
@@ -63,7 +64,7 @@ class Buffers:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Map new, page-aligned memory. It is unmapped when its last reference is gone.
+    """Map new, page-aligned memory. The memory is unmapped when the last reference to it is deleted.
 
     Raises:
         MemoryError: the machine has too little memory.

@@ -1,6 +1,6 @@
 """Pinned (page-locked) memory, into which a GPU copies at full speed.
 
-``HOLDFAST_WITHOUT=pinning`` turns pinning off. Measuring the gain needs a GPU; there is no figure yet.
+``HOLDFAST_WITHOUT=pinning`` turns pinning off. The gain has not been measured yet, because that needs a GPU.
 
 Source: the CUDA runtime's documentation of cudaHostRegister; https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
 """
@@ -26,13 +26,13 @@ def pinning(device: torch.device) -> Callable[[memoryview], None] | None:
 
 
 def _pin(device: torch.device, memory: memoryview) -> None:
-    """Pin memory for copies from this device. If CUDA refuses, log a warning: copies are then only slower."""
-    # A single rank's device is "cuda", without an index.
+    """Pin memory for copies from this device. If CUDA refuses, log a warning: copies then still work, slowly."""
+    # The device of a single rank is "cuda", without an index.
     number = torch.cuda.current_device() if device.index is None else device.index
 
     def register() -> None:
         try:
-            torch.cuda.set_device(number)  # otherwise a new thread uses the first GPU, and allocates memory there
+            torch.cuda.set_device(number)  # without this, a new thread uses the first GPU, and allocates memory there
             address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
             problem = torch.cuda.cudart().cudaHostRegister(address, len(memory), PORTABLE)  # type: ignore[no-untyped-call]
         except Exception as error:
@@ -40,7 +40,7 @@ def _pin(device: torch.device, memory: memoryview) -> None:
         if problem != 0:
             log.warning("%s bytes for checkpoints can't be pinned: %s", f"{len(memory):,}", problem)
 
-    # Pin in a thread of its own, because CUDA reports a refusal again at the next kernel of the same thread.
+    # Pin in a separate thread, because CUDA would report a refusal a second time at the next kernel of the same thread.
     thread = threading.Thread(target=register, name="pin")
     thread.start()
     thread.join()

@@ -1,6 +1,6 @@
-"""The priority of background threads, lowered so that training goes first.
+"""The priority of background threads, which is lowered so that training gets the processor first.
 
-Measured gain: when other processes want the cores, as Prefect's do after a chunk, a save delays the next step by 0.04 s
+Measured gain: when other processes use the cores, as Prefect's do after a chunk, a save delays the next step by 0.04 s
 instead of 0.3 s. On an otherwise idle machine low priority saves nothing: a step's threads wait for each other, so time
 taken from one core delays all of them. ``HOLDFAST_WITHOUT=priority`` turns the lower priority off.
 """
@@ -17,7 +17,7 @@ LOWEST_PRIORITY = 19
 
 
 class Priority:
-    """The common priority of several threads. Only Linux has priorities for threads; elsewhere this does nothing."""
+    """The common priority of several threads. Without effect except on Linux, where each thread has a priority."""
 
     def __init__(self) -> None:
         self._threads: list[int] = []
@@ -26,15 +26,15 @@ class Priority:
         self._lock = threading.Lock()
 
     def lower(self) -> None:
-        """Give the calling thread the lowest priority until `restore`. After `restore`, give it the usual priority."""
+        """Give the calling thread the lowest priority; if `restore` was called before, the usual priority."""
         with self._lock:
             self._threads.append(threading.get_native_id())
-            # After `restore` set the usual priority, too: a thread inherits the priority of the thread that started it,
-            # which may be low.
+            # After `restore`, set the usual priority explicitly: a thread inherits the priority of the thread that
+            # started it, which may be low.
             self._set(self._threads[-1], LOWEST_PRIORITY if self._is_low else self._usual)
 
     def restore(self) -> None:
-        """Give the threads their usual priority again, if this process is permitted to raise a priority."""
+        """Give the threads their usual priority again, if this process has the right to raise a priority."""
         with self._lock:
             self._is_low = False
             for thread in self._threads:
@@ -43,5 +43,5 @@ class Priority:
     @staticmethod
     def _set(thread: int, priority: int) -> None:
         if sys.platform == "linux" and is_on("priority"):
-            with contextlib.suppress(OSError):  # not permitted, or the thread has ended
+            with contextlib.suppress(OSError):  # the process lacks the right, or the thread has ended
                 os.setpriority(os.PRIO_PROCESS, thread, priority)

@@ -1,4 +1,4 @@
-"""The switches of the optimizations: the variable ``HOLDFAST_WITHOUT`` names the optimizations that are off."""
+"""The switches of the optimizations: the environment variable ``HOLDFAST_WITHOUT`` names those that are off."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ NAMES = ("buffers", "huge pages", "direct", "priority", "pinning")
 
 
 def is_on(name: str) -> bool:
-    """Return whether an optimization is on. All are on except those that HOLDFAST_WITHOUT names.
+    """Return whether an optimization is on: whether HOLDFAST_WITHOUT doesn't name it.
 
     Raises:
         ConfigError: HOLDFAST_WITHOUT has an unknown name.
@@ -20,7 +20,7 @@ def is_on(name: str) -> bool:
 
 
 def check_names() -> None:
-    """Check the names in HOLDFAST_WITHOUT. Call this before ranks start: an unknown name would end them.
+    """Check the names in HOLDFAST_WITHOUT. Call this before ranks start, because an unknown name would end the ranks.
 
     Raises:
         ConfigError: a name is unknown.
