@@ -1,4 +1,4 @@
-"""A person at a terminal: safe text, columns, progress bars, and the exit codes and signals of commands."""
+"""Commands at a terminal: safe text, columns, progress bars, exit codes and signals."""
 
 from holdfast.terminal.text import Printable, counted, one_line, printable, printing, spell_s
 

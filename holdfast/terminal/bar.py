@@ -1,4 +1,4 @@
-"""Progress bars on standard error, and the console that they share with the lines above them."""
+"""Progress bars on standard error, and the console that prints the bars and the lines above them."""
 
 import sys
 from typing import Any, TextIO, cast
@@ -13,8 +13,9 @@ from holdfast.terminal import Printable
 class _Terminal:
     """Standard error itself, without the proxies around it.
 
-    While a bar is shown, rich's proxy lies around `Printable`, and rich writes past one proxy only. `Printable` would
-    then escape the control characters that move and colour the bar.
+    While a bar is shown, rich replaces standard error by a proxy around `Printable`. rich itself writes past only one
+    proxy, so its output would pass through `Printable`, which would escape the control characters that move and colour
+    the bar.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -25,19 +26,19 @@ class _Terminal:
 
 
 def open_console(*, soft_wrap: bool = False) -> Console:
-    """Return a console on standard error whose colours and bars reach the terminal without escapes for them."""
+    """Return a console on standard error that writes its colours and bars to the terminal without escaping them."""
     return Console(file=cast(TextIO, _Terminal()), highlight=False, soft_wrap=soft_wrap)
 
 
 class Bar(Progress):
-    """A transient progress bar on a terminal; elsewhere nothing. Other output is printed above it, made `printable`."""
+    """A progress bar that disappears at its end, for terminals only. Other output appears above it, `printable`."""
 
     def __init__(self, *columns: ProgressColumn, console: Console) -> None:
         super().__init__(
             *columns,
             console=console,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # the text for a file or a pipe stays out of the terminal
+            redirect_stdout=sys.stdout.isatty(),  # output to a file or a pipe must not appear on the terminal
             disable=not console.is_terminal,
         )
 

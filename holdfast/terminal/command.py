@@ -1,4 +1,4 @@
-"""The behaviour that all commands share: one line for an error, one for a hint, and documented exit codes."""
+"""The behaviour that all commands share: one line for an error, one line for its hint, and documented exit codes."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ and has saved."""
 
 
 def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code. Print an error as one line, and its hint as another."""
+    """Run a command line and return its exit code. Print an error in one line, and its hint in another line."""
     _escape_unknown_characters()
     interrupt.catch()
     interrupt.send_ignored_again()
@@ -41,23 +41,23 @@ def _run_app(app: App, arguments: Sequence[str] | None) -> int:
         return complain(error.message, choose_hint(error), error.exit_code)
     except KeyboardInterrupt:
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C, while this ends, prints no traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C during the exit must not print a traceback
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0
 
 
 def _escape_unknown_characters() -> None:
-    """Print characters that the locale's encoding lacks as escapes, instead of raising UnicodeEncodeError."""
+    """Make the output streams escape characters that their encoding lacks, where UnicodeEncodeError would be raised."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def complain(message: str, hint: str, exit_code: int) -> int:
-    """Print an error as one line, and its hint as another. Return the exit code."""
+    """Print an error in one line, and its hint in another line. Return the exit code."""
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""The signals that tell a command to end: Ctrl-C during imports, and those that schedulers send in place of SIGTERM.
+"""The signals that tell a command to end: Ctrl-C during imports, and signals that schedulers send instead of SIGTERM.
 
-The handler of Ctrl-C during imports ends a command at once, with exit code 130 and no traceback. It raises no
-exception, because libraries wrap a KeyboardInterrupt from their code in errors of their own. `holdfast` imports this
-module first; `holdfast.terminal.command.run_app` calls `catch` after all imports.
+The handler of Ctrl-C during imports ends a command at once, with exit code 130 and no traceback. It doesn't raise an
+exception, because libraries turn a KeyboardInterrupt inside them into their own errors. `holdfast` imports this module
+first; `holdfast.terminal.command.run_app` calls `catch` after all imports.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Slurm's --signal, Grid Engine and LSF send the first two some time before they end a job; a terminal that closes sends
-# the third. By default each signal ends a process silently.
+# Signals that are handled like SIGTERM. Slurm's --signal, Grid Engine and LSF send the first two some time before they
+# end a job. A terminal that closes sends the third. By default each of these signals ends a process silently.
 LIKE_SIGTERM = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 COMMANDS = ("flows.", "deployments.", "holdfast.cli.")
 SENT_AGAIN_AFTER_S = 0.05
-_came: list[int] = []  # the signals for which `end` was called
+_came: list[int] = []  # the signals for which `end` was called, in order
 
 
 def is_command() -> bool:
-    """Return whether this process is one of Holdfast's commands, rather than a program that imports Holdfast."""
+    """Return whether this process is a command of Holdfast's, and not a program that imports Holdfast."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None:
         return str(spec.name).startswith(COMMANDS)
@@ -32,7 +32,7 @@ def is_command() -> bool:
 
 
 def end_at_once(number: int, frame: object) -> None:
-    """End this process: it has nothing to save yet."""
+    """End this process immediately, because it has nothing to save yet."""
     os._exit(128 + number)
 
 
@@ -43,7 +43,7 @@ def catch(handle: Callable[[int, Any], object] = signal.default_int_handler) -> 
 
 
 def end(number: int, frame: object) -> NoReturn:
-    """Raise an exception that ends this command after a save. This is the handler of SIGINT and SIGTERM.
+    """Handle SIGINT or SIGTERM: raise an exception that ends this command after a save.
 
     Raises:
         KeyboardInterrupt: for SIGINT.
@@ -56,7 +56,7 @@ def end(number: int, frame: object) -> NoReturn:
 
 
 def raise_if_lost() -> None:
-    """Raise the exception of `end` again if it was lost: in a destructor, or where code raised another in its place.
+    """Raise the exception of `end` again if it was lost: in a destructor, or because code raised another one instead.
 
     Raises:
         KeyboardInterrupt, SystemExit: as `end` does.
@@ -66,11 +66,11 @@ def raise_if_lost() -> None:
 
 
 def send_ignored_again() -> None:
-    """Send a signal again if the exception of its handler was ignored.
+    """Send a signal again if Python ignored the exception of the signal's handler.
 
-    Python ignores an exception that is raised in a destructor or in the callback of a weak reference, and prints it. If
-    a signal comes there, its handler's exception is lost, such as that of Prefect's handler of SIGTERM, and the process
-    would go on. Source: `sys.unraisablehook`.
+    Python prints and ignores an exception in a destructor or in the callback of a weak reference. If a signal arrives
+    there, the exception of its handler (Prefect's SIGTERM handler, for example) is lost, and the process would
+    continue. Source: `sys.unraisablehook`.
     """
     before = sys.unraisablehook
     if getattr(before, "sends_again", False):
@@ -82,7 +82,7 @@ def send_ignored_again() -> None:
         if not isinstance(told, BaseException) or isinstance(told, Exception) or number is None:
             before(ignored)
             return
-        # Send the signal later, and from another thread, because this function still runs in the destructor.
+        # Send the signal later and from another thread, because this function still runs inside the destructor.
         again = threading.Timer(SENT_AGAIN_AFTER_S, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()
@@ -92,12 +92,12 @@ def send_ignored_again() -> None:
 
 
 class _Guards:
-    """The blocks of `raised_once` that this process is in.
+    """The active `raised_once` blocks of this process.
 
     Attributes:
-        depth: the number of these blocks.
-        handlers: the handlers that the blocks have set. An inner block doesn't wrap them again.
-        told_at: when the first signal came inside the outermost block, on the clock of `time.monotonic`; None before.
+        depth: the number of nested blocks.
+        handlers: the handlers that the blocks have set, which an inner block doesn't wrap again.
+        told_at: the `time.monotonic` of the first signal inside the outermost block; None before this signal.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Guards:
         self.told_at: float | None = None
 
     def guard(self, handle: Callable[[int, Any], object], within_s: float) -> Callable[[int, Any], None]:
-        """Return a handler that calls ``handle`` for the first signal, and ignores signals for ``within_s`` seconds."""
+        """Return a handler that calls ``handle`` for a signal, and then ignores signals for ``within_s`` seconds."""
 
         def handle_first(number: int, frame: Any) -> None:
             now = time.monotonic()
@@ -123,14 +123,14 @@ _guards = _Guards()
 
 @contextlib.contextmanager
 def raised_once(within_s: float) -> Iterator[None]:
-    """While the block lasts, let the first SIGTERM or Ctrl-C raise its handler's exception, and ignore further ones.
+    """During the block, let the first SIGTERM or Ctrl-C raise its handler's exception, and ignore further signals.
 
-    A scheduler may send several signals: Slurm sends two SIGTERMs within 0.1 s to a job under srun. The exception of
-    the second signal would end the save that the first signal began. Blocks may be nested; outside the main thread this
-    does nothing.
+    A scheduler may send several signals: Slurm sends two SIGTERMs within 0.1 s to a job under srun. Without this block,
+    the exception of the second signal would end the save that the first signal began. Blocks may be nested. Outside the
+    main thread the block has no effect.
 
     Args:
-        within_s: the seconds after the first signal during which further signals are ignored.
+        within_s: the number of seconds after the first signal during which further signals are ignored.
     """
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     found = {each: handle for each, handle in before.items() if callable(handle) and handle not in _guards.handlers}
@@ -152,10 +152,10 @@ def raised_once(within_s: float) -> Iterator[None]:
 
 
 def take_like_sigterm(handle: Callable[[int, Any], object], but: signal.Signals | None = None) -> None:
-    """Handle the signals of `LIKE_SIGTERM`, too, unless they are ignored or the user's code handles them.
+    """Handle the signals of `LIKE_SIGTERM` like SIGTERM, unless they are ignored or the user's code handles them.
 
     Args:
-        but: a signal that has another use in this process, which `signal.getsignal` doesn't show.
+        but: a signal to leave out, because it has another use in this process that `signal.getsignal` doesn't show.
     """
     for each in LIKE_SIGTERM:
         if each is not but and signal.getsignal(each) is signal.SIG_DFL:
@@ -163,12 +163,13 @@ def take_like_sigterm(handle: Callable[[int, Any], object], but: signal.Signals 
 
 
 def pass_on(number: int, frame: object) -> None:
-    """Print the signal's name, and send this process SIGTERM. This is the handler of the signals of `LIKE_SIGTERM`."""
-    with contextlib.suppress(OSError):  # the terminal is gone
+    """Handle a signal of `LIKE_SIGTERM`: print the signal's name, and send SIGTERM to this process."""
+    with contextlib.suppress(OSError):  # the terminal is closed
         os.write(2, f"told to end by {signal.Signals(number).name}\n".encode())
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# A shell's background process ignores SIGINT and must go on ignoring it, so set the handler only in other processes.
+# A background process of a shell ignores SIGINT, and must continue to ignore it. So set the handler only in other
+# processes.
 if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, end_at_once)

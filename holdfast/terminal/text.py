@@ -1,4 +1,4 @@
-"""Safe text for terminals: escapes for control characters in texts from outside; counted nouns and durations."""
+"""Text for terminals: escapes for control characters in untrusted text, counted nouns, and durations."""
 
 import contextlib
 import re
@@ -16,7 +16,7 @@ def counted(number: int, what: str) -> str:
 
 
 def spell_s(seconds: float) -> str:
-    """Return a duration for a person: ``12 s``, ``5 min``, ``3 h``, ``4 days``."""
+    """Return a duration as a readable text: ``12 s``, ``5 min``, ``3 h``, ``4 days``."""
     for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -24,7 +24,7 @@ def spell_s(seconds: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text that is `printable`, with escapes for tabs and line ends, too: for a cell of a table."""
+    """Return a `printable` text in which tabs and line ends are escaped, too, for a cell of a table."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -37,7 +37,8 @@ class Printable:
     """A text stream that makes texts `printable` and writes them to another stream.
 
     Attributes:
-        rich_proxied_file: the other stream; rich finds it by this name, and writes its colours and bars to it.
+        rich_proxied_file: the other stream. rich looks for this attribute, and writes its colours and bars to the
+            stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -57,12 +58,12 @@ class Printable:
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """Make everything `printable` that the block prints, warns of or logs to the terminal."""
+    """Make everything `printable` that the block prints to the terminal, warnings and logs included."""
     out, err = sys.stdout, sys.stderr
     ours: tuple[Any, Any] = Printable(out), Printable(err)
     sys.stdout, sys.stderr = ours
     try:
         yield
     finally:
-        if (sys.stdout, sys.stderr) == ours:  # the block may have replaced them
+        if (sys.stdout, sys.stderr) == ours:  # the block may have replaced the streams
             sys.stdout, sys.stderr = out, err
