@@ -1,4 +1,4 @@
-"""A run's configuration, which a person writes in TOML, changes with ``--set`` or fills into a form."""
+"""A run's configuration, which the user writes in TOML, changes with ``--set``, or enters into a form."""
 
 from holdfast.config.fields import (
     DEFAULT_SEED,

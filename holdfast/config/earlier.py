@@ -1,9 +1,9 @@
-"""Settings of earlier versions: a configuration that has them is read, with a line of advice on each."""
+"""Settings of earlier versions. A configuration may have them, and gets a line of advice on each."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# The present name of each setting that was renamed.
+# The new name of each setting that was renamed.
 MOVED = {
     "chunk.auto": "chunk.steps",
     "preemption.drain_file": "resume.drain_file",
@@ -23,7 +23,7 @@ GONE = {
 
 
 def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a configuration without settings of earlier versions, and a line for each that it had."""
+    """Return a configuration without its settings of earlier versions, and a line of advice on each such setting."""
     found, lines = dict(fields), []
     for name in (*MOVED, *GONE):
         table, _, key = name.partition(".")
@@ -42,7 +42,7 @@ def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             value = "auto" if value else None
         table, _, moved = MOVED[name].partition(".")
         now = found.get(table, {})
-        # Leave any other value to the validation, which refuses it.
+        # Don't convert any other value, because the validation refuses it.
         if isinstance(now, Mapping) and now.get(moved) is None:
             found[table] = {**now, moved: value}
     return found, lines

@@ -1,4 +1,4 @@
-"""The fields of a configuration, in sections, each with its bounds, and with its description below it.
+"""The fields of a configuration, in sections. Each field has its bounds, and below it a docstring as its description.
 
 Editors show the description; `describe_fields` returns it for the page of all settings and for Prefect's form.
 """
@@ -56,10 +56,11 @@ FieldClass = Literal["identity", "schedule", "operational"]
 
 @dataclass(frozen=True)
 class Classed:
-    """The class of a field, in the annotation of the field or its table: the class says how a change is treated.
+    """A field's class, in the annotation of the field or of its table. The class decides how a change is treated.
 
     Attributes:
-        of: ``identity`` changes the mathematics, ``schedule`` says how long to train, ``operational`` is all else.
+        of: ``identity`` for fields that change the mathematics, ``schedule`` for how long to train, ``operational`` for
+            all others.
     """
 
     of: FieldClass
@@ -69,7 +70,7 @@ IDENTITY, SCHEDULE, OPERATIONAL = Classed("identity"), Classed("schedule"), Clas
 
 
 def expected(kinds: str) -> WrapValidator:
-    """Return an annotation for a field of several types: a bad value then gives one error, instead of one per type."""
+    """Return an annotation for a field of several types that gives a single error, instead of one for each type."""
 
     def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -81,7 +82,7 @@ def expected(kinds: str) -> WrapValidator:
 
 
 class Section(BaseModel):
-    """A table of the configuration. It refuses unknown keys, and values that JSON or a path can't hold."""
+    """A table of the configuration. It refuses unknown keys, and values that JSON or a path can't contain."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
@@ -93,7 +94,7 @@ class Section(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the JSON schema, with each field's docstring as its description; Prefect's form shows it."""
+        """Return the JSON schema. Each field's docstring is its description, which Prefect's form shows."""
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema)["properties"]
         for name, text in describe_fields(cls).items():
@@ -123,21 +124,21 @@ class ChunkLength(Section):
 
     @property
     def is_auto(self) -> bool:
-        """Return whether the length is chosen while training."""
+        """Return whether Holdfast chooses the length during training."""
         return self.steps == "auto"
 
     def next_stop(
         self, start: int, steps_per_epoch: int, total_steps: int, auto_steps: int = 1, marks: Sequence[int] = ()
     ) -> int:
-        """Return the last step of the chunk ``(start, stop]``: the earliest end of its length, its epoch and the run.
+        """Return the last step of a chunk: where its length, its epoch or the run ends, whichever comes first.
 
-        An automatic chunk ends with an epoch if its length allows: a longer epoch is cut into equal chunks, and shorter
-        epochs are joined into one chunk. So the chunk has between two thirds and one and a half of ``auto_steps``,
-        unless a mark or the run ends it, or it begins inside an epoch.
+        Automatic chunks end with epochs as far as possible: a long epoch is cut into equal chunks, and several short
+        epochs form one chunk. So a chunk's length lies between two thirds of ``auto_steps`` and one and a half times
+        ``auto_steps``, unless a mark or the run's end cuts the chunk, or the chunk begins inside an epoch.
 
         Args:
             auto_steps: the desired number of steps of an automatic chunk; see `holdfast.ledger.interval`.
-            marks: an automatic chunk also ends with every multiple of each mark, in steps.
+            marks: numbers of steps. An automatic chunk also ends at every multiple of each mark.
         """
         if self.steps == "auto":
             at_once = max(1, round(auto_steps / steps_per_epoch))
@@ -153,7 +154,7 @@ class ChunkLength(Section):
 
 
 class Checkpoint(Section):
-    """The files of checkpoints. How a state is divided into files changes its content id, but none of its values."""
+    """The files of checkpoints. The division of a state into files changes its content id, but none of its values."""
 
     part_bytes: Count = Field(default=PART_BYTES, ge=4096)
     """Largest number of bytes of tensors in one file of a checkpoint."""
@@ -162,7 +163,7 @@ class Checkpoint(Section):
 
 
 class NearTier(Section):
-    """Copies of checkpoints in a folder of the node, from which a restart on the same node reads; see storage.md."""
+    """Copies of checkpoints in a folder on the node, which a restart on the same node reads; see storage.md."""
 
     folder: str | None = Field(default=None, min_length=1)
     """Folder on a disk or in memory of the node, which outlives ranks and attempts, such as /local/nvme/holdfast. Each
@@ -194,7 +195,7 @@ class KeepBest(Section):
 
 
 class Retention(Section):
-    """Which checkpoints to keep. The newest, the newest that verifies, the newest certified and pinned ones stay."""
+    """Which checkpoints to keep. The newest, newest verified, newest certified and pinned checkpoints always stay."""
 
     keep_last: Count = Field(default=3, ge=1)
     """Keep this many of the newest checkpoints."""
@@ -241,7 +242,7 @@ class Mesh(Section):
         return self.replicate * self.shard * self.tensor
 
     def resize(self, ranks: int) -> "Mesh":
-        """Return a mesh of a number of ranks with the same tensor dimension, and the same replicas if they divide it.
+        """Return a mesh for another number of ranks, with the same tensor dimension, and if possible the same replicas.
 
         Raises:
             ConfigError: the tensor dimension doesn't divide the number of ranks.
@@ -314,7 +315,7 @@ class Compute(Section):
         try:
             if is_range or not isinstance(nodes, str):
                 return validate(nodes)
-        except ValidationError:  # raise one line, in place of a line for each type
+        except ValidationError:  # raise one line, instead of one line for each type
             pass
         raise ValueError('expected a number from 1 to 1024, a range such as "1:4", or, in a Slurm job, "slurm"')
 
@@ -354,22 +355,22 @@ class Compute(Section):
 
     @property
     def has_ray(self) -> bool:
-        """Return whether Ray places the ranks, so that this machine starts none itself."""
+        """Return whether Ray starts the ranks, so that this command starts none itself."""
         return self.launcher == "ray"
 
     @property
     def is_attached(self) -> bool:
-        """Return whether another launcher has started the ranks, so that nobody here can start new ones."""
+        """Return whether another launcher has started the ranks, so that Holdfast can't start new ranks."""
         return self.launcher == "attached"
 
     @property
     def has_nodes(self) -> bool:
-        """Return whether several machines may train the run together, with a command or an attached script on each."""
+        """Return whether the run may have several nodes, each with its own command or attached script."""
         return self.nodes != 1 and not self.has_ray
 
     @property
     def has_rendezvous(self) -> bool:
-        """Return whether the nodes meet through the torchrun that the command on each node starts."""
+        """Return whether the nodes find each other through torchrun, which the command on each node starts."""
         return self.has_nodes and not self.is_attached
 
     @property
@@ -379,7 +380,7 @@ class Compute(Section):
 
     @property
     def node_range(self) -> tuple[int, int]:
-        """Return the least and the largest number of nodes."""
+        """Return the smallest and the largest number of nodes."""
         least, _, most = str(self.nodes).partition(":")
         return int(least), int(most or least)
 
@@ -389,7 +390,7 @@ class Compute(Section):
         identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
         if isinstance(identity.get("ranks"), int):
             identity["ranks"] *= self.node_range[0]
-        if self.virtual_ranks:  # they give the same bits for any number of data-parallel ranks, sharded or whole
+        if self.virtual_ranks:  # virtual ranks give the same bits for any number of data-parallel ranks, sharded or not
             return identity | ({"mesh": {"tensor": self.tensor_ranks}} if self.tensor_ranks > 1 else {})
         if self.parallel == "ddp":
             return identity
@@ -397,7 +398,7 @@ class Compute(Section):
         return identity | {"parallel": self.parallel} | mesh
 
     def changed(self, **update: Any) -> Self:
-        """Return a copy with other ranks or nodes. With virtual ranks a mesh's data-parallel dimensions follow them.
+        """Return a copy with other ranks or nodes. With virtual ranks, resize the mesh's data-parallel dimensions.
 
         Raises:
             ConfigError: the mesh's tensor dimension doesn't divide the number of ranks; or without virtual ranks the
@@ -468,7 +469,7 @@ class Resume(Section):
 
 
 class ProofSettings(Section):
-    """Rehearsals: new ranks start from a commit, and must train the next steps exactly as the living ranks do."""
+    """Rehearsals: new ranks start from a commit, and must train the next steps exactly as the running ranks did."""
 
     rehearse: Literal["on", "first", "off", "record"] | None = None
     """When to rehearse: "on", after the first commit and then as often as share allows; "first", only then; "off",
@@ -493,7 +494,7 @@ class Supervision(Section):
 
 
 class InitFrom(Section):
-    """The checkpoint of another run, with whose weights a new run begins."""
+    """The checkpoint of another run, whose weights are the start of a new run."""
 
     run: str = Field(min_length=1)
     """The other run: its name on the same store, or STORE/RUN; or a folder with a model's weights, such as a Hugging
@@ -637,26 +638,26 @@ class RunConfig(Section):
         return self.chunk.next_stop(start, steps_per_epoch, self.epochs * steps_per_epoch, auto_steps, marks)
 
     def with_skip(self, skip: str) -> Self:
-        """Return this configuration with steps to skip, besides its own."""
+        """Return a copy of this configuration with further steps to skip."""
         return self.model_copy(update={"skip": str(Steps.parse(self.skip) | Steps.parse(skip))}) if skip else self
 
     def with_ranks(self, ranks: int) -> Self:
-        """Return this configuration with a number of ranks."""
+        """Return a copy of this configuration with this number of ranks."""
         return self.model_copy(update={"compute": self.compute.changed(ranks=ranks)})
 
     def placed(self, nodes: int, rendezvous: str) -> Self:
-        """Return this configuration for ranks that torchrun starts on this number of nodes."""
+        """Return a copy of this configuration for ranks that torchrun starts on this number of nodes."""
         compute = self.compute.changed(nodes=nodes, rendezvous=rendezvous, launcher="torchrun")
         return self.model_copy(update={"compute": compute})
 
     def attached(self, nodes: int, ranks: int) -> Self:
-        """Return this configuration for ranks that another launcher has started, ``ranks`` on each of the nodes."""
+        """Return a copy of this configuration for ranks that another launcher has started: ``ranks`` on each node."""
         compute = self.compute.changed(nodes=nodes, ranks=ranks, rendezvous=None, launcher="attached")
         return self.model_copy(update={"compute": compute})
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change the mathematics. All others may change between two attempts of a run."""
+        """Return the settings that change the mathematics. Others may change between two attempts of a run."""
         return {
             "recipe": self.recipe,
             "seed": self.seed,
@@ -669,7 +670,7 @@ class RunConfig(Section):
 
 
 def list_classes(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldClass]]:
-    """Yield the class of each field and table that has one, after its dotted name.
+    """Yield pairs of dotted name and class, for each field and table that has a class.
 
     Args:
         prefix: the name of the table, with a dot at its end.

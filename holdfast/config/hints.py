@@ -1,9 +1,9 @@
-"""Hints for settings that a person writes with another tool's name: Holdfast's own name for each."""
+"""Hints for settings that the user writes with another tool's name: Holdfast's name for the same setting."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# For each setting of Holdfast, other tools' names for it (in lower case, dashes as underscores).
+# For each setting of Holdfast, other tools' names for the setting (in lower case, dashes as underscores).
 FOREIGN: dict[str, str] = {
     "recipe": "model target entrypoint trainer train_fn",
     "run": "run_name name experiment experiment_name job_name run_id",
@@ -61,7 +61,7 @@ def hint_for(name: str, value: Any) -> str:
 
     Args:
         name: the dotted name of an unknown setting or table.
-        value: its value. If that is a table, its first key counts as part of the name.
+        value: the setting's value. If the value is a table, the table's first key counts as part of the name.
     """
     names = [name.lower().replace("-", "_")]
     while isinstance(value, Mapping) and value:

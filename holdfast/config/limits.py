@@ -1,4 +1,4 @@
-"""Limits of settings, so that numbers fit clocks and JSON, and texts fit a path and a process's environment."""
+"""Limits of settings: numbers have to fit clocks and JSON, and texts have to fit a path and a process's environment."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-# Bounds that no run comes near, so that every number fits a clock, a timeout, a float and a JSON reader.
+# Bounds that no run reaches. With them, every number fits a clock, a timeout, a float and a JSON reader.
 Seconds = Annotated[float, Field(le=1e9)]
 Count = Annotated[int, Field(le=2**53)]
 Processes = Annotated[int, Field(le=1024)]
@@ -18,10 +18,10 @@ MAX_DEPTH = 64  # the deepest nesting of tables and lists
 
 
 def check_plain(value: object, is_own: bool, depth: int = 0) -> None:
-    """Raise ValueError for text that UTF-8 can't encode, and for tables that are nested too deep.
+    """Raise ValueError for text that UTF-8 can't encode, and for tables that are nested too deeply.
 
     Args:
-        is_own: whether the field is Holdfast's own, not the recipe's. If so, also refuse long text and null characters,
+        is_own: whether the field is Holdfast's and not the recipe's. If so, also refuse long text and null characters,
             because the text is a name or a path.
     """
     if depth > MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""A configuration read from a TOML file, with ``--set`` and hints for what is wrong in it."""
+"""Reading a configuration from a TOML file and ``--set`` options, with hints for mistakes."""
 
 import difflib
 import logging
@@ -19,8 +19,8 @@ from holdfast.store.failures import without_secrets
 
 log = logging.getLogger(__name__)
 
-NEAR = 0.6  # similarity from which a known name is suggested for an unknown one; see difflib
-NEAR_NAME = 0.8  # the similarity for a field's own name, without its table
+NEAR = 0.6  # the least similarity at which a known name is suggested; see difflib
+NEAR_NAME = 0.8  # the same for a field's own name, without its table
 SHOWN_CHARS = 200  # the most characters of a value that a message shows
 
 
@@ -28,16 +28,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a configuration from a TOML file, and apply ``key=value`` overrides.
 
     Args:
-        overrides: ``a.b=value``, with the value in TOML. A value that is not TOML is taken as a string, as after the
-            shell has removed its quotes.
+        overrides: ``a.b=value``, with the value in TOML. A value that is not TOML counts as a string, because the shell
+            removes a string's quotes.
 
     Raises:
-        ConfigError: the file is missing or not TOML, a key is unknown (the nearest known one is named), or a
-            value is out of range; ``compute.nodes = "slurm"`` outside of a Slurm job.
+        ConfigError: the file is missing or not TOML, a key is unknown (the message names the most similar known key), a
+            value is out of range, or ``compute.nodes = "slurm"`` is set outside of a Slurm job.
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)  # bounded, because a device may never end
+            data = file.read(MAX_FILE_BYTES + 1)  # bounded, because reading a device may never end
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration {path}", hint=_hint_for_path(Path(path))) from None
     except (OSError, ValueError) as error:
@@ -58,7 +58,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_config(fields: Mapping[str, Any], where: str = "the configuration") -> RunConfig:
-    """Validate a mapping as a configuration. Errors name the field.
+    """Validate a mapping, and return the configuration. Errors name the field.
 
     Args:
         where: the source of the mapping, for messages.
@@ -69,7 +69,8 @@ def parse_config(fields: Mapping[str, Any], where: str = "the configuration") ->
     try:
         return _check_size(RunConfig.model_validate(fields), where)
     except ValidationError as error:
-        # Report one mistake, an unknown key first: a misspelt key may cause a missing one.
+        # Report only one mistake. Prefer an unknown key: if a key is misspelt, the right key is reported as missing,
+        # too.
         problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         first = problems[0]
     name = ".".join(str(part) for part in first["loc"])
@@ -84,14 +85,14 @@ def parse_config(fields: Mapping[str, Any], where: str = "the configuration") ->
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the hint for an unknown name: the most similar known name, or all known names."""
+    """Return the hint for an unknown name: the most similar known name or, if none is similar, all known names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
 
 
 def _check_size(config: RunConfig, where: str) -> RunConfig:
-    """Return the configuration if it fits a rank's environment as JSON.
+    """Return the configuration unchanged after checking that its JSON fits a rank's environment variable.
 
     Raises:
         ConfigError: a number is NaN or infinite, or the JSON is too long.
@@ -107,7 +108,7 @@ def _check_size(config: RunConfig, where: str) -> RunConfig:
 
 
 def _hint_for_key(name: str, value: Any) -> str:
-    """Return the hint for an unknown key: Holdfast's name for it, a similar name, or ``settings.<key>``."""
+    """Return the hint for an unknown key: Holdfast's name for the setting, a similar name, or ``settings.<key>``."""
     if hint := hint_for(name, value):
         return hint
     known = sorted(_known_keys(RunConfig))
@@ -122,7 +123,7 @@ def _hint_for_key(name: str, value: Any) -> str:
 
 
 def _find_fields(name: str, value: Any, known: Sequence[str]) -> list[str]:
-    """Return the fields, of any table, whose own name equals an unknown key's or is the most similar to it.
+    """Return the fields, in any table, whose own name equals an unknown key or is the most similar to this key.
 
     Args:
         name: the unknown key.
@@ -157,10 +158,10 @@ def _set(fields: dict[str, Any], override: str) -> None:
 
 
 def set_field(fields: dict[str, Any], name: str, value: Any) -> None:
-    """Set a field by its dotted name, and create missing tables.
+    """Set a field, given by its dotted name, and create missing tables.
 
     Raises:
-        ConfigError: a table in the name is a value.
+        ConfigError: a table in the dotted name is already a value.
     """
     *tables, last = name.split(".")
     for table in tables:

@@ -1,4 +1,4 @@
-"""The place where the numbers of a run go, as ``log.metrics`` names it: ``prometheus:PORT`` or ``otlp:URL``."""
+"""The target of a run's metrics, which ``log.metrics`` names: ``prometheus:PORT`` or ``otlp:URL``."""
 
 import re
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from urllib.parse import urlsplit
 
 EXPECTED = "expected prometheus:PORT, such as prometheus:9464, or otlp:URL, such as otlp:http://127.0.0.1:4318"
 LOOPBACK = "127.0.0.1"
-# Host and ports of ``prometheus:``; an IPv6 address is in brackets.
+# Matches host and ports of ``prometheus:``; an IPv6 address is in brackets.
 _LISTENING = re.compile(r"((?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]*):)?(?P<first>\d+)(-(?P<last>\d+))?")
 HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True)
 class MetricsTarget:
-    """The place where the numbers of a run go.
+    """The target of a run's metrics.
 
     Attributes:
-        kind: ``prometheus`` serves the numbers over HTTP, ``otlp`` sends them to a receiver.
-        host: the address to serve on; empty for ``otlp``.
-        ports: the ports to serve on, of which the first free one is taken; empty for ``otlp``.
+        kind: ``prometheus`` to serve the metrics over HTTP, ``otlp`` to send them to a receiver.
+        host: the address on which to serve; empty for ``otlp``.
+        ports: the ports on which to serve; the first free port is used. Empty for ``otlp``.
         url: the base of the receiver's URLs; empty for ``prometheus``.
     """
 
@@ -33,7 +33,7 @@ def read_metrics_target(text: str) -> MetricsTarget:
     """Return the target that a value of ``log.metrics`` names.
 
     Raises:
-        ValueError: the text names no target.
+        ValueError: the text doesn't name a target.
     """
     kind, _, place = text.partition(":")
     if kind == "prometheus":
@@ -58,7 +58,7 @@ def _read_url(url: str) -> str:
     parts = urlsplit(url)
     try:
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number
+    except ValueError:  # the port is not a number
         is_url = False
     if not is_url:
         raise ValueError(f"{EXPECTED}; the URL begins with http:// or https://")

@@ -1,4 +1,4 @@
-"""The Slurm job of this process, by its environment variables: its nodes, and the address where they meet."""
+"""This process's Slurm job, from environment variables: its nodes, and the address at which they find each other."""
 
 import os
 import re
@@ -8,27 +8,28 @@ from typing import Any
 
 from holdfast.errors import ConfigError
 
-# An entry in Slurm's list of tasks per node: 4, or 4(x2) for two nodes with 4 tasks each.
+# Matches an entry in Slurm's list of tasks per node: 4, or 4(x2) for two nodes with 4 tasks each.
 TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")
-# The first host in Slurm's list of hosts: node1 in node[1-3,7] and in node1,node2. Source: scontrol(1), show hostnames.
+# Matches the first host in Slurm's list of hosts: node1 in node[1-3,7] and in node1,node2. Source: scontrol(1), show
+# hostnames.
 FIRST_HOST = re.compile(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)")
 OF_A_BATCH_FILE = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
-FIRST_PORT, PORTS = 15000, 15000  # below the ports that Linux gives to clients
-# The factors have no divisor in common with `PORTS`. So jobs with close numbers get different ports, and so do the
-# steps of a job. A job that is queued again gets another port, too, because another program may use the earlier one.
+FIRST_PORT, PORTS = 15000, 15000  # below the ports that Linux assigns to outgoing connections
+# The factors have no common divisor with `PORTS`. So jobs with close numbers get different ports, and so do the steps
+# of a job. A requeued job gets another port, too, because another program may use the earlier port.
 PER_JOB, PER_RESTART = 31, 1009
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A Slurm job, as one of its processes sees it.
+    """A Slurm job, as described by the environment variables of one of its processes.
 
     Attributes:
-        name: the job's number, as scontrol takes it: 7; or 7_3 for task 3 of array 7.
-        restarts: how often Slurm has queued the job again.
-        nodes: the number of nodes of the process's step; of the job, if srun has not started the process.
+        name: the job's number in the form that scontrol accepts: 7; or 7_3 for task 3 of array 7.
+        restarts: how often Slurm has requeued the job.
+        nodes: the number of nodes of the process's Slurm step; if srun has not started the process, of the job.
         is_step: whether srun has started the process.
-        tasks: the number of processes of the step on each node; one number for several nodes in a row with equal ones.
+        tasks: the numbers of the step's processes on its nodes; one number for consecutive nodes with equal numbers.
             Empty without a step.
         address: host:port of the first node. MASTER_ADDR replaces the host, and MASTER_PORT the port.
     """
@@ -42,7 +43,7 @@ class SlurmJob:
 
 
 def find_job(environ: Mapping[str, str] = os.environ) -> SlurmJob | None:
-    """Return the Slurm job of a process with these environment variables; None if the process is in no job."""
+    """Return the Slurm job of a process with these environment variables; None if the process isn't in a job."""
     if not environ.get("SLURM_JOB_ID", "").isdecimal():
         return None
     is_step = "SLURM_STEP_NUM_NODES" in environ
@@ -64,13 +65,14 @@ def find_job(environ: Mapping[str, str] = os.environ) -> SlurmJob | None:
 
 
 def settle_nodes(fields: dict[str, Any], environ: Mapping[str, str] = os.environ) -> None:
-    """Put a Slurm job's number of nodes, and the address where they meet, in place of ``compute.nodes = "slurm"``.
+    """Replace ``compute.nodes = "slurm"`` by the Slurm job's number of nodes, and set the address where the nodes meet.
 
     Args:
-        fields: a configuration before its validation; it is changed in place.
+        fields: a configuration before its validation, which is changed in place.
 
     Raises:
-        ConfigError: the process belongs to no job, or it is one of several nodes' without the others.
+        ConfigError: the process isn't in a job. Or the job has several nodes, but no process was started on the other
+            nodes.
     """
     compute = fields.get("compute")
     if not isinstance(compute, dict) or compute.get("nodes") != "slurm":

@@ -1,4 +1,4 @@
-"""A set of steps, as a person writes it: ``1200-1210, 1300``."""
+"""A set of steps, which the user writes as ``1200-1210, 1300``."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -13,17 +13,17 @@ EXPECTED = "expected steps such as 1200-1210, or 1200-1210,1300"
 
 @dataclass(frozen=True)
 class Steps:
-    """A set of step numbers, from 1.
+    """A set of step numbers, which count from 1.
 
     Attributes:
-        ranges: the first and the last step of each range, in their order; neither overlapping nor adjoining.
+        ranges: the first and the last step of each range, in ascending order. Ranges neither overlap nor adjoin.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Return the set of the steps in any ranges."""
+        """Return the set of all steps in some ranges, which may overlap."""
         joined: list[tuple[int, int]] = []
         for first, last in sorted(ranges):
             if joined and first <= joined[-1][1] + 1:
@@ -34,10 +34,10 @@ class Steps:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the set that a text names; an empty text names no step.
+        """Return the set that a text describes; for an empty text, the empty set.
 
         Raises:
-            ValueError: the text names no steps.
+            ValueError: the text doesn't describe a set of steps.
         """
         ranges = []
         for part in text.split(",") if text.strip() else ():
@@ -53,7 +53,7 @@ class Steps:
 
     @property
     def named(self) -> str:
-        """The set as a person names it: ``step 24``, or ``steps 24-26``."""
+        """The set as a readable text: ``step 24``, or ``steps 24-26``."""
         return f"step{'' if self.first == self.last else 's'} {self}"
 
     def __bool__(self) -> bool:
@@ -69,7 +69,7 @@ class Steps:
         return self.of(self._without(other))
 
     def __xor__(self, other: Self) -> Self:
-        """Return the steps of either set that aren't in the other."""
+        """Return the steps that are in exactly one of the two sets."""
         return (self - other) | (other - self)
 
     @property
@@ -83,7 +83,7 @@ class Steps:
         return self.ranges[-1][1] if self.ranges else 0
 
     def find_outside(self, step: int) -> int:
-        """Return the last step up to this one that isn't in the set; 0 if all are."""
+        """Return the last step that isn't in the set and isn't after this step; 0 if there is none."""
         for first, last in reversed(self.ranges):
             if first <= step <= last:
                 return first - 1
