@@ -1,1 +1,1 @@
-"""What a run is trained with: settings, code, packages and files; their records, and how they change."""
+"""The inputs of a run: settings, code, packages and files. How they are recorded, and how changes are found."""

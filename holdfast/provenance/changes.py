@@ -1,7 +1,8 @@
-"""Compare settings, code and files of a run over time: every difference as a `Change`, and its class.
+"""The comparison of a run's settings, code and files with saved ones: each difference is a `Change` with a class.
 
-Pure: identities, as `holdfast.provenance.fingerprint` hashes them, and records of code, hyperparameters, files and
-packages go in; a list of changes comes out. `holdfast.provenance.drift` decides which of them are allowed.
+The functions depend only on their arguments: identities, which `holdfast.provenance.fingerprint` hashes, and records of
+code, hyperparameters, files and packages. They return changes, and `holdfast.provenance.drift` decides which changes
+are allowed.
 """
 
 import difflib
@@ -18,14 +19,14 @@ Kind = Literal["value", "added", "removed", "renamed", "source", "built", "file"
 
 FIELD_CLASSES = dict(list_classes(RunConfig))
 
-# The beginning of a change's name, for each kind of change except those of settings.
+# The prefix of a change's name, for each kind of change except changes of settings.
 PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}
-# The class of each change that is not a change of settings, by its kind.
+# The class of each kind of change, except changes of settings.
 CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}
 
 
 def classify(name: str) -> FieldClass:
-    """Return the class of a configuration's field from its dotted name. An unknown field is operational."""
+    """Return the class of a configuration's field by the field's dotted name; ``operational`` for an unknown field."""
     return next((FIELD_CLASSES[table] for table in list_tables(name) if table in FIELD_CLASSES), "operational")
 
 
@@ -35,7 +36,7 @@ class Change:
 
     Attributes:
         name: the dotted name; the new name of a renamed field.
-        saved, current: the two values as plain JSON; "(absent)" for a missing one.
+        saved, current: the two values as plain JSON; "(absent)" for a missing value.
         was: the old name of a renamed field.
         is_default: whether an added field has its default value.
     """
@@ -68,7 +69,7 @@ class Change:
 
 
 def format_value(value: Any) -> str:
-    """Return a value of a change as a person reads it: a hash cut short, NaN and large numbers as plain numbers."""
+    """Return a value of a change as a readable text: a hash is shortened, NaN and large numbers are plain numbers."""
     if isinstance(value, dict) and not _is_table(value):
         return str(*value.values())
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
@@ -80,9 +81,9 @@ def format_value(value: Any) -> str:
 
 
 def find_defaults(section: type[Section] = RunConfig, table: str = "") -> dict[str, Any]:
-    """Return the defaults of all fields of the configuration that have one, by dotted name.
+    """Return the default of each field of the configuration that has a default, by dotted name.
 
-    Defaults in ``settings`` are not included: only the recipe knows them.
+    Defaults in ``settings`` are not included, because only the recipe knows them.
     """
     defaults: dict[str, Any] = {}
     for key, field in section.model_fields.items():
@@ -98,14 +99,15 @@ def find_defaults(section: type[Section] = RunConfig, table: str = "") -> dict[s
 def compare_identities(
     saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> list[Change]:
-    """Return the changes between two identities, sorted by name; empty exactly if their fingerprints are equal.
+    """Return the changes between two identities, sorted by name; none exactly if the fingerprints are equal.
 
-    A removed field and an added field of the same table with an equal value count as one renamed field. If several
-    pairs fit, the most similar names are paired.
+    A removed and an added field count as a renamed field if they are in the same table and have equal values. If there
+    are several such pairs, fields with the most similar names are paired.
 
     Args:
-        saved: the saved identity; it may have been read back from JSON.
-        defaults: the defaults of today's fields by dotted name: `find_defaults`, and ``settings.<name>``.
+        saved: the saved identity, perhaps read from JSON.
+        defaults: the defaults of the current fields by dotted name: the result of `find_defaults`, and
+            ``settings.<name>`` for the recipe's.
     """
     changes = list(_walk(to_plain(saved), to_plain(current), "", defaults))
     return sorted(_join_renamed(changes), key=lambda change: change.name)
@@ -125,7 +127,8 @@ def _walk(saved: dict[str, Any], current: dict[str, Any], table: str, defaults: 
 
 
 def _walk_added(name: str, value: Any, defaults: Mapping[str, Any]) -> Iterator[Change]:
-    # List a new table of fields field by field. Compare a field whose value is a table with its default as a whole.
+    # List the fields of a new table one by one. But if the value of a single field is a table, compare the whole value
+    # with the field's default.
     if _is_table(value) and any(field.startswith(f"{name}.") for field in defaults):
         for key, inner in value.items():
             yield from _walk_added(f"{name}.{key}", inner, defaults)
@@ -159,16 +162,16 @@ def _closest(change: Change, others: Sequence[Change]) -> Change | None:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    return canonical_json([a]) == canonical_json([b])  # as in the fingerprint: 1 equals 1.0 and differs from true
+    return canonical_json([a]) == canonical_json([b])  # as for the fingerprint, 1 equals 1.0 and differs from true
 
 
 def _is_table(value: Any) -> bool:
-    """Return whether a value is a table of fields, not a marked number; see `canonical`."""
+    """Return whether a value is a table of fields. A number in a notation of `canonical` is not a table."""
     return isinstance(value, dict) and value.keys() not in ({"$int"}, {"$float"})
 
 
 def list_tables(name: str) -> list[str]:
-    """Return a dotted name and the tables that contain it: ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``."""
+    """Return a dotted name and the names of the tables around it: ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
@@ -177,7 +180,7 @@ def list_tables(name: str) -> list[str]:
 
 
 def to_lineage(changes: Iterable[Change]) -> dict[str, Any]:
-    """Return the changes as JSON, by name. `from_lineage` reads it."""
+    """Return the changes as a JSON object by name, which `from_lineage` reads."""
     return {
         change.name: {
             "kind": change.kind,

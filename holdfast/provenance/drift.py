@@ -1,4 +1,4 @@
-"""The decision on drift: the changes with which a run may continue, and the error that names the refused ones."""
+"""The decision on drift: which changes a run may continue with, and the error that names the refused changes."""
 
 import json
 import sys
@@ -19,19 +19,19 @@ GROUPS: dict[Kind, str] = {
     "package": "changed packages",
 }
 
-# The words for changes other than changes of settings, in a message.
+# A message's words for changes other than changes of settings.
 CALLED: dict[Kind, str] = {"source": "code", "built": "values", "file": "files"}
 SHOWN_CHANGES = 12
-# The part of a built value's name that marks it as the digest of a function's bytecode.
+# If the name of a built value contains this, the value is the digest of a function's bytecode.
 CODE = f".code.{sys.implementation.cache_tag}"
 
 
 def is_harmless(change: Change) -> bool:
     """Return whether a change never stops a run.
 
-    Harmless are: a new field with its default (from an upgrade); a package's version and the number of ranks (they
-    affect only the promise of equal bits); the steps to skip, which `check_skips` judges instead; a module or a file
-    that was not used before; and a file that is no longer read.
+    These changes are harmless: a new field with its default (from an upgrade); a package's version and the number of
+    ranks (they affect only the promise of equal bits); the steps to skip, which `check_skips` judges instead; a module
+    or a file that was not used before; and a file that is no longer read.
     """
     if change.kind == "package" or is_of_ranks(change) or is_of_skips(change):
         return True
@@ -41,20 +41,21 @@ def is_harmless(change: Change) -> bool:
 
 
 def is_of_ranks(change: Change) -> bool:
-    """Return whether a change is another number of ranks, in a run without virtual ranks."""
+    """Return whether a change is a different number of ranks in a run without virtual ranks."""
     return change.kind == "value" and change.name == "compute.ranks"
 
 
 def is_of_skips(change: Change) -> bool:
-    """Return whether a change is another list of steps to skip."""
+    """Return whether a change is a different list of steps to skip."""
     return change.name == "skip"
 
 
 def is_accepted(change: Change, accept: Sequence[str]) -> bool:
-    """Return whether a change is accepted: by its name, by a table that contains it, or by the last part of its name.
+    """Return whether a change is accepted: by its name, by a table around it, or by the last part of its name.
 
-    A renamed field may be accepted by either name. For a module, a file or a built value the last part is not enough,
-    since a setting may have it too: ``my_package.model`` accepts ``sources.my_package.model``, ``model`` doesn't.
+    A renamed field may be accepted by its old or new name. For a module, a file or a built value the last part is not
+    enough, because a setting may have the same last part: ``my_package.model`` accepts ``sources.my_package.model``,
+    but ``model`` doesn't.
     """
     own = [name for name in (change.name, change.was) if name]
     prefix = PREFIXES.get(change.kind)
@@ -65,8 +66,9 @@ def is_accepted(change: Change, accept: Sequence[str]) -> bool:
 def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Change]:
     """Return the changes that stop a run.
 
-    Changed built values stop a run only if nothing else has changed. If settings, code or files have changed, the built
-    values follow from those changes, which are judged instead.
+    A built value is a value of an object that the recipe built. Changed built values stop a run only if nothing else
+    has changed. If settings, code or files have changed, the built values are a consequence of these changes, which are
+    judged instead.
     """
     others = [change for change in changes if change.kind != "built" and not is_harmless(change)]
     judged = others or changes
@@ -76,17 +78,17 @@ def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Chang
 def check_drift(
     changes: Sequence[Change], accept: Sequence[str], saved_fingerprint: str, current_fingerprint: str
 ) -> list[Change]:
-    """Return the changes for the lineage if all of them are allowed; otherwise raise ConfigDrift.
+    """Return the changes, for the lineage, if all of them are allowed; otherwise raise ConfigDrift.
 
     Args:
         changes: the changes from `compare_identities` and `holdfast.provenance.recorded`.
         accept: the names in ``resume.accept_drift``; names that match no change are ignored.
-        saved_fingerprint: the commit's fingerprint; empty if it was lost. If it equals the current fingerprint, no
-            setting can have changed.
+        saved_fingerprint: the commit's fingerprint; empty if it was lost. If it equals the current one, no setting can
+            have changed.
 
     Raises:
         ConfigDrift: a change is neither harmless nor accepted; the error names every such change. Or the fingerprints
-            differ although no setting is known to have changed.
+            differ, although no changed setting was found.
     """
     has_same_settings = saved_fingerprint in ("", current_fingerprint)
     changes = [change for change in changes if change.kind in PREFIXES or not has_same_settings]
@@ -110,7 +112,7 @@ def check_drift(
 
 
 def _first_line(refused: Sequence[Change]) -> str:
-    """Return the first line of an error that refuses code, files or built values, but no setting."""
+    """Return the first line of the error if code, files or built values are refused, but no settings."""
     kinds = {change.kind for change in refused}
     if kinds == {"built"}:
         return "the recipe builds other values than when it was saved, though no setting, code or file has changed"
@@ -119,10 +121,10 @@ def _first_line(refused: Sequence[Change]) -> str:
 
 
 def _list_grouped(changes: Iterable[Change], functions: str) -> Iterator[str]:
-    """Yield the lines of changes, under their groups' titles.
+    """Yield the lines that list changes in groups, after each group's title.
 
     Args:
-        functions: the functions whose code has changed; empty if none is known.
+        functions: the names of the functions whose code has changed; empty if none is known.
     """
     rows: dict[str, list[str]] = {title: [] for title in GROUPS.values()}
     for change in changes:
@@ -136,10 +138,10 @@ def _list_grouped(changes: Iterable[Change], functions: str) -> Iterator[str]:
 
 
 def _name_functions(changes: Sequence[Change]) -> str:
-    """Return the names of the functions whose bytecode has changed, as far as the built values have digests of them.
+    """Return the names of the functions whose bytecode has changed, as far as built values contain their digests.
 
-    There is a digest for each of the user's functions that the recipe refers to, also through other functions. The
-    function of ``built.loop.captured.learn.code.cpython-311`` is ``learn``.
+    A digest exists for each of the user's functions that the recipe refers to, directly or through other functions. For
+    example, ``built.loop.captured.learn.code.cpython-311`` is the digest of the function ``learn``.
     """
     found = [change.name.partition(CODE)[0] for change in changes if change.kind == "built" and CODE in change.name]
     names = sorted({name.rpartition(".")[2] for name in found})
@@ -155,7 +157,7 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
         put_back = "look for a changed environment variable or file, " + put_back
     if is_unexplained:
         return f"{put_back}, or {go_apart}"
-    # The option --set replaces the whole list, so the hint names the changes that are accepted already, too.
+    # The option --set replaces the whole list. So the hint includes the changes that are already accepted.
     is_built_only = all(change.kind == "built" for change in changes if not is_harmless(change))
     named = [change for change in changes if not is_harmless(change) and (is_built_only or change.kind != "built")]
     names = [change.name for change in named] if len(named) <= SHOWN_CHANGES else _shorten_names(named)
@@ -163,5 +165,5 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
 
 
 def _shorten_names(changes: Iterable[Change]) -> list[str]:
-    """Return the names for ``accept_drift`` that accept these changes: a common one for each kind, or a setting's."""
+    """Return names for ``accept_drift`` that accept these changes: settings' names, or a common name for a kind."""
     return list(dict.fromkeys(PREFIXES.get(change.kind, change.name).removesuffix(".") for change in changes))

@@ -1,6 +1,6 @@
-"""The fingerprint of a configuration: the SHA-256 of its canonical JSON, and the comparison field by field.
+"""The fingerprint of a configuration, the SHA-256 of its canonical JSON, and the comparison of its fields.
 
-`RunConfig.identity` in `holdfast.config.fields` says which settings it covers.
+`RunConfig.identity` in `holdfast.config.fields` decides which settings the fingerprint covers.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ ABSENT = "(absent)"
 def fingerprint(cfg: object) -> str:
     """Return the SHA-256 (hex) of a configuration. Equal settings have an equal fingerprint on every machine.
 
-    Dataclasses (nested), pydantic models and mappings become canonical JSON. Fields whose name begins with ``_`` are
-    skipped. The order of fields doesn't count, and ``1`` equals ``1.0``. Any other object is hashed as ``str(cfg)``,
-    and its fingerprint is only as stable as that string.
+    Dataclasses (also nested), pydantic models and mappings become canonical JSON. Fields whose name begins with ``_``
+    are skipped. The order of fields doesn't count, and ``1`` equals ``1.0``. Any other object is hashed as
+    ``str(cfg)``, so its fingerprint is only as stable as this string.
 
     Source: RFC 8785 (JSON Canonicalization Scheme).
     """
@@ -40,11 +40,11 @@ def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = Non
     """Raise ConfigDrift unless ``cfg`` has the fingerprint ``saved``. An empty ``saved`` skips the check.
 
     Args:
-        saved_cfg: the configuration that ``saved`` was computed from, if it is known.
+        saved_cfg: the configuration from which ``saved`` was computed, if it is known.
 
     Raises:
-        ConfigDrift: the fingerprints differ. The message has both, cut to 16 characters, and, if ``saved_cfg`` is
-            given, every field that differs with both values; ``data["fields"]`` has the full values.
+        ConfigDrift: the fingerprints differ. The message has both fingerprints, cut to 16 characters. If ``saved_cfg``
+            is given, it also has both values of each field that differs; ``data["fields"]`` has the full values.
     """
     current = fingerprint(cfg)
     if not saved or current == saved:
@@ -61,7 +61,7 @@ def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = Non
 
 
 def diff(saved: object, current: object) -> dict[str, tuple[Any, Any]]:
-    """Return every field that differs, by dotted name, as ``(saved, current)``; a missing field is "(absent)"."""
+    """Return each field that differs, by dotted name, as ``(saved, current)``; "(absent)" for a missing value."""
     old, new = flatten(to_plain(saved)), flatten(to_plain(current))
     return {
         name: (old.get(name, ABSENT), new.get(name, ABSENT))
@@ -71,7 +71,7 @@ def diff(saved: object, current: object) -> dict[str, tuple[Any, Any]]:
 
 
 def to_plain(value: object) -> Any:
-    """Convert a value to plain JSON without loss. A value of another type becomes ``str(value)``."""
+    """Convert a value to plain JSON without loss. A value of a type that JSON lacks becomes ``str(value)``."""
     if isinstance(value, enum.Enum):
         return to_plain(value.value)
     if value is None or isinstance(value, bool | str):
@@ -99,7 +99,7 @@ def _plain_fields(fields: Mapping[Any, object]) -> dict[str, Any]:
 
 
 def flatten(value: Any, name: str = "") -> dict[str, Any]:
-    """Return the values in nested tables by their dotted names; an empty table is a value."""
+    """Return the values in nested tables by their dotted names. An empty table counts as a value."""
     if not isinstance(value, dict) or (not value and name):
         return {name or "(value)": value}
     flat: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The values that count as hyperparameters: plain values that depend neither on the process nor on the machine."""
+"""The values that count as hyperparameters: plain values that don't depend on the process or the machine."""
 
 import enum
 import hashlib
@@ -13,9 +13,9 @@ from holdfast.provenance.fingerprint import canonical_json, to_plain
 
 LISTED_ITEMS = 64
 A_DAY_S = 86_400.0
-# Ticks per second of a clock that counts seconds, milliseconds, microseconds or nanoseconds.
+# The ticks per second of clocks that count seconds, milliseconds, microseconds or nanoseconds.
 CLOCKS = (1, 1e3, 1e6, 1e9)
-LATEST = 1e19  # larger than the time now on any of these clocks
+LATEST = 1e19  # larger than the current time on any of these clocks
 OF_A_PROCESS = re.compile(
     r"[/~]|[A-Za-z]:[\\/]|\w+://|.* at 0x[0-9a-f]+"  # a path, a URL, an object's address
     r"|\{?[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\}?$"  # a UUID
@@ -25,14 +25,14 @@ OF_A_PROCESS = re.compile(
 SECRET = re.compile(r"(?i)secret|token|passw|credential|(api|access)_?key")
 LEFT_OUT = object()
 BEGAN_S = time.monotonic()
-# Attributes that torch and accelerate set on modules and schedulers; they are no hyperparameters.
+# Attributes that torch and accelerate set on modules and schedulers. They aren't hyperparameters.
 SKIPPED = {"training", "forward", "optimizer", "call_super_init", "dump_patches"}
 # Private attributes in which torch keeps the parts of a scheduler.
 INNER = {"_schedulers", "_milestones", "_scale_fn_custom"}
 
 
 def as_plain_json(value: Any) -> Any:
-    """Return a value as plain JSON; LEFT_OUT if it has no such form, or depends on the process or the machine."""
+    """Return a value as plain JSON; LEFT_OUT if JSON can't hold it, or if it depends on the process or the machine."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, np.generic):
@@ -58,7 +58,7 @@ def _is_of_a_process(value: Any) -> bool:
         return OF_A_PROCESS.match(value) is not None
     if isinstance(value, bool) or value is None or abs(value) > LATEST:
         return False
-    # A time that `time.monotonic` or `time.perf_counter` returned in this process has more digits than a constant.
+    # A time from `time.monotonic` or `time.perf_counter` in this process has more digits than a constant would have.
     readings = (value / clock for clock in (1, 1e9))
     if any(BEGAN_S - 1 <= each <= time.monotonic() and each != round(each, 6) for each in readings):
         return True
@@ -66,12 +66,12 @@ def _is_of_a_process(value: Any) -> bool:
 
 
 def is_public(key: str) -> bool:
-    """Return whether an attribute of this name is the user's own and public."""
+    """Return whether an attribute with this name is public and was defined by the user."""
     return (not key.startswith("_") or key in INNER) and key not in SKIPPED
 
 
 def is_hyperparameter(key: str, value: Any) -> bool:
-    """Return whether a module's attribute is public, and its value is plain and independent of process and machine."""
+    """Return whether a module's attribute is public, and its value plain and independent of process and machine."""
     if not is_public(key) or not (value is None or isinstance(value, bool | int | float | str | np.generic)):
         return False
     return as_plain_json(value) is not LEFT_OUT and not (isinstance(value, str) and SECRET.search(key))

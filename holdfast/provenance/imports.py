@@ -1,4 +1,4 @@
-"""The search for the user's own modules in a process, and for their files, without importing anything."""
+"""The search for the user's own modules in a process, and for these modules' files, without importing anything."""
 
 import ast
 import sys
@@ -9,12 +9,12 @@ from typing import cast
 
 from holdfast.provenance.ownership import claim, is_own_file
 
-# Modules that a debugger or the site's Python adds to a process. They don't depend on the recipe.
+# Modules that a debugger or the machine's Python installation adds to a process. They don't depend on the recipe.
 INJECTED = ("pydev", "_pydev", "sitecustomize", "usercustomize")
 
 
 def find_file(name: str) -> str:
-    """Return the file of a module, loaded or as an import would find it; empty if the module has no file."""
+    """Return the file of a loaded module, or the file that an import would load; empty if the module has no file."""
     module = sys.modules.get(name)
     if module is not None:
         return str(getattr(module, "__file__", None) or "")
@@ -23,14 +23,14 @@ def find_file(name: str) -> str:
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """Return the spec of the module that an import would load. Unlike importlib, don't import the module's parents."""
+    """Return the spec of the module that an import would load. Unlike importlib, don't import the parent packages."""
     spec: ModuleSpec | None = None
     path: list[str] | None = None
     for part in list_prefixes(name):
         try:
             spec = _ask_finders(part, path)
             path = None if spec is None else list(spec.submodule_search_locations or ())
-        except KeyError:  # a namespace package needs its parent, which isn't loaded
+        except KeyError:  # the spec of a namespace package needs its parent package, which isn't loaded
             spec, path = None, [str(Path(folder, part.rpartition(".")[2])) for folder in path or ()]
         if not path and part != name:
             return None
@@ -48,7 +48,7 @@ def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
 
 
 def read_module(name: str) -> bytes | None:
-    """Return the bytes of a module's file, also from inside a zip file; None if there is no readable file."""
+    """Return the bytes of a module's file, which may be inside a zip file; None if there is no readable file."""
     file = find_file(name)
     if not file:
         return None
@@ -64,21 +64,26 @@ def read_module(name: str) -> bytes | None:
 
 
 def claim_recipe(name: str) -> None:
-    """Count the package of a recipe, ``module:attribute`` or ``file.py:attribute``, as the user's; see `claim`."""
+    """Count a recipe's package as the user's; see `claim`.
+
+    The recipe is given as ``module:attribute`` or ``file.py:attribute``.
+    """
     module = name.rpartition(":")[0]
     claim(str(Path(module).absolute()) if module.endswith(".py") else find_file(module))
 
 
 def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
-    """Return the names of the user's loaded modules: those that the recipe imports or loads in another way.
+    """Return the names of the user's loaded modules that the recipe has imported, or loaded in another way.
 
     Args:
-        roots: the recipe's modules. They and the rest of their packages count as the user's even if installed.
-        before: the modules that were loaded before the recipe; they count only if the recipe's code imports them.
+        roots: the recipe's modules. All modules of their packages count as the user's, even if the packages are
+            installed.
+        before: the modules that were loaded before the recipe. They are included only if the recipe's code imports
+            them.
     """
     for root in roots:
         claim(find_file(root))
-    # Skip names that no import finds: torch.compile loads its generated code under such names.
+    # Skip names that no import would find, because torch.compile loads its generated code under such names.
     new = [name for name in list(sys.modules) if name not in before and is_users(name) and _is_found(name)]
     parents = [each for root in roots for each in list_prefixes(root)[:-1] if is_users(each)]
     waiting = [*(root for root in roots if find_file(root)), *parents, *new]
@@ -93,7 +98,7 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
 
 
 def is_users(name: str) -> bool:
-    """Return whether a module's code is the user's, judging by the module's file and its top-level package's file."""
+    """Return whether a module's code is the user's, judged by the files of the module and its top-level package."""
     top = name.partition(".")[0]
     file = find_file(name)
     if not file or name == "__main__" or top.startswith(INJECTED):
@@ -107,9 +112,9 @@ def _is_found(name: str) -> bool:
 
 
 def list_imports(name: str) -> set[str]:
-    """Return the modules that a module's import statements name, also inside functions; empty if it is not Python.
+    """Return the modules in a module's import statements, also inside functions; empty if its file isn't Python.
 
-    ``from a import b`` names ``a`` and ``a.b``.
+    For ``from a import b`` return ``a`` and ``a.b``.
     """
     file = find_file(name)
     data = read_module(name) if file.endswith(".py") else None

@@ -1,4 +1,4 @@
-"""The location of an error, the line of the user's own code that led to it, and hints for errors of other libraries."""
+"""The location of an error: the line of the user's code that led to it. Also hints for other libraries' errors."""
 
 import re
 import sys
@@ -11,10 +11,10 @@ from holdfast.terminal.distribution import spell_install
 
 _LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 MAX_LETTERS = 400
-# torch puts a loader worker's traceback into the message of the error, after this line.
+# torch puts the traceback of a DataLoader worker into the error's message, after this line.
 _WORKER = "Original Traceback (most recent call last):"
 
-# Texts in errors of other libraries, each with a hint that says what to do in a run.
+# Texts in the error messages of other libraries. Each has a hint that says what to do in a run.
 HINTS = {
     "initialize the default process group twice": "leave out init_process_group and destroy_process_group: the ranks "
     "have a process group; run.rank, run.world_size and run.accelerator.prepare(model) take the place of DDP's lines",
@@ -31,9 +31,9 @@ def find_hint(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return one line for an error: file and line of the user's own code that led to it, its type and its message.
+    """Return one line for an error: the user's file and line that led to the error, the error's type and message.
 
-    If the traceback has none of the user's code, the line is the one that raised the error.
+    If the traceback contains no code of the user's, name the line that raised the error.
     """
     text = str(error)
     if isinstance(error, SyntaxError) and error.filename:
@@ -50,10 +50,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def find_frames(function: Callable[..., object], outside: types.CodeType | None = None) -> list[types.FrameType]:
-    """Return the frames of the user's own code on the stack up to this function's, innermost first.
+    """Return the stack frames of the user's own code that have led to this call, innermost first.
 
     Args:
-        outside: leave out the frames that this code has called.
+        outside: a code object; the frames of functions that it has called are left out.
     """
     frames: list[types.FrameType] = []
     frame: types.FrameType | None = sys._getframe(1)
@@ -69,7 +69,7 @@ def find_frames(function: Callable[..., object], outside: types.CodeType | None 
 
 
 def find_place() -> str:
-    """Return the file and line of the user's innermost frame on the stack, with a colon; empty if there is none."""
+    """Return ``file:line: `` of the innermost stack frame of the user's code; empty if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not is_own_file(frame.f_code.co_filename):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The search for files in which other programs keep weights, and their hashes. Importing this imports no torch."""
+"""The search for other programs' weights files, and their hashes. Importing this module doesn't import torch."""
 
 import hashlib
 import json
@@ -11,12 +11,12 @@ MODEL_FILES = (
 
 
 def find_model_files(folder: Path) -> Path | None:
-    """Return the weights file in a model's folder, or the index of several weights files; None if it has neither."""
+    """Return the weights file in a model's folder, or the index of several weights files; None if there is neither."""
     return next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
 
 
 def list_indexed(index: Path) -> list[Path]:
-    """Return the files that an index ``*.index.json`` names; none if it can't be read."""
+    """Return the files that an index ``*.index.json`` lists; an empty result if the index can't be read."""
     try:
         named = json.loads(index.read_text("utf-8"))["weight_map"].values()
     except (ValueError, OSError, KeyError, TypeError, AttributeError):
@@ -25,7 +25,7 @@ def list_indexed(index: Path) -> list[Path]:
 
 
 def hash_model(folder: Path) -> str:
-    """Return the SHA-256 of the listing of a folder's weights, as ``sha256sum`` writes it; empty if there are none."""
+    """Return the SHA-256 of the output of ``sha256sum`` for a folder's weights files; empty if it has none."""
     found = find_model_files(folder)
     if found is None:
         return ""
@@ -34,7 +34,7 @@ def hash_model(folder: Path) -> str:
 
 
 def hash_foreign(path: Path) -> str:
-    """Return the SHA-256 of a file, or of ``sha256sum``'s listing of a folder's files, sorted by name."""
+    """Return the SHA-256 of a file, or of the output of ``sha256sum`` for a folder's files, sorted by name."""
     if path.is_file():
         return _hash(path)
     return _hash_listing(path, sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()))

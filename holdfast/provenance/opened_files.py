@@ -1,7 +1,7 @@
-"""The record of the files that a process reads while a recipe is built, with hashes of their content.
+"""The record of the files that a process reads while it builds a recipe, with hashes of the files' contents.
 
-Python raises an audit event for every file that it opens, also for NumPy and torch. Files that a library opens in C
-(h5py, pyarrow, SQLite) are not seen, nor are files that are read later, during training.
+Python raises an audit event for every file that it opens, also for NumPy and torch. The record doesn't include files
+that a library opens in C (h5py, pyarrow, SQLite), or files that are read later, during training.
 """
 
 import contextlib
@@ -18,14 +18,15 @@ from holdfast.provenance.ownership import is_claimed, is_own_file
 
 WHOLE_BYTES = 64 * 2**20
 TOTAL_BYTES = 256 * 2**20
-# A file that is larger than all its samples is sampled: SAMPLES pieces of this size, evenly spaced from the first bytes
-# to the last.
+# Of a large file, SAMPLES pieces of this size are hashed, evenly spaced from the first bytes to the last. A file is
+# large if it has more bytes than all these pieces.
 SAMPLE_BYTES = 2**20
 SAMPLES = 16
-# If a folder has more files than this, they become one entry.
+# If more files than this were read in a folder, the record has one entry for all of them.
 LISTED_FILES = 16
 
-# Folders that every query of the installed packages reads. `holdfast.provenance.packages` records their content.
+# Folders that are left out because every query of the installed packages reads them. `holdfast.provenance.packages`
+# records their contents.
 RECORDS = (".dist-info", ".egg-info")
 COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".pth")
 SYSTEM = (
@@ -40,7 +41,7 @@ class Opened:
     """The files that were opened during a `record_opened_files` block.
 
     Attributes:
-        read, written: the absolute paths of the files opened for reading, and for writing.
+        read, written: the absolute paths of the files that were opened for reading and for writing.
     """
 
     def __init__(self) -> None:
@@ -48,11 +49,11 @@ class Opened:
         self.written: set[str] = set()
 
     def note(self, path: object, mode: object, flags: object) -> None:
-        """Record the file of an ``open`` audit event."""
+        """Record the file that an audit event ``open`` names."""
         if not isinstance(path, str | bytes | os.PathLike):
-            return  # a file descriptor, not a path
+            return  # the argument is a file descriptor, not a path
         writes = bool(isinstance(mode, str) and set(mode) & set("wax+"))
-        if mode is None and isinstance(flags, int):  # os.open
+        if mode is None and isinstance(flags, int):  # the event comes from os.open, without a mode
             writes = flags & os.O_ACCMODE != os.O_RDONLY
         (self.written if writes else self.read).add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
 
@@ -63,9 +64,9 @@ _is_hooked = False
 
 @contextlib.contextmanager
 def record_opened_files() -> Iterator[Opened]:
-    """Record the files that this process opens inside the block, in every thread."""
+    """Record the files that all threads of this process open during the block."""
     global _is_hooked
-    if not _is_hooked:  # an audit hook can't be removed; outside of a block it costs 0.1 microseconds for each event
+    if not _is_hooked:  # an audit hook can't be removed; outside of a block it takes 0.1 microseconds for each event
         sys.addaudithook(_record_event)
         _is_hooked = True
     opened = Opened()
@@ -86,12 +87,12 @@ def _record_event(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Iterable[str]) -> dict[str, Entry]:
-    """Return size and hashes of the data files that were read, by names that don't depend on the checkout's place.
+    """Return size and hashes of the data files that were read, by names that don't depend on the checkout's path.
 
     Args:
-        own: the files of modules, which are left out: the user's modules are recorded as code.
+        own: the files of modules. They are left out, because the user's modules are recorded as code.
         home: the folder of the recipe's module, to which names are relative.
-        ours: the folders that Holdfast writes to, which are left out.
+        ours: the folders into which Holdfast writes. Files in them are left out.
     """
     folders = [os.path.abspath(folder) for folder in ours]  # noqa: PTH100
     bases = (home, Path.cwd())
@@ -111,7 +112,7 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
 
 def _is_data(path: Path, bases: Iterable[Path]) -> bool:
     inner = next((path.relative_to(base) for base in bases if path.is_relative_to(base)), path)
-    # Hidden folders hold caches and the settings of other tools, which differ between machines.
+    # Skip hidden folders, because they contain caches and other tools' settings, which differ between machines.
     if path.suffix in COMPILED or any(part.startswith(".") or part.endswith(RECORDS) for part in inner.parts[:-1]):
         return False
     try:
@@ -121,7 +122,7 @@ def _is_data(path: Path, bases: Iterable[Path]) -> bool:
 
 
 def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
-    """Name each path relative to the first base that contains it, and other paths by their shortest unique ending."""
+    """Return a name for each path: relative to the first base that contains it, or else its shortest unique ending."""
     names: dict[Path, str] = {}
     for path in paths:
         base = next((each for each in bases if path.is_relative_to(each)), None)
@@ -136,7 +137,10 @@ def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
 
 
 def describe_file(path: Path, whole_bytes: int = WHOLE_BYTES) -> Entry:
-    """Return a file's size and digests: the SHA-256 up to ``whole_bytes`` bytes, a digest of samples if it is large."""
+    """Return a file's size and digests.
+
+    The SHA-256 is included for a file of at most ``whole_bytes`` bytes, a digest of samples for a large file.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         entry: Entry = {"size_bytes": size}
@@ -170,7 +174,7 @@ def _fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def is_same_file(saved: Entry, current: Entry) -> bool:
-    """Return whether two entries have equal content, by size and by the strongest digest that both have."""
+    """Return whether two entries have equal contents: equal sizes, and equal digests of the strongest common kind."""
     if saved["size_bytes"] != current["size_bytes"]:
         return False
     common = next((name for name in ("sha256", "sampled") if name in saved and name in current), None)

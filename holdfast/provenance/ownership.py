@@ -1,10 +1,10 @@
-"""The rule that tells the user's own code from other code.
+"""The rule that distinguishes the user's own code from other code.
 
-The record of code, the lines in errors, and the search for forgotten state follow this rule.
+The record of code, the lines in errors, and the search for unsaved state follow this rule.
 
-Code is the user's unless it belongs to Python or Holdfast, or is installed: it lies in ``site-packages`` or
-``dist-packages``, or beside the ``.dist-info`` folder that lists it. The recipe's package is the user's even if it is
-installed, after `claim` was called for its file.
+Code is the user's unless it belongs to Python or Holdfast, or is installed. Installed code lies in ``site-packages`` or
+``dist-packages``, or beside the ``.dist-info`` folder that lists it. After `claim` was called for a file of the
+recipe's package, this package is the user's, even if it is installed.
 """
 
 import functools
@@ -20,12 +20,12 @@ ENGINE = str(Path(__file__).resolve().parents[1])
 # The recipes that come with Holdfast, and their shared modules, count as the user's code, because a run trains them.
 RECIPES = f"{ENGINE}{os.sep}recipes"
 
-# Packages that are the user's although they are installed: their folders, or their only file.
+# Installed packages that count as the user's: the folder of each or, for a single module, the file.
 _claimed: set[str] = set()
 
 
 def claim(file: str) -> None:
-    """Count the installed package of a recipe's file as the user's, in this process from now on."""
+    """Count the installed package that contains a recipe's file as the user's, from now on in this process."""
     path = Path(file)
     for each in {path, path.resolve()}:
         base = _find_base(str(each))
@@ -35,7 +35,7 @@ def claim(file: str) -> None:
 
 
 def is_own_file(file: str) -> bool:
-    """Return whether the code in a file is the user's. A name such as ``<string>`` is no file."""
+    """Return whether the code in a file is the user's; False for a name that isn't a file, such as ``<string>``."""
     if not file or file.startswith("<"):
         return False
     if _is_below(file, ENGINE):
@@ -44,14 +44,14 @@ def is_own_file(file: str) -> bool:
 
 
 def is_claimed(file: str) -> bool:
-    """Return whether a file belongs to an installed package that is the user's."""
+    """Return whether a file belongs to an installed package that counts as the user's."""
     return _is_below(file, *_claimed)
 
 
 def is_own(thing: Any) -> bool:
     """Return whether a function, a code object or a class is the user's.
 
-    For a class, and for code compiled from a string (such as a dataclass's methods), its module's file decides.
+    For a class, and for code compiled from a string (such as a dataclass's methods), the module's file decides.
     """
     code = getattr(thing, "__code__", thing)
     file = getattr(code, "co_filename", "<")
@@ -62,19 +62,20 @@ def is_own(thing: Any) -> bool:
 
 
 def _is_below(file: str, *folders: str) -> bool:
-    # Compare paths as text, because making thousands of Path objects would take 0.2 s.
+    # Compare paths as texts, because creating thousands of Path objects would take 0.2 s.
     return any(file == folder or file.startswith(f"{folder}{os.sep}") for folder in folders)
 
 
 @functools.cache
 def _find_base(file: str) -> str:
-    """Return the folder into which a file was installed, or the folder of a file of Python or Holdfast; else empty."""
+    """Return the folder into which a file was installed, or Python's or Holdfast's folder with the file; else empty."""
     path = Path(file)
     for each in dict.fromkeys((path, path.resolve())):
         sites = [str(parent) for parent in each.parents if parent.name in SITE_FOLDERS]
         if sites or _is_below(str(each), *STDLIB, ENGINE):
             return sites[0] if sites else str(each.parent)
-    # pip install --target, pex and Bazel use other folders, but put a RECORD that names the file beside the package.
+    # pip install --target, pex and Bazel use other folders. But beside the package they put a RECORD that names the
+    # file.
     resolved = path.resolve()
     folders = (folder for folder in map(Path, sys.path) if resolved.is_relative_to(folder))
     return next((str(folder) for folder in folders if _is_recorded(resolved, folder)), "")

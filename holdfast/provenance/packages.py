@@ -15,12 +15,12 @@ from holdfast.provenance.imports import find_file, list_imports
 from holdfast.provenance.ownership import ENGINE, SITE_FOLDERS
 from holdfast.terminal.distribution import OWN_NAMES
 
-# The environment records these packages' versions, and the contract compares them.
+# The record of the environment has these packages' versions. The contract of bit-exactness compares them at a resume.
 JUDGED_ELSEWHERE = {"torch", "numpy", "accelerate", "torchdata", *OWN_NAMES}
 
 
 def describe_holdfast(version: str) -> str:
-    """Return Holdfast's version with a digest of its code, since a checkout's code changes without its version."""
+    """Return Holdfast's version and a digest of its code, because a checkout's code may change without its version."""
     sha256 = hashlib.sha256()
     for path in sorted(Path(ENGINE).rglob("*.py")):
         sha256.update(path.relative_to(ENGINE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -28,7 +28,7 @@ def describe_holdfast(version: str) -> str:
 
 
 def find_packages(modules: Collection[str]) -> dict[str, str]:
-    """Return name and version of each loaded, installed package that these modules import."""
+    """Return name and version of each installed package that these modules import and that is loaded."""
     imported = {name for module in modules for name in list_imports(module)} - {*modules}
     owners = (find_owner(find_file(name)) for name in imported if sys.modules.get(name) is not None)
     found = {owner.name: owner.version for owner in owners if owner is not None}
@@ -47,13 +47,13 @@ def find_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a digest of each package's RECORD, and of each file that was edited since its installation.
+    """Return a digest of each package's RECORD, and of each package file that was edited after the installation.
 
-    Of a loaded package, the loaded files are read; of another package, the files that are not older than its RECORD,
-    since an older file was not edited. Packages whose RECORD has no hashes are left out.
+    For a loaded package, the loaded files are read. For another package, the files that aren't older than its RECORD
+    are read, because an older file was not edited. Packages whose RECORD has no hashes are left out.
 
     Args:
-        recorded: an earlier result. The files that were edited then are read even if they aren't loaded.
+        recorded: an earlier result. The edited files in it are read again, even if they aren't loaded.
     """
     loaded = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
     found: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str
 def _read_hashes(name: str) -> tuple[str, dict[str, str], float]:
     """Return a package's folder, the SHA-256 of each file in its RECORD, and when the RECORD was written.
 
-    Scripts and the package's metadata are left out: they differ with the interpreter and the installer.
+    Scripts and the package's metadata are left out, because they differ with the interpreter and the installer.
     """
     try:
         owner = distribution(name)
@@ -84,7 +84,7 @@ def _read_hashes(name: str) -> tuple[str, dict[str, str], float]:
     rows = csv.reader((owner.read_text("RECORD") or "").splitlines())
     hashes = {row[0]: row[1].removeprefix("sha256=") for row in rows if len(row) == 3 and row[1].startswith("sha256=")}
     own = {inner: each for inner, each in hashes.items() if ".dist-info/" not in inner and not inner.startswith("..")}
-    # `Distribution.files` would parse the whole RECORD once more to find its path.
+    # Don't use `Distribution.files`, which would parse the whole RECORD again to find its path.
     installed_s = _read_time(f"{getattr(owner, '_path', '')}{os.sep}RECORD")
     return str(owner.locate_file("")).rstrip(os.sep), own, installed_s
 
@@ -111,12 +111,13 @@ def _hash_version(file: str, changed_ns: int, size: int) -> str:
 
 
 def find_owner(file: str) -> Distribution | None:
-    """Return the installed package that a file belongs to; None if no package's RECORD names the file."""
+    """Return the installed package to which a file belongs; None if no package's RECORD names the file."""
     path = Path(file)
     sites = [parent for parent in path.parents if parent.name in SITE_FOLDERS]
     for folder in sites or [Path(each) for each in sys.path if path.is_relative_to(each)]:
         inner = path.relative_to(folder)
-        # Most packages have their module's name. Reading their RECORD first saves reading the others.
+        # Most packages have the same name as their module. So read the RECORD of the package with the module's name
+        # first.
         records = sorted(_list_records(folder), key=lambda record: not _is_named(record, inner.parts[0]))
         line = f"{inner.as_posix()},"
         if owner := next((record.parent for record in records if line in _read(record)), None):

@@ -1,6 +1,7 @@
-"""The comparison of a checkpoint's record of code, files, packages and built values with the current ones.
+"""The comparison of the code, files, packages and built values in a checkpoint's record with the current ones.
 
-The functions are pure. A record that an older checkpoint lacks is not compared.
+A built value is a value of an object that the recipe has built. Records that an older checkpoint lacks aren't compared.
+The functions depend only on their arguments.
 """
 
 import math
@@ -12,18 +13,18 @@ from holdfast.provenance.changes import Change, is_same
 from holdfast.provenance.fingerprint import ABSENT
 from holdfast.provenance.opened_files import is_same_file
 
-# If one of these versions differs, a library may describe the same object by other names.
+# If one of these versions differs, a library may describe the same object under other names.
 VERSIONS = ("python", "torch", "numpy", "accelerate", "torchdata", "holdfast")
-# The names of a loop's variables begin with this; see `holdfast.training.built`.
+# The prefix in the names of a loop's variables; see `holdfast.training.built`.
 VARIABLES = "loop.variables."
 
 
 def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
-    """Return the changes in code, files, packages and built values between two environments.
+    """Return the changes of code, files, packages and built values between two environments.
 
     Args:
         saved: a checkpoint's ``environment``.
-        current: the current environment, with the same records.
+        current: the current environment, in the same form.
     """
     packages = [
         Change(name=f"packages.{name}", kind="package", saved=was, current=now or ABSENT)
@@ -39,7 +40,7 @@ def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> lis
         now = current.get("holdfast", ABSENT)
         changes.append(Change(name="holdfast", kind="package", saved=saved["holdfast"], current=now))
     changes += packages
-    if saved.get("built"):  # built values come last, because they may be many
+    if saved.get("built"):  # built values come last, because there may be many
         changes += compare_built(saved["built"], current.get("built") or {}, is_upgraded=is_upgraded)
     return changes
 
@@ -50,7 +51,7 @@ def _version(environment: Mapping[str, Any], name: str) -> Any:
 
 
 def compare_sources(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Change]:
-    """Return the modules whose code changed, and new or missing modules, as ``sources.<module>``."""
+    """Return the changes of modules, as ``sources.<module>``: changed code, and new or missing modules."""
     return [
         Change(
             name=f"sources.{module}",
@@ -64,7 +65,7 @@ def compare_sources(saved: Mapping[str, str], current: Mapping[str, str]) -> lis
 
 
 def compare_files(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
-    """Return the files whose content changed, and those read only before or only now, as ``files.<path>``."""
+    """Return the changes of files, as ``files.<path>``: changed content, and files read only before or only now."""
     return [
         Change(name=f"files.{name}", kind="file", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
         for name in sorted(saved.keys() | current.keys())
@@ -73,13 +74,13 @@ def compare_files(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[
 
 
 def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_upgraded: bool) -> list[Change]:
-    """Return the built values that changed, as ``built.<name>``.
+    """Return the changes of built values, as ``built.<name>``.
 
     Args:
-        is_upgraded: whether versions differ. Then a name that only one record has is no change, since another version
-            of a library or of Holdfast may describe the same object by other names.
+        is_upgraded: whether versions differ. If so, a name that only one record has doesn't count as a change, because
+            another version of a library or of Holdfast may describe the same object under other names.
 
-    A loop's variable that only one record has is never a change: older records have none.
+    A variable of a loop that only one record has never counts as a change, because older records have no variables.
     """
     return [
         Change(name=f"built.{name}", kind="built", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
@@ -90,7 +91,7 @@ def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_up
 
 
 def _is_close(saved: Any, current: Any) -> bool:
-    """Return whether two values are equal, or floats that differ only in the last bits, as cos does across machines."""
+    """Return whether values are equal, or floats that differ only in the last bits, as cos does across machines."""
     if isinstance(saved, float) and isinstance(current, float):
         return math.isclose(saved, current, rel_tol=1e-12)
     return is_same(saved, current)

@@ -1,4 +1,4 @@
-"""Hashes of the code that a run is trained with. Comments, blank lines and trailing whitespace don't count."""
+"""Hashes of the code with which a run is trained. Comments, blank lines and trailing whitespace don't count."""
 
 import hashlib
 import io
@@ -12,11 +12,11 @@ from holdfast.provenance.imports import find_file, read_module
 
 
 def hash_sources(names: Iterable[str], folder: Path = Path()) -> dict[str, str]:
-    """Return the SHA-256 of each source's code, by name, equal on every machine and in every checkout.
+    """Return the SHA-256 of each source's code, by name. Hashes are the same on every machine and in every checkout.
 
-    Comments and blank lines of Python files don't count; of other files (an extension, for example) every byte counts.
-    A module that isn't loaded is hashed from the file that an import would load. A package's hash is that of its
-    ``__init__.py`` alone. Modules without a file are left out.
+    In Python files, comments and blank lines don't count. In other files (an extension, for example) every byte counts.
+    If a module isn't loaded, the file that an import would load is hashed. For a package, only ``__init__.py`` is
+    hashed. Modules without a file are left out.
 
     Args:
         folder: the folder of the recipe's module, to which paths are relative.
@@ -30,7 +30,7 @@ def hash_sources(names: Iterable[str], folder: Path = Path()) -> dict[str, str]:
 
 
 def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
-    """Return the bytes of a recorded source (a module or a file) and whether it is Python; None if it no longer exists.
+    """Return a recorded source's bytes, and whether it is Python; None if the module or file no longer exists.
 
     Args:
         folder: the folder of the recipe's module, to which paths are relative.
@@ -42,7 +42,7 @@ def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
 
 
 def find_listed(sources: "Iterable[str | PathLike[str]]", folder: Path) -> tuple[list[str], dict[str, Path]]:
-    """Return the modules and the files (by name) that a recipe lists as its sources. A folder stands for all its files.
+    """Return the modules and the files (by name) that a recipe lists as its sources. A folder means all its files.
 
     Args:
         folder: the folder of the recipe's module, to which paths are relative.
@@ -72,7 +72,7 @@ def find_listed(sources: "Iterable[str | PathLike[str]]", folder: Path) -> tuple
 
 
 def _name(path: Path, folder: Path) -> str:
-    """Return a file's path relative to the recipe's folder; for a file elsewhere, its folder's name and its own."""
+    """Return a file's path relative to the recipe's folder; for a file elsewhere, the last two parts of its path."""
     inner = path.resolve()
     if inner.is_relative_to(folder):
         return inner.relative_to(folder).as_posix()
@@ -84,10 +84,10 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 
 def hash_source(data: bytes) -> str:
-    """Return the SHA-256 of a Python file's code; of the file's bytes if it is not valid Python."""
+    """Return the SHA-256 of a Python file's code; if the file is not valid Python, of the file's bytes."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = io.TextIOWrapper(io.BytesIO(data), encoding).read()  # the wrapper turns every line end into \n
+        text = io.TextIOWrapper(io.BytesIO(data), encoding).read()  # the wrapper converts every line end to \n
         return hashlib.sha256(strip_source(text).encode()).hexdigest()
     except (SyntaxError, UnicodeError, tokenize.TokenError):
         return hashlib.sha256(data).hexdigest()
@@ -108,24 +108,26 @@ def strip_source(text: str) -> str:
     for number, row in enumerate(rows, 1):
         if number in in_string:
             kept.append(row)
-        # A blank line after a backslash ends the statement: without it the next line would be part of it.
+        # Keep a blank line after a backslash, because it ends the statement: without it the next line would continue
+        # the statement.
         elif row.strip() or (kept and kept[-1].endswith("\\")):
             kept.append(row.rstrip())
     return "\n".join(kept)
 
 
 def _cut_comments(rows: list[str]) -> set[int]:
-    """Cut the comments from the rows in place. Return the numbers of the rows whose end lies inside a string."""
+    """Remove the comments from the rows in place. Return the numbers of the rows that end inside a string."""
     in_string: set[int] = set()
     open_strings: list[int] = []
     for token in tokenize.generate_tokens(io.StringIO("\n".join([*rows, ""])).readline):
         kind, first, last = tokenize.tok_name[token.type], token.start[0], token.end[0]
-        # An unterminated string. (Before Python 3.12 some letters of identifiers are error tokens too.)
+        # This is an unterminated string. (Before Python 3.12 some letters of identifiers are error tokens, too.)
         if kind == "ERRORTOKEN" and {"'", '"'} & set(token.string):
             raise tokenize.TokenError(f"{token.string!r} has no end", token.start)
         if kind == "STRING":
             in_string.update(range(first, last))
-        # Before Python 3.12 an f-string is one token, in which # starts no comment. Do the same in newer versions.
+        # Before Python 3.12 an f-string is one token, in which # doesn't start a comment. Treat f-strings of newer
+        # versions in the same way.
         elif kind.endswith("STRING_START"):
             open_strings.append(first)
         elif kind.endswith("STRING_END"):
