@@ -1,4 +1,4 @@
-"""Writing the parts of a checkpoint whose bytes several ranks hold: collect, hash and write them in windows."""
+"""Writing a checkpoint of sharded ranks: collect each part's bytes from all ranks, hash and write them in windows."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -157,5 +157,5 @@ class Collected:
 
 
 def _note(file: File, record: FileRecord) -> None:
-    if not file.record.done():  # collect a part again if the first folder name was taken
+    if not file.record.done():  # already done if the part was collected for an earlier folder name
         file.record.set_result(record)

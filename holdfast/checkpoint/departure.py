@@ -173,7 +173,7 @@ def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
 
 
 def _name_ranks(parts: Sequence[Line]) -> Iterator[str]:
-    """Yield a text for each rank of some entries, with the rank's shares if the entries are for shares."""
+    """Yield a name for each rank in these entries, followed by its shares if the entries are for shares."""
     for rank in dict.fromkeys(part["rank"] for part in parts):
         shares = [str(part["share"]) for part in parts if part["rank"] == rank and "share" in part]
         yield f"rank {rank} (share{'s' if len(shares) > 1 else ''} {', '.join(shares)})" if shares else f"rank {rank}"

@@ -47,7 +47,7 @@ def _find_differences(x: Any, y: Any, name: str, a: Payload, b: Payload) -> list
 
 
 def _mark_of(value: Any) -> str:
-    """Return the mark of a value that is encoded with a mark, such as "$as"; empty for other values."""
+    """Return the mark of an encoded value, a key such as "$as"; empty for a value without a mark."""
     return next(iter(value)) if isinstance(value, dict) and _is_marked(value) else ""
 
 

@@ -1,4 +1,4 @@
-"""The single files of a checkpoint: created once, and hashed."""
+"""Creating, hashing and comparing single files of a checkpoint."""
 
 import hashlib
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def check_same_file(folder: Store, path: str, record: FileRecord, taken: NameTak
     """Raise ``taken`` unless the existing file has the size and hash in ``record``, which describes the new file."""
     try:
         there = hash_file(folder, path, record.name)
-    except NameMissing:  # on some object stores an unfinished upload takes the name, and can't be read
+    except NameMissing:  # on some object stores an unfinished upload occupies the name, but can't be read
         raise taken from None
     if there != record:
         raise taken

@@ -178,7 +178,7 @@ def _lay_out(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], part_bytes: 
 
 
 def _in_order(rows: Iterable[_Rows]) -> list[_Rows]:
-    """Return the rows sorted by item size, largest first, which aligns every tensor for its dtype; then by name."""
+    """Return the rows sorted by item size, largest first, then by name. The sizes' order aligns all tensors."""
     return sorted(rows, key=lambda each: (-ITEM_BYTES[each.dtype], each.name))
 
 

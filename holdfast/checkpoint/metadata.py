@@ -132,7 +132,7 @@ class Saved(Record):
             Each duration is 0 if it is unknown.
         near_problem: a message for the user: why the near folder has no copy of this checkpoint. Empty if the folder
             has a copy, if there is no near folder, or if the previous save failed for the same reason.
-        slow_rank: the rank for which the others waited; None if there is none.
+        slow_rank: the rank for which the other ranks waited; None if they didn't wait.
     """
 
     path: str
@@ -195,7 +195,7 @@ def read_metadata(folder: Store, path: str) -> Metadata | None:
 
 
 def read_committed(folder: Store, commit: Commit) -> Metadata | None:
-    """Return the metadata of a commit's checkpoint; None if it was deleted.
+    """Return the metadata of a commit's checkpoint; None if the checkpoint was deleted.
 
     Raises:
         RecordDamaged: the metadata can't be read, or isn't the file that was committed.

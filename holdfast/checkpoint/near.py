@@ -52,7 +52,7 @@ class Copy(NamedTuple):
 
 
 class Near:
-    """The near copies of one run, in a folder of this node.
+    """The near copies of one run: copies of its checkpoints in a folder on this node.
 
     Args:
         settings: the folder, and the largest number of bytes in it.
@@ -71,7 +71,7 @@ class Near:
         self._problems: dict[bool, type[Exception] | None] = {}  # the error of each saver's last save
         self._unsaid = ""  # the problem that was not reported yet
         self._between = ""  # the folder of the last save between two commits
-        self._newest_step = 0  # of all saves
+        self._newest_step = 0  # the highest step of all saves
 
     @classmethod
     def of(cls, config: RunConfig) -> "Near | None":
@@ -156,14 +156,14 @@ class Near:
     def _prepare(self, size_bytes: int) -> None:
         place = self.place
         with translate_errors(f"write to the near folder {self.root}"):
-            # Don't create the folder's parents: if a disk isn't mounted, the copies would be written to the disk with
-            # the mount point.
+            # Don't create the folder's parents: if a disk isn't mounted, the copies would fill the disk that has the
+            # mount point.
             for folder in (self.root, place):
                 folder.mkdir(MODE, exist_ok=True)  # another rank may create the folder at the same moment
             self._make_room(size_bytes)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Delete the oldest checkpoints until ``size_bytes`` more fit within the folder's limit and on its disk."""
+        """Delete the oldest checkpoints until the folder's limit and its disk have room for ``size_bytes`` bytes."""
         copies = sorted(self._list_copies())
         room = self._most_bytes - sum(each.size_bytes for each in copies)
         room = min(room, shutil.disk_usage(self.root).free)
@@ -219,7 +219,7 @@ class Near:
 
 
 class NearReader:
-    """The near copies of one commit, for one restore; several threads may read different parts.
+    """The near copies of one commit's checkpoint, for one restore. Several threads may read different parts.
 
     Attributes:
         store: the run's folder in the near folder.

@@ -60,7 +60,7 @@ def read_headers(folder: Store, commit: Commit, parts: Iterable[FileRecord]) -> 
 
 
 def read_ended_epoch(folder: Store, commit: Commit) -> bool | None:
-    """Return whether a loop's code after an epoch had run before a state was saved; None if it can't be read."""
+    """Return whether a state was saved after the loop's code at an epoch's end; None if it can't be read."""
     try:
         first, *_ = find_parts(commit)
         return bool(read_headers(folder, commit, [first])[first.name].tree["progress"].get(ENDED_EPOCH))
@@ -77,7 +77,7 @@ def _read_header(folder: Store, commit: Commit, part: FileRecord) -> Header:
         metadata = header.pop(HEADER_METADATA, None)
         rows = tuple(_read_rows(name, entry, begin, part.size_bytes) for name, entry in header.items())
         return Header(rows, json.loads(metadata[METADATA_KEY]) if metadata else None)
-    except NameMissing:  # deleted since its size was read
+    except NameMissing:  # the part was deleted after its size was read
         raise CheckpointDamaged(f"{path} is missing") from None
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"{path} is not a safetensors file of this format: {error}") from None
@@ -182,7 +182,7 @@ class PartsReader:
         try:
             for _ in part.folder.fill(f"{part.path}/{part.record.name}", piece, start):
                 pass
-        except NameMissing:  # deleted since its size was read
+        except NameMissing:  # the part was deleted after its size was read
             part.problem = damage_error(self._commit, [FileDamage.missing(self._commit.path, part.record)])
         except Exception as error:
             part.problem = error

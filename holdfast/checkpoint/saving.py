@@ -121,7 +121,7 @@ class Saver:
         copies = {part.name: self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(copied)}
         # Training waits for this copy. So the save's threads, which could hold the GIL, start only after the copy.
         self._copy_out(copied, copies)
-        del parts, payload, copied  # now, because freeing thousands of objects later would hold the GIL, too
+        del parts, payload, copied  # delete now: to free thousands of objects later would hold the GIL
         # All save threads share one priority. If only the hashing threads were low, a writer could wait for the GIL
         # behind one of them and stall training: 0.3 s instead of 0.04 s on busy cores.
         self._priority = Priority()

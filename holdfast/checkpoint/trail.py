@@ -95,7 +95,9 @@ def read_checkpoint_lines(folder: Store, path: str) -> Lines:
 
 
 def read_trail_before(journal: Journal, commit: Commit, step: int, count: int) -> Lines:
-    """Return the lines of a commit's trail, after earlier commits' lines with the ``count`` steps before a step.
+    """Return the lines of a commit's trail, preceded by earlier commits' lines.
+
+    The lines go back to ``count`` steps before ``step``, or to the run's first step.
 
     Raises:
         RecordDamaged: a line is not a JSON object with a step.

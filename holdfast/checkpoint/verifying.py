@@ -112,7 +112,7 @@ def fill_part(
         filled = end
     try:
         reading.result()
-    except NameMissing:  # deleted since its size was read
+    except NameMissing:  # the file was deleted after its size was read
         return FileDamage.missing(path, part)
     found = digest.hexdigest()
     return None if found == part.sha256 else FileDamage(path, part.name, part.sha256, found)
@@ -190,7 +190,7 @@ def verify_file(
         return damage
     try:
         found = hash_file(folder, path, file.name, watch).sha256
-    except NameMissing:  # deleted since its size was read
+    except NameMissing:  # the file was deleted after its size was read
         return FileDamage.missing(path, file)
     return None if found == file.sha256 else FileDamage(path, file.name, file.sha256, found)
 

@@ -62,7 +62,7 @@ class File:
         return self.last is not None and self.last.is_lasting and self.last.sharing < self.shared_by
 
     def written(self, path: str) -> Written:
-        """Return this part as part of the checkpoint ``path``, for comparison with the same part of the next save."""
+        """Return a `Written` for this part in the folder ``path``, with which the next save compares its part."""
         record, last = self.record.result(), self.last
         sharing = last.sharing + 1 if last and self.is_copied else 1
         return Written(record, path, sharing, is_lasting=last is not None and last.record == record)
@@ -157,7 +157,7 @@ def _complete(
 
 
 class Images:
-    """The files of a checkpoint that one rank writes alone, whose parts are all in memory.
+    """The files of a checkpoint that one rank writes alone, with all parts in memory.
 
     Args:
         files: all parts.
@@ -215,7 +215,7 @@ def write_part(
     """Write a part from its pieces.
 
     Args:
-        may_be_named: waits until the part may get its name, and raises an error if it may not.
+        may_be_named: a function that waits until the part may get its name, and raises an error if the part may not.
     """
     with folder.creating(f"{path}/{name}") as writer:
         for piece in pieces:
@@ -225,7 +225,7 @@ def write_part(
 
 
 def end_writing(path: str, is_named: "Future[None]", parts: Sequence["Future[Any]"]) -> None:
-    """Wait for the threads that write parts, so that none is running when the caller tries the next name.
+    """Wait for the threads that write parts, so that none is running when the caller tries the next folder name.
 
     Args:
         is_named: a future that is done when the first part has its name. If it isn't done, the other parts get no name.
