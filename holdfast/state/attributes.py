@@ -1,4 +1,4 @@
-"""The state of an object without a ``state_dict``: the plain attributes that have changed since it was built."""
+"""The state of an object without a ``state_dict``: its plain attributes that have changed since it was created."""
 
 import copy
 from collections import deque
@@ -78,7 +78,7 @@ class Attributes:
         }
 
     def _strip(self, value: Any) -> Any:
-        """Return a value without measured items of dicts. Its tensors and generators aren't copied."""
+        """Return a value without measured items, such as times, of its dicts. Don't copy tensors and generators."""
         if isinstance(value, dict):
             kept = (key for key in value if not self._is_left_out(key))
             return {key: self._strip(value[key]) for key in kept}
@@ -89,7 +89,7 @@ class Attributes:
         return tuple(map(self._strip, value)) if isinstance(value, tuple) else value
 
     def _copy(self, value: Any) -> Any:
-        """Return a copy of a value without its measured items, and with `UNKNOWN` in place of each generator."""
+        """Return a copy of a value without measured items (times), and with `UNKNOWN` in place of each generator."""
         return _copy_leaves(self._strip(value))
 
 

@@ -160,7 +160,7 @@ def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
     """Return a tensor's bytes, with zeros for the bytes that other ranks hold.
 
     Args:
-        are_cut: True to read only sharded tensors, False to read only whole ones. Tensors of the other kind become
+        are_cut: True to read only sharded tensors, False to read only whole tensors. Tensors of the other kind become
             zeros.
     """
     if is_sharded(tensor) != are_cut:
@@ -174,7 +174,7 @@ def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
 
 
 def _to_words(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
-    """Return the tensor's bytes as int64, padded with zeros; a view if size and alignment allow it.
+    """Return the tensor's bytes as int64, padded with zeros; a view if size and alignment allow a view.
 
     Args:
         start: the offset of the first byte in a larger tensor. The words begin at multiples of 8 bytes in the larger

@@ -10,7 +10,7 @@ from holdfast.errors import StateError
 from holdfast.state.classes import FACTORIES
 from holdfast.state.originals import Path
 
-# The container classes, besides plain ones, of which a resume can create a container that the process has not built.
+# Container classes by name. If the process has not built a saved container of such a class, a resume creates it.
 KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
 # A saved item whose only key is one of these refers to a tensor of a kept module. SAME: the item is that tensor.

@@ -194,7 +194,7 @@ class Memories:
         self._filling: list[tuple[torch.Tensor, np.ndarray[Any, Any]]] = []
 
     def make(self, kind: str, name: str, rows: torch.Tensor, options: dict[str, Any]) -> Any:
-        """Return a tensor or an array with the layout in ``options``. `fill` later copies the elements of ``rows``."""
+        """Return a new tensor or array with the layout in ``options``. `fill` later copies the elements of ``rows``."""
         if "strides" not in options:
             return rows if kind == "$tensor" else rows.numpy()
         other = {"$tensor": "$array", "$array": "$tensor"}[kind]
@@ -245,7 +245,7 @@ def has_layouts(tree: Any) -> bool:
 
 
 def leave_out_layouts(tree: Any) -> Any:
-    """Return a state's tree without layouts, as versions before 0.2 wrote it."""
+    """Return a state's tree in the form of versions before 0.2, without layouts."""
     if isinstance(tree, dict):
         return (
             leave_out_layouts(tree["$as"][0])

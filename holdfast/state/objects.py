@@ -37,7 +37,8 @@ class Objects:
     """
 
     def __init__(self, name: str, attributes: dict[str, Any]) -> None:
-        """
+        """Note the current attributes of all objects inside.
+
         Raises:
             RecipeError: an object inside has a state that Python can't read, such as a simulator's.
         """

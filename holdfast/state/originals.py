@@ -82,7 +82,7 @@ class Originals:
         return None if path is None else self._numbers.get(path)
 
     def get(self, number: int | None) -> Any:
-        """Return the original object with this number; None if it no longer exists."""
+        """Return the original object with this number; None if the object no longer exists."""
         return self._references[number]() if number is not None and number < len(self._references) else None
 
     def path_of(self, number: int) -> Path:
@@ -140,7 +140,7 @@ def is_tracked(value: Any) -> bool:
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether an item of a container is a container, a generator, or an object with a ``state_dict``."""
+    """Return whether an item of a container is a container, a random generator, or an object with a ``state_dict``."""
     return has_methods(value) or is_generator(value) or isinstance(value, dict | list | deque)
 
 

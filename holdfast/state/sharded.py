@@ -216,7 +216,7 @@ def list_alike(holders: TensorHolders, rank: int) -> tuple[int, ...]:
     return tuple(sorted(each for each, region in holders.regions.items() if region == own))
 
 
-@functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
+@functools.lru_cache(maxsize=4096)  # cached, because a model has many tensors of equal shape
 def see_bytewise(item_bytes: int, whole: tuple[int, ...], holders: TensorHolders) -> Bytewise:
     """Return the shape and the ranks' regions of a sharded tensor, in bytes.
 
@@ -250,7 +250,7 @@ def find_holders(tensor: Any) -> TensorHolders:
     return _find_holders(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
 
 
-@functools.lru_cache(maxsize=4096)  # a model has many tensors of equal shape
+@functools.lru_cache(maxsize=4096)  # cached, because a model has many tensors of equal shape
 def _find_holders(shape: tuple[int, ...], mesh: Any, placements: Sequence[Any]) -> TensorHolders:
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 

@@ -69,7 +69,7 @@ class ContainerWriter:
             key: self._write_item(saved[key], (*place, key), inside(origin, key), make) for key in sort_keys([*saved])
         }
         container.clear()
-        for key in saved:  # not by `update`, which adds counts in a Counter
+        for key in saved:  # don't use `update`, which adds counts in a Counter
             container[key] = found[key]
 
     def _write_item(self, saved: Any, place: Path, origin: Path | None, make: Any = None) -> Any:
