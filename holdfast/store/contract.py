@@ -109,7 +109,7 @@ class Store(abc.ABC):
         """
 
     def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
-        """Read a file from ``start`` into a buffer, until either ends. Yield the number of bytes after each piece.
+        """Read a file from ``start`` into a buffer, until either ends. After each piece, yield the bytes read so far.
 
         Raises as `read` does.
         """

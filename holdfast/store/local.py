@@ -45,7 +45,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def creating(self, name: str) -> Iterator[Writer]:
-        """Create a file from pieces: write a temporary file beside it, and link it to its name when the block ends."""
+        """Create a file from pieces: write a temporary file, and link it to the final name when the block ends."""
         action = f"write {name} in {self.url}"
         with self._writing(name, action) as (folder, temp, target, file):
             yield _Writer(file, action)

@@ -54,7 +54,7 @@ def complete(upload: Upload, ask: Ask) -> None:
     try:
         ask(upload.complete)
     except StoreError:
-        with contextlib.suppress(StoreError):  # the first error is more useful
+        with contextlib.suppress(StoreError):  # raise the first error, which is more useful
             if ask(upload.has_won):
                 return
         raise
@@ -73,7 +73,8 @@ class PartsWriter:
         ask: Ask,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        """
+        """Make the writer. Nothing is sent before the first `write`.
+
         Args:
             put: creates the file in one piece.
             begin: begins an upload in parts.
