@@ -144,7 +144,7 @@ def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | N
 
 
 def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, audits: Audits) -> AuditVerdict:
-    """Return a verdict that doubts a commit's parent; if the parent is certified, ask for a replay from before it.
+    """Return a verdict that doubts a commit's parent. If the parent is certified, ask for a replay from earlier.
 
     The gate (the checks before a resume) refuses to begin with the parent. So only a replay from before the parent can
     show whether the commit is right.

@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """One run's folder, on the store that holds it.
+    """One run's folder on a store.
 
     Attributes:
         run: the run's name.
         store: the folder. Writes fail if the folder is missing, because a new folder would prevent a moved run from
             being moved back.
         place: the same folder, but a write creates the folder if it is missing. Used to begin the run.
-        store_url: the URL of the store that holds the folder.
+        store_url: the URL of the store that contains the folder.
         strays: a line of text for each stray name (a name of no record) that was found among the records.
-        settings: the records of the settings that this process trains with: the SHA-256 by name. The SHA-256 is empty
-            for a record that an earlier process wrote.
+        settings: the SHA-256 of each settings record that this process trains with, by the record's name; empty for a
+            record that an earlier process wrote.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -43,7 +43,7 @@ class RunFolder:
         self.settings: dict[str, str] = {}
 
     def exists(self) -> bool:
-        """Return whether the run was begun, which creates ``run.json``."""
+        """Return whether the run exists: whether its folder has a ``run.json``."""
         return self.store.exists("run.json")
 
     def read_run(self) -> RunRecord:
@@ -71,7 +71,7 @@ class RunFolder:
         return record
 
     def begin(self, recipe: str, *, is_imported: bool = False) -> RunRecord:
-        """Create ``run.json`` unless it exists, and return it; replace it if it is damaged.
+        """Return the run's record, ``run.json``. Create the file if it is missing, and replace it if it is damaged.
 
         Args:
             is_imported: whether the run begins with an imported checkpoint.

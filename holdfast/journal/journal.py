@@ -152,7 +152,7 @@ class Journal(RunFolder):
         return ending
 
     def record_rehearsal(self, record: RehearsalRecord) -> None:
-        """Record a rehearsal in which new ranks trained another trail. The first record of an attempt stays."""
+        """Record a rehearsal in which new ranks trained another trail. Keep an earlier record of the same attempt."""
         name = record_name("rehearsals", record.attempt)
         with contextlib.suppress(NameTaken):
             self.store.create(name, record.to_bytes())
@@ -285,7 +285,7 @@ class Journal(RunFolder):
         return number
 
     def has_committed(self) -> bool:
-        """Return whether the run ever had a commit. If all commit records are lost, ``latest.json`` shows it."""
+        """Return whether the run ever had a commit: whether there are commit records or at least ``latest.json``."""
         return self.newest_number() > 0 or self.store.exists("latest.json")
 
     def read_commit(self, number: int) -> Commit:
@@ -510,7 +510,7 @@ class Journal(RunFolder):
         self.check_fence(attempt)
         log.warning("commit %d of run %r is quarantined: %s", number, self.run, reason)
         record = Quarantine(commit=number, reason=reason, attempt=attempt, created_at=now())
-        with contextlib.suppress(NameTaken):  # another attempt has quarantined it first
+        with contextlib.suppress(NameTaken):  # another attempt has already quarantined the commit
             self.store.create(record_name("quarantine", number), record.to_bytes())
             self.enter(record_name("quarantine", number))
 

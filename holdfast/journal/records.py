@@ -58,7 +58,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, protected_namespaces=())
 
     def to_bytes(self) -> bytes:
-        fields = json.loads(self.model_dump_json())  # needed because pydantic writes NaN as null
+        fields = json.loads(self.model_dump_json())  # through JSON, in which pydantic writes NaN as null
         return (json.dumps(fields | {SEAL: _hash_fields(fields)}, indent=2) + "\n").encode()
 
     @classmethod
@@ -68,7 +68,7 @@ class Record(BaseModel):
         Raises:
             RecordDamaged: the bytes were changed.
         """
-        if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:  # an upper bound, without parsing it
+        if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:  # an upper bound of the values, without parsing
             raise RecordDamaged(f"{name} can't be read: it has more than {MOST_VALUES} values")
         try:
             fields = json.loads(data, parse_constant=_refuse_constant)
@@ -382,7 +382,7 @@ class Quarantine(Record):
 
 
 class Pruned(Record):
-    """``pruned/00000004.json``: a commit whose checkpoint retention deletes."""
+    """``pruned/00000004.json``: a commit whose checkpoint is deleted by retention."""
 
     commit: int = Field(ge=1)
     path: str = Field(pattern=FOLDER)
@@ -392,7 +392,7 @@ class Pruned(Record):
 
 
 class Pin(Record):
-    """``pins/00000004.json``: a commit whose checkpoint retention must not delete."""
+    """``pins/00000004.json``: a commit whose checkpoint must not be deleted by retention."""
 
     commit: int = Field(ge=1)
     created_at: Time

@@ -36,7 +36,7 @@ def find_runs(store: Store, names: Iterable[str] | None = None) -> Iterator[Jour
 
 
 def _list_names(store: Store) -> list[str]:
-    """Return the names of a store's top level that may be runs."""
+    """Return the names at a store's top level that may be names of runs."""
     return [name for name in store.list() if name != MACHINES]
 
 
@@ -51,7 +51,8 @@ class ChosenRuns:
     """The runs chosen from a store, for a page or a list that has to stay short.
 
     Attributes:
-        journals: the chosen runs' journals: in order of their names if all runs were chosen, otherwise newest first.
+        journals: the journals of the chosen runs, in order of their names if all runs were chosen, otherwise newest
+            first.
         left_out: the names that were not chosen. Some of them may not be runs.
         is_by_name: whether the runs with the last names in sorted order were chosen instead of the newest runs.
     """

@@ -79,7 +79,7 @@ def make_usual(losses: Sequence[float]) -> UsualLoss | None:
 
 
 def _read_number(line: Mapping[str, Any], name: str) -> float | None:
-    """Return the number with this name in a trail's line, perhaps NaN or infinite; None if the line has none."""
+    """Return the number with this name in a trail's line, perhaps NaN or infinity; None if there is no number."""
     value = line.get(name)
     if isinstance(value, str):  # the trail has NaN and infinity as texts
         return math.nan

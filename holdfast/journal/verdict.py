@@ -42,8 +42,8 @@ Kind = Literal["certified", "undecided", "machine", "program", "drift"]
 DISTINCT = 3
 # The largest number of hosts that a message names.
 MOST_NAMED = 4
-# The key of the number of nodes in an attempt's lineage, if there are several; and a name for nodes that no record
-# names.
+# NODES: the key of the number of nodes in the lineage of an attempt on several nodes. OTHER_NODE: a name for nodes that
+# no record names.
 NODES = "nodes"
 OTHER_NODE = "another node"
 _RANK = re.compile(r" of rank (\d+)")
@@ -369,7 +369,10 @@ def _count_hosts(trainings: Sequence[_Training]) -> int:
 def _blame_gpus(
     guilty: frozenset[str], right: Sequence[_Training], deviating: Sequence[_Training], rank: int | None
 ) -> tuple[str, ...]:
-    """Return the GPUs common to a host's deviating trainings, without GPUs of right ones; only the rank's if known."""
+    """Return a host's GPUs that may be faulty: used in all its deviating trainings.
+
+    GPUs that were also used in a right training are left out. If the rank is known, only the rank's GPU is returned.
+    """
     good = {gpu for each in right if each.hosts == guilty for gpu in each.gpus}
     gpus = deviating[0].gpus
     if rank is not None and rank < len(gpus):
