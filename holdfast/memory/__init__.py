@@ -12,7 +12,7 @@ has the figures.
 ``pinning``     `memory.pinning`: a GPU copies into page-locked memory
 ==============  ========================================================================================
 
-Only `memory.pinning` imports torch, so this package does not import it.
+This package does not import `memory.pinning`, because that module imports torch.
 """
 
 from holdfast.memory.buffers import Buffers, map_memory

@@ -41,7 +41,7 @@ class Buffers:
         return memoryview(found)[:size_bytes]
 
     def lend(self, part: int, size_bytes: int) -> memoryview:
-        """Return memory for a part: memory to which no reference exists, not even to a slice of it.
+        """Return memory for a part. Memory in use (referred to, even by a slice) isn't returned a second time.
 
         Raises:
             MemoryError: the machine has too little memory.

@@ -17,7 +17,7 @@ LOWEST_PRIORITY = 19
 
 
 class Priority:
-    """The common priority of several threads. Without effect except on Linux, where each thread has a priority."""
+    """The common priority of several threads. It has an effect only on Linux, where threads have priorities."""
 
     def __init__(self) -> None:
         self._threads: list[int] = []
