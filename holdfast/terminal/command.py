@@ -24,7 +24,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
     _escape_unknown_characters()
     interrupt.catch()
     interrupt.send_ignored_again()
-    with contextlib.suppress(ValueError):  # not in the main thread
+    with contextlib.suppress(ValueError):  # this is not the main thread
         interrupt.take_like_sigterm(interrupt.pass_on)
     with printing():
         return _run_app(app, arguments)
@@ -40,7 +40,7 @@ def _run_app(app: App, arguments: Sequence[str] | None) -> int:
     except HoldfastError as error:
         return complain(error.message, choose_hint(error), error.exit_code)
     except KeyboardInterrupt:
-        with contextlib.suppress(ValueError):  # not in the main thread
+        with contextlib.suppress(ValueError):  # this is not the main thread
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C during the exit must not print a traceback
         return 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe

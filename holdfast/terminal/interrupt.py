@@ -106,7 +106,7 @@ class _Guards:
         self.told_at: float | None = None
 
     def guard(self, handle: Callable[[int, Any], object], within_s: float) -> Callable[[int, Any], None]:
-        """Return a handler that calls ``handle`` for a signal, and then ignores signals for ``within_s`` seconds."""
+        """Return a handler that calls ``handle``, but ignores signals within ``within_s`` seconds of the first one."""
 
         def handle_first(number: int, frame: Any) -> None:
             now = time.monotonic()
@@ -137,7 +137,7 @@ def raised_once(within_s: float) -> Iterator[None]:
     guards = {each: _guards.guard(handle, within_s) for each, handle in found.items()}
     _guards.depth += 1
     try:
-        with contextlib.suppress(ValueError):  # not in the main thread
+        with contextlib.suppress(ValueError):  # this is not the main thread
             for each, guard in guards.items():
                 signal.signal(each, guard)
         yield
