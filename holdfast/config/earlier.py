@@ -42,7 +42,7 @@ def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             value = "auto" if value else None
         table, _, moved = MOVED[name].partition(".")
         now = found.get(table, {})
-        # Don't convert any other value, because the validation refuses it.
+        # If the new table isn't a mapping, change nothing, because the validation refuses the value.
         if isinstance(now, Mapping) and now.get(moved) is None:
             found[table] = {**now, moved: value}
     return found, lines

@@ -103,7 +103,7 @@ class Section(BaseModel):
 
 
 class ChunkLength(Section):
-    """The number of steps that a chunk trains before it ends in a checkpoint. It never changes the trained bytes."""
+    """The number of steps that a chunk trains before its checkpoint. The number never changes the trained bytes."""
 
     steps: Annotated[
         Literal["auto"] | Annotated[Count, Field(ge=1)] | None, expected('a number of steps, at least 1, or "auto"')
@@ -217,7 +217,7 @@ class Determinism(Section):
 
 
 def require_port(address: str) -> str:
-    """Return an address if it has a host and a port; raise ValueError otherwise."""
+    """Return an address unchanged if it has a host and a port; otherwise raise ValueError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError("expected host:port, such as node0.example:29500")
