@@ -45,12 +45,12 @@ def describe_error(error: BaseException) -> str:
         kind, text = "", text.strip().splitlines()[-1] + ", in a loader worker"
     own = [frame for frame in frames if is_own_file(frame[0])]
     where = "{}:{}: ".format(*(own or frames)[-1]) if frames else ""
-    text = " ".join(text.split())  # some of torch's messages have a hundred lines; the traceback is in the log
+    text = " ".join(text.split())  # cut below: some of torch's messages have a hundred lines
     return f"{where}{kind}{text if len(text) <= MAX_LETTERS else text[:MAX_LETTERS] + '...'}"
 
 
 def find_frames(function: Callable[..., object], outside: types.CodeType | None = None) -> list[types.FrameType]:
-    """Return the stack frames of the user's own code that have led to this call, innermost first.
+    """Return the stack frames of the user's own code from here up to the call of ``function``, innermost first.
 
     Args:
         outside: a code object; the frames of functions that it has called are left out.
