@@ -67,7 +67,7 @@ def find_certified(
 
 
 def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audits | None = None) -> dict[int, str]:
-    """Return the certified commits among the given ones, each with a host that has trained its steps again.
+    """Return, by number, a host that has trained a commit's steps again, for each of these commits that is certified.
 
     Args:
         commits: by number.
@@ -195,7 +195,7 @@ def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> Audit
 
 
 def _count_agreeing(journal: Journal, audits: Audits) -> int:
-    """Return how many audits of these commits ended with the same bytes as the commits."""
+    """Return how many of these audits ended with the bytes of the commits that they audit."""
     commits = ((journal.find_commit(number), numbers) for number, numbers in audits.items())
     return sum(
         audit.checkpoint_sha256 == commit.checkpoint_sha256

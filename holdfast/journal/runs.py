@@ -12,8 +12,8 @@ from holdfast.journal.machines import MACHINES
 from holdfast.journal.reading import read_all
 from holdfast.store import Store
 
-# The largest number of runs on an object store whose time of the last write is requested: 1,000 requests take some
-# seconds.
+# The time of a run's last write costs a request on an object store, and 1,000 requests take some seconds. For more runs
+# than this no times are requested.
 MOST_ASKED = 1000
 # The largest number of runs in a list, an index or a view, unless the user asks for more.
 MOST_SHOWN = 100
