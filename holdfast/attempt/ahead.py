@@ -57,8 +57,8 @@ class RanksAhead:
     def take(self, config: RunConfig, number: int, newest: Commit | None) -> Ranks | None:
         """Return the waiting ranks, which the caller then owns; None if none wait.
 
-        Ranks that were started with other arguments, and so have read another commit ahead, are ended instead. Held
-        ranks have read nothing yet, so they fit any arguments.
+        If the waiting ranks were started with other arguments, they have read another commit ahead: end them, and
+        return None. Held ranks have read no commit yet, so they fit any arguments.
         """
         if not self._is_held and self._arguments != (config, number, newest):
             self.end()
@@ -74,14 +74,14 @@ class RanksAhead:
             self._ranks = None
 
 
-# The ranks of `started_ahead`, for the attempt that is opened inside its block. A caller can't pass them through a
-# flow, because a flow's parameters are JSON.
+# The ranks that `started_ahead` has started, for the attempt that is opened inside its block. A caller can't pass them
+# through a flow, because a flow's parameters are JSON.
 STARTED_AHEAD: ContextVar[RanksAhead | None] = ContextVar("STARTED_AHEAD", default=None)
 
 
 @contextlib.contextmanager
 def started_ahead(config: RunConfig) -> Iterator[None]:
-    """Start the ranks of the run's next attempt ahead. An attempt that is opened inside the block takes them over.
+    """Start the ranks of the run's next attempt early. An attempt that is opened inside the block takes them over.
 
     Use it while the process waits for something else, such as Prefect's server. At the end of the block, ranks that no
     attempt has taken over are ended.

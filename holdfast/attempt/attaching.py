@@ -1,9 +1,10 @@
-"""The entrance for processes that another launcher has started: each of them becomes a rank of one attempt.
+"""Attached ranks: the processes that another launcher, such as torchrun, has started become the ranks of one attempt.
 
 The first process of each machine starts another process in a session of its own (`holdfast.attempt.beside`). On the
-first machine this process is the attempt, on the others a watch over the machine's ranks. It outlives the ranks, so
-that the attempt can commit what they have saved. It gives the launcher's processes the pipes and variables of ranks.
-They then execute ``python -m holdfast.rank``, as the ranks of ``holdfast train`` do, and keep their process ids.
+first machine the new process is the attempt, on the others it only watches the machine's ranks. It outlives the ranks,
+so that the attempt can commit the checkpoints that they have saved. It gives the launcher's processes the pipes and
+variables of ranks. The launcher's processes then execute ``python -m holdfast.rank``, as the ranks of ``holdfast
+train`` do, and keep their process ids.
 """
 
 import os
@@ -26,10 +27,10 @@ from holdfast.terminal import counted
 from holdfast.terminal.command import complain
 
 BESIDE_MODULE = "holdfast.attempt.beside"
-# The variable with the process id of the launcher, which has started the first rank; empty without a launcher. The
-# attempt stops when the launcher has ended.
+# The environment variable with the process id of the launcher, which has started the first rank; empty without a
+# launcher. The attempt stops when the launcher has ended.
 LAUNCHER_VARIABLE = "HOLDFAST_LAUNCHER"
-# Variables that torchrun gives its processes, and that torch reads.
+# Environment variables that torchrun sets for its processes, and that torch reads.
 TORCHS = ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*", "TORCHELASTIC_*")
 
 
@@ -43,8 +44,8 @@ def attach(config: str | Path, overrides: Sequence[str] = ()) -> NoReturn:
         if __name__ == "__main__":
             holdfast.attach("my_model.toml")
 
-    The launcher decides the number of ranks, and nothing else: the configuration says what is trained, and ``holdfast
-    train`` with as many ranks trains the same bytes. A process without a launcher is the only rank.
+    The launcher decides only the number of ranks. The configuration decides everything else: ``holdfast train`` with
+    the same number of ranks trains the same bytes. A process without a launcher is the only rank.
 
     The call never returns: the process executes another program, and ends with the attempt. All ranks have the
     attempt's exit code: 0 if the run is complete, 3 if it isn't and the launcher should start the processes again, 1
@@ -52,7 +53,7 @@ def attach(config: str | Path, overrides: Sequence[str] = ()) -> NoReturn:
 
     Args:
         config: the path of the run's configuration.
-        overrides: changes of the configuration, ``a.b=value`` with the value in TOML, as for `load_config`.
+        overrides: changes of the configuration as ``a.b=value``, with the value in TOML; see `load_config`.
     """
     try:
         code = _become_rank(config, overrides)
@@ -62,7 +63,9 @@ def attach(config: str | Path, overrides: Sequence[str] = ()) -> NoReturn:
 
 
 def _become_rank(path: str | Path, overrides: Sequence[str]) -> int:
-    """Execute the program of a rank. If the attempt has ended before it had ranks, return its exit code instead.
+    """Execute the program of a rank.
+
+    If the attempt has ended before it had ranks, return the attempt's exit code instead.
 
     Raises:
         ConfigError: this process can't be a rank, or the configuration doesn't fit the launcher.
@@ -109,7 +112,7 @@ def settle_slot(config: RunConfig, slot: Slot) -> RunConfig:
 
 
 def _start_beside(config: RunConfig, slot: Slot, name: str) -> "subprocess.Popen[bytes]":
-    """Start the process beside this machine's ranks: the attempt, or a watch over the ranks."""
+    """Start the process beside this machine's ranks: the attempt, or a process that only watches the ranks."""
     launcher = str(os.getppid()) if slot.launcher else ""
     with make_door(name) as door:
         told = {LAUNCHER_VARIABLE: launcher, DOOR_VARIABLE: f"{door.fileno()} {os.getpid()}"}

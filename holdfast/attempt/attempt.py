@@ -1,7 +1,8 @@
-"""One process life of a run: claim it, find where to go on, train chunks, commit them, stop in time.
+"""One process life of a run: claim the run, find the commit to continue from, train and commit chunks, stop in time.
 
-Single-threaded: the ranks are processes of their own, and they are ordered to train the next chunk before the last one
-is committed, so that a commit costs no training time. `holdfast.attempt.life.live` calls the verbs in their order.
+This code is single-threaded. The ranks are separate processes, and get the order to train the next chunk before the
+previous chunk is committed, so that a commit costs no training time. `holdfast.attempt.life.live` calls the methods of
+`Attempt` in the right order.
 """
 
 import enum
@@ -60,15 +61,16 @@ from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
-# The longest wait for the code after a user's loop. That code may save a large model, or evaluate for long. A hang must
-# not keep a machine for ever.
+# The longest wait for the code after a user's loop. That code may save a large model, or evaluate for a long time. The
+# wait is bounded, because a hang must not occupy a machine for ever.
 FINISH_WITHIN_S = 3600.0
 
 
 class Stopping(enum.IntEnum):
-    """The stages of an attempt on its way to its end, in their order.
+    """The stages in which an attempt stops, in their order.
 
-    An attempt goes back from TOLD to TRAINING only when new ranks replace its ranks: they know of no notice.
+    An attempt goes back from TOLD to TRAINING only when new ranks replace its ranks, because nobody has told the new
+    ranks to stop.
     """
 
     TRAINING = 0
@@ -87,7 +89,7 @@ class Attempt:
     Attributes:
         ranks: the attempt's ranks.
         upkeep: reads back and prunes checkpoints after a commit; set once the ranks are built.
-        notice: the notice that this machine goes away; None if there is none.
+        notice: the notice that this machine will be taken away; None if there is none.
     """
 
     def __init__(
@@ -99,8 +101,9 @@ class Attempt:
     ) -> None:
         """
         Args:
-            number: the attempt's; the next one if None.
-            publish: makes every commit, by calling `publish_commit`; `publish_commit` itself if None.
+            number: the attempt's number; the next free number if None.
+            publish: the function that publishes each commit, which has to call `publish_commit`; if None,
+                `publish_commit` itself.
         """
         self.config = config
         self.journal = Journal(open_store(config.store), config.run)
@@ -113,13 +116,13 @@ class Attempt:
         self._publish: Publish = publish or publish_commit
         self._pipeline = Pipeline(self._choose_stop)
         self._stopping = Stopping.TRAINING
-        self._is_on_record = False  # whether the attempt's ending is on record
-        self._reason = ""  # why the attempt began, as its record says; empty before it has claimed the run
+        self._is_on_record = False  # whether the attempt's ending is recorded
+        self._reason = ""  # why the attempt began; empty before it has claimed the run
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
         self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
         self._history: CostHistory | None = None  # only for an automatic chunk length
-        self._chunk_s = 0.0  # seconds in the steps of the last chunk
+        self._chunk_s = 0.0  # how many seconds the last chunk's steps took
         self._line: Line | None = None
 
     @property
@@ -165,7 +168,8 @@ class Attempt:
     def next_chunk(self) -> Chunk | None:
         """Return the steps to train next; None if the run is complete or the attempt stops.
 
-        If the run is complete, first do the upkeep that is owed: it may find damage, and then there are steps to train.
+        If the run is complete, first do the upkeep that an earlier commit still waits for. If the upkeep finds a
+        damaged checkpoint, its steps are trained again.
         """
         if self.is_complete and not self.is_stopping:
             self._do_owed_upkeep()  # the upkeep may find that the last checkpoint is damaged
@@ -184,17 +188,18 @@ class Attempt:
         """Claim the run and restore the last verified checkpoint into the ranks; ``head`` is its commit.
 
         Restore nothing if the run is complete and verifies; claim it only if its last attempt didn't end as complete.
-        On any error, end the ranks. If they have died, call it again: new ranks go on where opening stopped.
+        On any error, end the ranks. If ranks died, you can call this method again: new ranks continue where the first
+        call stopped.
 
         Raises:
             ConfigDrift: the run exists with other settings, or other code.
-            DeterminismError: equal bits aren't promised here, and the configuration refuses that.
+            DeterminismError: bit-exactness isn't promised on this machine, and the configuration requires it.
             GateTripped: the gate refuses the restored state; see `Line.resume`.
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
             RankDied, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: memory ran out twice.
             MachineQuarantined: this machine has computed wrongly.
-            RunHeld: audits hold the run.
+            RunHeld: an audit has found a machine that computes wrongly, and holds the run.
             Superseded: the attempt's number is taken.
         """
         try:
@@ -215,7 +220,7 @@ class Attempt:
         self._tell("opened")
 
     def _build(self) -> Known:
-        """Start the ranks and open the line of commits; return how the run stood before."""
+        """Start the ranks and open the line of commits; return the state of the run that the journal records."""
         self.ranks.check_machine()
         signing_key = load_signing_key(self.ranks.given.signing_key) if self.ranks.given.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in self.ranks.given.resume.trusted_keys]
@@ -244,7 +249,7 @@ class Attempt:
         return known
 
     def _read_skips(self, trusted_keys: Sequence[TrustedKey]) -> tuple[RunConfig, list[str]]:
-        """Set the configuration with the run's skip list. Return both results of `apply_skips`."""
+        """Add the run's skip list to the configuration. Return both results of `apply_skips`."""
         given, names = apply_skips(self.journal, self.ranks.given, trusted_keys)
         self.config = self.ranks.config = settle_ranks(given)
         return self.config, names
@@ -262,11 +267,12 @@ class Attempt:
             self.number, reason, self.ranks.host, os.getpid(), present.environment, lineage, self.ranks.began_at
         )
         self._reason = reason
-        # Right after the claim: if this process is suspended in between, it replaces the settings of a later attempt.
+        # Write the settings right after the claim: if this process were suspended in between, it could replace the
+        # settings that a later attempt has written.
         self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
         known.record_lost_attempts(self.journal, self.number)
         self._history = CostHistory(self.journal, self.number) if self.config.chunk.is_auto else None
-        self.upkeep.is_owed = known.newest is not None  # the last attempt may have left upkeep to do
+        self.upkeep.is_owed = known.newest is not None  # the last attempt may not have done its upkeep
         if is_end:
             log.info("attempt %d (%s): all steps are trained; finishing the run's upkeep", self.number, reason)
         return not is_end
@@ -283,7 +289,7 @@ class Attempt:
 
         Returns:
             whether the run has reached its end, and the lineage to record for the attempt: the changes, and the commits
-            that it descends from.
+            that the attempt descends from.
         """
         newest, present = known.newest, self.ranks.present
         is_end, lineage = False, dict[str, Any]()
@@ -335,10 +341,10 @@ class Attempt:
         return is_end and not checkpoint.verify(self.journal.store, newest)
 
     def _resume(self) -> None:
-        """Restore the head into the ranks. A saved checkpoint that has no commit yet may be adopted as the head.
+        """Restore the head into the ranks. First adopt a checkpoint that dead ranks have saved, if there is one.
 
-        A skip list that was written since these ranks were started has taken the run back: new ranks follow it. A later
-        list quarantines the head, which the next commit notices.
+        If a skip list that was written since these ranks were started has taken the run back, start new ranks, which
+        follow the list. A later list quarantines the head, and the next commit notices that.
         """
         self._pipeline.uncommitted.clear()
         self.line.resume(self._restore)
@@ -366,14 +372,14 @@ class Attempt:
     def train_chunk(self, chunk: Chunk) -> Saved | None:
         """Train a chunk; return its checkpoint, which is durable but not committed yet.
 
-        If the ranks have died, start new ones from the last verified checkpoint. Return None if that is the chunk's own
-        checkpoint, which the dead ranks had saved and which is now adopted; or if the chunk had begun from a near copy,
-        and the checkpoint on the store is damaged.
+        If the ranks have died, start new ones from the last verified checkpoint. Return None in two cases: the dead
+        ranks had already saved this chunk's checkpoint, which is now adopted; or the chunk had begun from a near copy
+        on this machine's disk, and the checkpoint on the store is damaged.
 
         Raises:
             RankDied, RecipeFailed, Unhealthy, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: the same step failed twice, with nothing committed in between.
-            Superseded: a later attempt owns the run, and has deleted a file of this one.
+            Superseded: a later attempt owns the run, and has deleted a file of this attempt.
         """
         try:
             with self.journal.fenced(self.number):
@@ -395,7 +401,8 @@ class Attempt:
             self.close()
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
-                if error.data.get("is_silent"):  # if not silent, the ranks ended in time, and had no new step to save
+                # if the ranks weren't silent, they ended in time, and had no new step to save
+                if error.data.get("is_silent"):
                     log.warning("no checkpoint could be saved before the machine is taken away; earlier commits stay")
                 return None
             raise self._note_failure(error) from error.__cause__
@@ -425,7 +432,7 @@ class Attempt:
         self._pipeline.forget_orders()
 
     def _follow_skips(self) -> None:
-        """Train on with the settings of the new ranks. Only a new skip list gives them another fingerprint."""
+        """Adopt the settings of the new ranks. Only a new skip list can have changed their fingerprint."""
         present = self.ranks.present
         if present.fingerprint != self.fingerprint:
             self.fingerprint = self.line.config_fingerprint = present.fingerprint
@@ -449,7 +456,7 @@ class Attempt:
         self._order_steps(stop)
         is_rehearsed = self.rehearsals.may_follow(self.line, self._chunk_s)
         if not is_rehearsed:
-            self._order_next(stop)  # the ranks train it while this chunk is committed
+            self._order_next(stop)  # the ranks train the next chunk while this chunk is committed
         self._do_owed_upkeep()
         if self.ranks.running is None:  # the upkeep found damage and ended the ranks
             return None
@@ -460,7 +467,7 @@ class Attempt:
                 self._chunk_s = event.train_s
                 if slow_rank := ranks.watch.find_slow():
                     log.warning("%s", slow_rank)
-                if is_rehearsed and event.step >= stop:  # a rehearsal had trained the whole chunk before
+                if is_rehearsed and event.step >= stop:  # a rehearsal has already trained the whole chunk
                     self._rehearse_or_order(stop, event.train_s, (stop - self.step) / (event.train_s or 1.0))
                 return event.model_copy(update={"restart_s": self.ranks.restart_s, "slow_rank": slow_rank})
             if isinstance(event, Rehearsed):
@@ -495,8 +502,8 @@ class Attempt:
         """Publish a checkpoint's commit and latest.json, tell the observers, and do the upkeep; return the head.
 
         Call it again to finish a call that a signal has interrupted. An attempt that is stopping leaves upkeep to the
-        next attempt. If the checkpoint's folder is taken, the chunk is to be trained again, and the head stays. If the
-        head was quarantined meanwhile, an earlier commit becomes the head.
+        next attempt. If another commit uses the checkpoint's folder, the head stays, and the chunk has to be trained
+        again. If the head was quarantined meanwhile, an earlier commit becomes the head.
 
         Raises:
             MachineQuarantined: the head was quarantined, and so was this machine.
@@ -523,7 +530,10 @@ class Attempt:
         return self.head
 
     def _commit(self, proposal: Proposal) -> None:
-        """Make a commit and tell the observers. Every commit takes this path: a chunk's, a stop's, an adoption's."""
+        """Make a commit and tell the observers.
+
+        Every commit is made here: of a chunk, at a stop, of an adopted checkpoint.
+        """
         began = time.monotonic()
         commit = self._publish(self.line, proposal)
         self._commits.add(time.monotonic() - began)
@@ -558,14 +568,14 @@ class Attempt:
     # ---- stop
 
     def notify(self, notice: Notice) -> None:
-        """Stop for a notice: save in the last moment that is safe, and train nothing more. For advice, only save.
+        """Stop for a notice: save at the last safe moment, and train nothing more. If a notice is advice, only save.
 
         May be called from any thread while chunks are trained.
         """
         log.warning("%s", notice)
         ranks = self.ranks.running
         if notice.is_advice:
-            if ranks is not None and not self.rehearsals.is_pending:  # before a rehearsal a save is under way
+            if ranks is not None and not self.rehearsals.is_pending:  # before a rehearsal, the ranks are saving anyway
                 ranks.save()
             return
         self.notice = notice
@@ -579,7 +589,7 @@ class Attempt:
             self._stopping = Stopping.TOLD
 
     def _forget_order_to_stop(self) -> None:
-        """Forget that the ranks were told to stop. The new ranks that replace them are then told, too."""
+        """Forget that the ranks were told to stop, so that the new ranks that replace them are told, too."""
         if self._stopping is Stopping.TOLD:
             self._stopping = Stopping.TRAINING
 
@@ -602,7 +612,7 @@ class Attempt:
                     event = ranks.next_event(max(0.0, deadline - time.monotonic()))
                     if isinstance(event, Saved):
                         self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
-            except RankDied as error:  # if not silent, the ranks have ended as ordered
+            except RankDied as error:  # if the ranks weren't silent, they have ended as ordered
                 within_s = self.config.resume.stop_within_s
                 reason = (
                     f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"
@@ -642,7 +652,7 @@ class Attempt:
         self._pipeline.forget_orders()
 
     def _finish(self) -> None:
-        """Wait while the ranks of a complete run execute the code after a loop of the user's own."""
+        """Wait while the ranks of a complete run execute the code that follows the user's own loop."""
         ranks = self.ranks.running
         if ranks is None or self.is_stopping or not self.is_complete:
             return
@@ -654,8 +664,8 @@ class Attempt:
     def end(self, ending: Ending) -> None:
         """End the ranks, and record how the attempt ended, if it had claimed the run.
 
-        If the run is complete, the record comes before the code after a user's loop, which may take long. Without the
-        record a second command would claim the run, as if this attempt had vanished.
+        If the run is complete, write the record before the code that follows a user's loop has run, because that code
+        may take long. Without the record a second command would claim the run, as if this attempt had vanished.
         """
         try:
             if ending.reason == "completed":

@@ -1,7 +1,7 @@
 """The process beside the ranks of another launcher: ``python -m holdfast.attempt.beside``.
 
-On the first machine it is the attempt, on each other machine a watch over that machine's ranks.
-`holdfast.attempt.attaching` starts it. It ends with the exit codes of a command, and tells its ranks this code.
+On the first machine this process is the attempt. On each other machine it only watches that machine's ranks.
+`holdfast.attempt.attaching` starts it. It ends with the exit code of a command, and tells its ranks this code.
 """
 
 import os
@@ -29,9 +29,10 @@ from holdfast.rank.rendezvous import find_node
 from holdfast.terminal import interrupt
 from holdfast.terminal.command import run_app
 
-# Open and train without retries: a retry needs new ranks, which only the launcher can start, for the next attempt.
+# Open and train without retries, because a retry needs new ranks. Only the launcher can start them, for the next
+# attempt.
 ONCE = Acts(open=Attempt.open, train_chunk=Attempt.train_chunk)
-# The exit codes that are passed on to the launcher. Any other code, such as a signal's, becomes STOPPED_EARLY.
+# The exit codes that the launcher gets unchanged. Any other exit code, such as that of a signal, becomes STOPPED_EARLY.
 CODES = (0, 1, 2, STOPPED_EARLY)
 
 app = App()
@@ -52,9 +53,9 @@ def accompany() -> None:
 
 
 def watch_launcher(pid: str, stop_within_s: float) -> list[Source]:
-    """Return a source that gives notice when the launcher has ended; no source without a launcher.
+    """Return, in a list, a source of notices that reports the launcher's end; an empty list without a launcher.
 
-    If torchrun is killed, its ranks live on. They would train on, and if torchrun was started again, two attempts would
+    If torchrun is killed, its ranks survive. If they trained on and torchrun were started again, two attempts would
     train one run.
     """
 
@@ -66,7 +67,7 @@ def watch_launcher(pid: str, stop_within_s: float) -> list[Source]:
 
 
 def find_attached_ending(cause: Cause) -> Ending:
-    """Return the ending of an attempt by its cause. If the launcher has told the ranks to end, it is ``preempted``."""
+    """Return an attempt's ending by its cause: ``preempted`` if the launcher has told the ranks to end."""
     if isinstance(cause, RankDied) and cause.data.get("is_ordered"):
         return Ending("preempted", cause.message)
     return find_ending(cause)

@@ -1,4 +1,4 @@
-"""The command on nodes other than node 0, in a run of several nodes: start the node's ranks for node 0's attempt."""
+"""The command ``holdfast train`` on nodes other than node 0: start the node's ranks for the attempt on node 0."""
 
 import logging
 import time
@@ -28,7 +28,7 @@ MEET_AGAIN_AFTER_S = 1.0
 def carry(config: RunConfig) -> None:
     """Run ranks on this node for the attempt on node 0, until that attempt ends.
 
-    Ranks that end are replaced, and the new ranks of all nodes meet again. If a signal's handler raises an exception,
+    Replace ranks that end. The new ranks of all nodes then connect again. If a signal's handler raises an exception,
     the ranks of all nodes stop at the same step and save before they end.
 
     Raises:
@@ -67,7 +67,7 @@ def watch_attached(config: RunConfig) -> None:
 
 
 class _NodeCarrier:
-    """Starts one node's ranks, and starts them again when all nodes have to meet again."""
+    """Starts one node's ranks, and starts them again when the ranks of all nodes have to connect again."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -75,14 +75,14 @@ class _NodeCarrier:
         self._node = find_node(config.compute)
         self._log_path = Path(config.log.folder) / config.run / f"node-{self._node:04d}.log"
         newest = self._journal.attempts()
-        # The last attempt that had ended when this command began. A later attempt is the one to join.
+        # The number of the last attempt that had ended when this command began. This node joins a later attempt.
         self._before = newest if not newest or self._journal.read_ending(newest) else newest - 1
-        self._is_training = False  # whether this node's ranks have met the others and are ready
-        self._has_carried = False  # whether ranks of this node were ready before, and have ended
+        self._is_training = False  # whether this node's ranks are connected to the other nodes' ranks, and ready
+        self._has_carried = False  # whether earlier ranks of this node were ready, and have ended
         self._alone_since = time.monotonic()
 
     def is_over(self) -> bool:
-        """Return whether the attempt has ended: with a recorded ending, or with its ranks before it claimed the run."""
+        """Return whether the attempt has ended: with a recorded ending, or because its ranks ended before its claim."""
         newest = self._journal.attempts()
         if newest > self._before:
             return self._journal.read_ending(newest) is not None
@@ -101,7 +101,7 @@ class _NodeCarrier:
         """Start ranks, and wait until they or the attempt end.
 
         Raises:
-            NodesMissing: the ranks could not meet the ranks of the other nodes.
+            NodesMissing: the ranks could not connect to the ranks of the other nodes.
             HoldfastError: this node's ranks have failed, and new ranks would fail, too.
         """
         check_machine(self._config.store, self._config.compute)
@@ -121,7 +121,8 @@ class _NodeCarrier:
             if not error.data.get("is_ordered"):
                 log.warning("node %d: %s", self._node, error)
         finally:
-            # Ranks that train save before they end. A signal to this command raises an exception, so it ends them, too.
+            # Ranks that train save before they end. A signal to this command raises an exception, so the ranks are
+            # ended here, too.
             ranks.end(self._config.resume.stop_within_s if self._is_training else 0.0)
             if self._is_training:
                 self._has_carried = True

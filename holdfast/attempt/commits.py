@@ -1,6 +1,6 @@
-"""The publication of a commit: check its fingerprint and hashes, then write its record, then latest.json.
+"""The publication of a commit: check the checkpoint's fingerprint and hashes, write the record, then latest.json.
 
-All commits take this path, whatever their reason: a chunk, a stop, a notice, an adoption.
+All commits are published here, whatever their reason: a chunk, a stop, a notice, an adoption.
 """
 
 import logging
@@ -35,7 +35,7 @@ Publish = Callable[[Line, Proposal], Commit]
 
 
 def publish_commit(line: Line, proposal: Proposal) -> Commit:
-    """Check a checkpoint, and publish its commit's record and latest.json. Name its spikes in the log.
+    """Check a checkpoint, and publish its commit's record and latest.json. Log the spikes in its metrics.
 
     Raises:
         ConfigDrift: the checkpoint was trained with other settings than the run's.
@@ -54,7 +54,7 @@ def publish_commit(line: Line, proposal: Proposal) -> Commit:
 def check_fingerprint(line: Line, proposal: Proposal) -> None:
     """Check that a checkpoint was trained with the run's settings.
 
-    An adopted checkpoint may have been trained with other settings that are allowed; see `Line.may_adopt`.
+    For an adopted checkpoint, a few other settings are allowed; see `Line.may_adopt`.
 
     Raises:
         ConfigDrift: the checkpoint was trained with other settings.

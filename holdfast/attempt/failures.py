@@ -10,9 +10,9 @@ class Failures:
         self._last: tuple[int, object] | None = None
 
     def find_no_progress(self, error: HoldfastError, step: int) -> NoProgress | None:
-        """Return the error that ends the attempt if the last failure was the same, in the same step; otherwise None.
+        """Return the error that ends the attempt if the previous failure was the same, in the same step; else None.
 
-        A rank that died is never a repeated failure: its machine may have killed it.
+        A rank's death never counts as a repeated failure, because the machine may have killed the rank.
 
         Args:
             step: the newest step whose checkpoint is durable on the store.

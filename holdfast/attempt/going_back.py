@@ -1,6 +1,6 @@
-"""The way back of a run: quarantine its commits from one of them on, so that it continues from the one before.
+"""Going back in a run: quarantine all commits from a given number on, so that the run continues from the commit before.
 
-A rollback of what a faulty machine has trained, and a skip of steps that were trained already, both go this way.
+Two operations use it: the rollback of a faulty machine's commits, and the skip of steps that were trained already.
 """
 
 from collections.abc import Callable
@@ -19,25 +19,26 @@ def find_verified_before(journal: Journal, number: int) -> Commit | None:
 def take_back(
     journal: Journal, number: int, reason: str, stays: Callable[[Commit], bool] = lambda commit: False
 ) -> list[int]:
-    """Quarantine the commits that count from this number on. An attempt that trains now notices at its next commit.
+    """Quarantine the commits from this number on. An attempt that trains now notices the quarantine at its next commit.
 
     Args:
-        number: the first commit that doesn't count any more; an earlier one has to verify, see `find_verified_before`.
-        stays: returns whether a commit from this number on counts all the same.
+        number: the first commit to quarantine. An earlier commit has to verify; see `find_verified_before`.
+        stays: returns whether to leave a commit out of the quarantine.
 
     Returns:
-        The numbers of the commits, in their order.
+        The numbers of the quarantined commits, in their order.
     """
     done: list[int] = []
-    # A live attempt commits meanwhile: it first writes its record and then looks for the quarantine of its parent, and
-    # this does the reverse, so that at least one of them sees the other.
+    # A live attempt may commit meanwhile. It first writes its commit's record, and then checks whether the parent is
+    # quarantined. This function first quarantines, and then lists the commits again. So at least one of the two notices
+    # the other.
     while found := [each for each in journal.candidates() if each.number >= number and not stays(each)]:
         done += [commit.number for commit in found if _quarantine(journal, commit, reason)]
     return sorted(done)
 
 
 def _quarantine(journal: Journal, commit: Commit, reason: str) -> bool:
-    """Quarantine a commit; return False if an attempt has begun just now, so that it has to be tried again."""
+    """Quarantine a commit. Return False if an attempt has just begun, so that the caller has to try again."""
     try:
         journal.quarantine(commit.number, reason, journal.attempts())
     except Superseded:

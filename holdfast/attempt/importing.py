@@ -1,7 +1,7 @@
-"""The first attempt of a run that another program has trained so far: import that program's checkpoint.
+"""The import of another program's checkpoint, which is the first attempt of a new run.
 
-The ranks build the program as for a training, load the checkpoint by names, save it as a checkpoint of the run, and
-end.
+The ranks build the recipe as for a training, load the checkpoint by names, save their state as a checkpoint of the run,
+and end.
 """
 
 import logging
@@ -49,7 +49,8 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
         config: the configuration of the new run.
         source: the path of the checkpoint.
         step: the step from which the run continues; None for the step in the checkpoint.
-        names: new names for the source's objects and weights, by the old ones; an empty name leaves the object out.
+        names: new names for the source's objects and weights, by their old names; an empty new name excludes the
+            object.
 
     Raises:
         WrongUse: the run exists, or the checkpoint can't be read or doesn't fit the configuration's training.
@@ -83,7 +84,7 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
 
 
 def _refuse_existing(config: RunConfig, journal: Journal, known: Known) -> None:
-    """Raise WrongUse unless the run is new, or an unfinished import has begun it and has committed nothing."""
+    """Raise WrongUse unless the run is new, or begun by an unfinished import that has committed nothing."""
     if config.init_from is not None:
         raise ConfigError(
             "init_from can't be combined with an import: both set the first weights", hint="leave init_from out"
@@ -97,7 +98,7 @@ def _refuse_existing(config: RunConfig, journal: Journal, known: Known) -> None:
 
 
 def _tell(imported: Imported) -> None:
-    """Log the parts that were imported, and the parts that the source lacks."""
+    """Log the parts of the state that were imported, and the parts that the source lacks."""
     log.info("%s", imported.origin)
     for line in imported.taken:
         log.info("  %s", line)
@@ -120,7 +121,7 @@ def _claim(
 
 
 def _commit(line: Line, ranks: AttemptRanks, imported: Imported) -> Commit:
-    """Save the state that the ranks have loaded, commit it, and record how the attempt ended."""
+    """Save the state that the ranks have loaded, commit the checkpoint, and record how the attempt ended."""
     ending = Ending("stopped")
     try:
         line.next_number = line.journal.next_number()

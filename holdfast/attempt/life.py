@@ -27,7 +27,7 @@ from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
 
-# The number of retries, each with new ranks, after ranks fail while they open a run or train a chunk.
+# How often opening a run or training a chunk is retried, with new ranks each time, after the ranks have failed.
 RETRIES = 2
 RETRY_AFTER_S = 1.0
 
@@ -69,7 +69,10 @@ def train_in_ranks(attempt: Attempt, chunk: Chunk) -> Saved | None:
 
 
 def _retry(call: Callable[[], T], calls_again: Callable[[object], bool]) -> T:
-    """Return a call's result; after an error for which ``calls_again`` is true, call again, at most `RETRIES` times."""
+    """Return a call's result.
+
+    After an error for which ``calls_again`` returns True, repeat it, at most `RETRIES` times.
+    """
     for _ in range(RETRIES):
         try:
             return call()
@@ -92,8 +95,9 @@ class Acts:
 def find_ending(cause: Cause) -> Ending:
     """Return the ending of an attempt by its cause.
 
-    A signal, the loss of ranks and a store that fails may be the work of Kubernetes, which disrupts the pod. If the pod
-    says so, the attempt was preempted. The pod is asked now: whatever could be saved is saved and committed.
+    A signal, lost ranks or a failing store may have one common cause: Kubernetes disrupts the pod. If the pod's status
+    says so, the attempt was preempted. Call this after the last save and commit, because it asks Kubernetes for the
+    pod's status.
     """
     ending = Ending("preempted", cause.reason) if isinstance(cause, Notice) else ending_of(cause)
     is_signal = ending == TOLD_BY_A_SIGNAL
@@ -119,14 +123,14 @@ def live(
     Two things tell the process to end: a notice, or a signal whose handler raises an exception that is no `Exception`,
     such as SystemExit. The attempt then saves and commits the trained steps. However it ends, it records its ending and
     leaves no rank behind. It sends each commit to the run's metric sinks and observers (``log.sinks`` and
-    ``log.observers``), gives its numbers to ``log.metrics``, and keeps the run's report up to date.
+    ``log.observers``), exports metrics as ``log.metrics`` says, and keeps the run's report up to date.
 
     Args:
-        observers: are told of each step and commit; see `Observer`.
+        observers: objects that are told of each step and commit; see `Observer`.
         acts: the functions that open, train and commit; Prefect's flow passes tasks.
         number: the attempt's number; the next free number if None.
-        sources: further sources of notices, besides clouds and the drain file.
-        find_ending: returns the attempt's ending by its cause; the ending is recorded.
+        sources: further sources of preemption notices, besides clouds and the drain file.
+        find_ending: returns, for the cause of the attempt's end, the ending to record.
 
     Raises:
         ConfigError: another launcher has started several processes, each of which would train the run.
@@ -134,7 +138,8 @@ def live(
         BaseException: the exception of a signal handler, raised after the trained steps are committed. If that commit
             completes the run, nothing is raised.
     """
-    if acts == Acts():  # a caller that passes other acts, such as Prefect's flow, starts one attempt at a time
+    # a caller that passes other acts, such as Prefect's flow, ensures that only one process starts the attempt
+    if acts == Acts():
         refuse_launcher(config.compute)
     ending, attempt = TOLD_BY_A_SIGNAL, None  # a second signal may come before `find_ending` returns
     try:
@@ -162,7 +167,7 @@ def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
                 interrupt.raise_if_lost()
     except Exception:
         raise
-    except BaseException:  # an exception that a signal's handler has raised
+    except BaseException:  # an exception that a signal handler has raised
         attempt.stop()
         if not attempt.finish_stopped():
             raise

@@ -47,9 +47,9 @@ READS = 2
 # The number of unhealthy checkpoints in a row after which the attempt ends. One checkpoint may be unhealthy; if the
 # checkpoint before it is unhealthy too, the cause is elsewhere.
 TRIPS = 2
-# The number of newest commits whose chain is checked if latest.json is lost or names none of them.
+# How many of the newest commits have their chain checked if latest.json is lost, or names none of them.
 ANCESTORS = 8
-# If a rehearsal differs, the number of commits that are searched back for the last equal rehearsal.
+# If a rehearsal differs, how many commits are searched, from the newest backwards, for the last equal rehearsal.
 ANCESTORS_SEARCHED = 1000
 # The largest number of rehearsals that a commit names.
 REHEARSALS = 8
@@ -61,13 +61,13 @@ Restore = Callable[[Commit], HoldfastError | None]
 
 @dataclass(frozen=True)
 class _RehearsalVerdict:
-    """The findings of a line's rehearsals; see `Commit`.
+    """The results of the rehearsals on a line of commits; see `Commit`.
 
     Attributes:
         rehearsed: the steps from which the last equal rehearsals began.
         unrehearsed_s: the seconds that training has taken since the last equal rehearsal.
         cost_s: the seconds for which training waited for a rehearsal since the last commit.
-        inexact: how a rehearsal differed, if the run continued nevertheless.
+        inexact: how a rehearsal differed, if the run continued in spite of that.
         reason: why no rehearsal was made; empty if one was made or will be made.
     """
 
@@ -79,7 +79,7 @@ class _RehearsalVerdict:
 
     @classmethod
     def of(cls, commit: Commit | None) -> "_RehearsalVerdict":
-        """Return the findings that a commit has on record."""
+        """Return the results of rehearsals that a commit records."""
         if commit is None:
             return cls()
         return cls(tuple(commit.rehearsed), commit.unrehearsed_s, 0.0, commit.inexact, commit.not_rehearsed)
@@ -109,8 +109,9 @@ class Line:
     ) -> None:
         """
         Args:
-            commit_adopted: commits a checkpoint that dead ranks had saved, by calling `commit`; by default `commit`.
-            near: the near copies on this node, which may be adopted; None for none.
+            commit_adopted: the function that commits a checkpoint which dead ranks had saved. It has to call `commit`,
+                which is the default.
+            near: the near copies (checkpoints on this node's own disk), which may be adopted; None if there are none.
         """
         self.journal = journal
         self.attempt = attempt
@@ -120,7 +121,7 @@ class Line:
         self.next_number = 1
         self.skip_records: list[str] = []
         self._begun: Commit | None = None
-        self._metadata: dict[str, checkpoint.Metadata] = {}  # by folder; a checkpoint's metadata never changes
+        self._metadata: dict[str, checkpoint.Metadata] = {}  # by the checkpoint's folder; metadata never changes
         self._latest: Latest | None = None
         self._has_read_latest = False
         self._has_resumed = False
@@ -128,8 +129,9 @@ class Line:
         self._taken: set[str] = set()  # folders of checkpoints that can't be adopted
         self._signing_key = signing_key
         self.trusted_keys = trusted_keys
-        self._noted: tuple[int, _RehearsalVerdict] | None = None  # a commit's number, and the verdict since that commit
-        self._watched: tuple[str, checkpoint.Lines] = "", []  # a checkpoint's folder, and the last lines up to it
+        # a commit's number, and the rehearsals' results since then
+        self._noted: tuple[int, _RehearsalVerdict] | None = None
+        self._watched: tuple[str, checkpoint.Lines] = "", []  # a checkpoint's folder, and the last lines of its trail
         self._near = near
         self._commit_adopted = commit_adopted or (lambda saved: self.commit(saved, "adopted"))
 
@@ -137,8 +139,8 @@ class Line:
         """Restore the newest commit that verifies, and make it ``head``. First adopt checkpoints that dead ranks saved.
 
         Args:
-            restore: loads a commit's checkpoint; returns an error if the checkpoint is damaged or the gate refuses it.
-                If the checkpoint is damaged or unhealthy, the next older one is tried.
+            restore: a function that loads a commit's checkpoint, and returns an error if the checkpoint is damaged or
+                the gate refuses it. If the checkpoint is damaged or unhealthy, the next older commit is tried.
 
         Raises:
             GateTripped: a checkpoint verifies, but the program doesn't restore it exactly, or computes other results
@@ -227,7 +229,8 @@ class Line:
         commit = self._begun
         if commit is None or (commit.number, commit.path) != (self.next_number, saved.path):
             commit = self._describe(saved, reason)
-        self._begun = commit  # a repeated call publishes the same bytes, time included, because they are signed
+        # a repeated call publishes the same bytes, with the same time, because the signature covers them
+        self._begun = commit
         envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
         commit = self.journal.publish_commit(commit, envelope)
         for file, name in _list_copies(commit):
@@ -279,7 +282,7 @@ class Line:
         return []
 
     def _read_before(self) -> checkpoint.Lines:
-        """Return the last lines of the trail up to the head. Those of a commit that this attempt made are known."""
+        """Return the last lines of the trail up to the head; if this attempt made the head, from memory."""
         if self.head is None:
             return []
         path, lines = self._watched
@@ -289,7 +292,7 @@ class Line:
         return keep_watched(found)
 
     def _list_records(self, saved: Saved) -> dict[str, str]:
-        """Return the names of the records on which the next commit relies, each with its SHA-256 or an empty text."""
+        """Return the names of the records that the next commit depends on, each with its SHA-256 or an empty text."""
         settings = {config_name(saved.metadata.config_fingerprint): ""} | self.journal.settings
         names = [record_name("attempts", self.attempt), folder_record_name(saved.path), *self.skip_records]
         if self._signing_key:
@@ -300,7 +303,7 @@ class Line:
 
     @property
     def verdict(self) -> "_RehearsalVerdict":
-        """Return the findings of this line's rehearsals so far."""
+        """Return the results of the rehearsals on this line so far."""
         number = self.head.number if self.head else 0
         if self._noted is not None and self._noted[0] == number:
             return self._noted[1]
@@ -318,7 +321,7 @@ class Line:
         self._noted = self.head.number, _RehearsalVerdict(steps, cost_s=cost_s)
 
     def note_unrehearsed(self, reason: str) -> None:
-        """Record why no rehearsal is made. If the line has a rehearsal on record, do nothing."""
+        """Record why no rehearsal is made. If this line already has a rehearsal, do nothing."""
         if not self.verdict.rehearsed and self.verdict.reason != reason:
             self._noted = self.head.number if self.head else 0, replace(self.verdict, reason=reason)
 
@@ -332,7 +335,7 @@ class Line:
         self._noted = self.head.number, replace(self.verdict, inexact=found)
 
     def find_unproved(self) -> str:
-        """Return a part of a message: since which attempt the run may not be exact.
+        """Return a clause for a message: since which attempt the run may not be bit-exact.
 
         The text is empty if no attempt has resumed the run since the last rehearsal whose trails were equal.
         """
@@ -349,7 +352,11 @@ class Line:
         return since
 
     def follow(self) -> Commit:
-        """Make the newest commit the head. An earlier attempt, which passed the fence before our claim, has made it."""
+        """Make the newest commit the head.
+
+        An earlier attempt has published that commit although this attempt had claimed the run, because it had checked
+        its ownership just before the claim.
+        """
         commit = self.journal.newest()
         self.next_number = self.journal.next_number()
         assert commit is not None
@@ -360,7 +367,7 @@ class Line:
         return commit
 
     def take(self, commit: Commit) -> None:
-        """Make a commit the head. Write the files that follow its record, if a kill has prevented that."""
+        """Make a commit the head. Write the files that belong to its record, if a kill has prevented that."""
         self.head = commit
         self._mend_copies(commit)
         with contextlib.suppress(RecordDamaged):  # restoring the commit finds this damage
@@ -380,7 +387,10 @@ class Line:
         self._publish_latest(self.head, metadata)
 
     def _read_latest(self) -> Latest | None:
-        """Return the latest.json that this attempt has written last; if it has written none, read it once."""
+        """Return latest.json as this attempt last wrote it.
+
+        If this attempt hasn't written it, read it once from the store.
+        """
         if not self._has_read_latest:
             self._latest, self._has_read_latest = self.journal.read_latest(), True
         return self._latest
@@ -403,7 +413,8 @@ class Line:
     def _adopt(self) -> bool:
         """Commit a checkpoint that dead ranks have saved. Return whether there was such a checkpoint."""
         if self.trusted_keys:
-            return False  # an orphan is not signed: anyone who can write to the store could have put it there
+            # a checkpoint without a commit has no signature: anyone who can write to the store could have put it there
+            return False
         for saved in self._find_orphans():
             saver = "this attempt's earlier ranks" if self._has_resumed else "a dead attempt"
             log.info("adopting %s (step %d), which %s had saved", saved.path, saved.step, saver)
@@ -420,7 +431,7 @@ class Line:
         return False
 
     def _find_orphans(self) -> Iterator[Saved]:
-        """Yield the checkpoints on the store that may be adopted, then those that only the near folder had."""
+        """Yield the checkpoints that may be adopted: first from the store, then from this node's near folder."""
         run = self.journal.store, self.head, self.may_adopt, self.steps_per_epoch
         yield from filter(self._is_above_doubt, checkpoint.find_orphans(*run, self._find_refused))
         if self._near is None:
@@ -434,14 +445,14 @@ class Line:
             log.warning("%s; nothing is adopted from the near folder", error)
 
     def _is_above_doubt(self, saved: Saved) -> bool:
-        """Return whether no machine that computes wrongly can have trained a checkpoint that may be adopted."""
+        """Return whether a checkpoint may be adopted: no machine known to compute wrongly can have trained it."""
         doubt = find_doubt(self.journal, self.head, self.attempt, saved)
         if doubt:
             log.warning("step %d (%s) is not adopted, and trained again: %s", saved.step, saved.path, doubt)
         return not doubt
 
     def _is_refused(self, saved: Saved) -> bool:
-        """Return whether a near checkpoint has the state of a checkpoint that must not be used again."""
+        """Return whether a near checkpoint equals a checkpoint that is quarantined or that the gate has refused."""
         numbers = [*self.journal.numbers("quarantine"), *self._tripped]
         refused = filter(None, map(self.journal.find_commit, numbers))
         return any(commit.checkpoint_sha256 == saved.metadata.checkpoint_sha256 for commit in refused)
@@ -457,16 +468,16 @@ class Line:
         return saved.train_s >= save_s
 
     def may_adopt(self, fingerprint: str) -> bool:
-        """Return whether an orphan may have been trained with settings of this fingerprint.
+        """Return whether a checkpoint that was trained with settings of this fingerprint may be adopted.
 
-        Allowed are the present settings and the head's, and both with another number of ranks.
+        Allowed are the present settings, the settings of the head, and each of the two with another number of ranks.
         """
         heads = [self.head.config_fingerprint] if self.head else []
         known = [self.config_fingerprint, *(each for each in heads if self._skips_as_now(each))]
         return fingerprint in known or any(self._differ_in_ranks(fingerprint, each) for each in known)
 
     def _skips_as_now(self, fingerprint: str) -> bool:
-        """Return whether settings skip the steps that the present settings skip."""
+        """Return whether the settings of a fingerprint skip the same steps as the present settings."""
         configs = self.journal.read_config(fingerprint), self.journal.read_config(self.config_fingerprint)
         skipped = [each.identity.get("skip", "") if each else None for each in configs]
         return fingerprint == self.config_fingerprint or skipped[0] == skipped[1]
@@ -478,7 +489,7 @@ class Line:
         return all(map(is_of_ranks, compare_identities(configs[0].identity, configs[1].identity, {})))
 
     def _find_refused(self) -> set[str]:
-        """Return the folders of quarantined and of refused commits, and the folders whose names are already in use."""
+        """Return the folders that can't be adopted: those of quarantined or refused commits, and those in use."""
         refused = [*self.journal.numbers("quarantine"), *self._tripped]
         return self._taken | {self.journal.path_of(number) for number in refused}
 
@@ -486,7 +497,7 @@ class Line:
         """Restore a commit, or quarantine it if it is damaged. Return whether it was restored.
 
         Raises:
-            GateTripped: the commit's bytes verify, and an older checkpoint would not help.
+            GateTripped: the gate refuses the commit although its bytes verify, and an older checkpoint would not help.
         """
         for _ in range(READS):
             problem = restore(commit)
@@ -543,7 +554,7 @@ class Line:
 
 
 def _list_copies(commit: Commit) -> list[tuple[FileRecord, str]]:
-    """Return the files of a commit that outlive its checkpoint, each with the name of its copy."""
+    """Return the files of a commit that are kept when its checkpoint is deleted, each with the name of its copy."""
     copies = checkpoint.COPIES
     return [(file, copies[file.name](commit.number)) for file in commit.files if file.name in copies]
 

@@ -28,11 +28,12 @@ from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
-JOB = "job"  # the key under which a lineage has the Slurm job
+JOB = "job"  # the key of the Slurm job in an attempt's lineage
 
 BUILT = "built"
 
-LOOKED_BACK = 16  # attempts; each costs a request, and none if the newest machine like this one gave equal bits
+# in attempts; reading each costs a request. If the first similar machine's bits equal this one's, no more are read
+LOOKED_BACK = 16
 
 ReadMetadata = Callable[[Commit], checkpoint.Metadata | None]
 
@@ -59,12 +60,13 @@ class Present:
 
 @dataclass(frozen=True)
 class Past:
-    """The settings, code and machine that a commit was trained with, as the run's records have them.
+    """The settings, code and machine that a commit was trained with, according to the run's records.
 
     Args:
         fingerprint: the fingerprint of the settings.
-        identity: the settings that it was computed from; None if their record was lost.
-        environment: the machine, and the record of code, packages, files and built values; empty if it was lost.
+        identity: the settings that the fingerprint was computed from; None if their record was lost.
+        environment: the machine, and the record of code, packages, files and built values; empty if that record was
+            lost.
     """
 
     commit: Commit
@@ -77,7 +79,8 @@ class Past:
         """Read the records of a commit.
 
         Args:
-            read: reads the metadata of a commit's checkpoint; from the store if None.
+            read: a function that reads the metadata of a commit's checkpoint; if None, the metadata is read from the
+                store.
         """
         saved = journal.read_config(commit.config_fingerprint)
         try:
@@ -93,7 +96,7 @@ class Ancestor:
     """The checkpoint of another run, or the folder of a model, that a run begins with.
 
     Attributes:
-        run: the other run's name, as the configuration has it.
+        run: the other run's name, as the configuration gives it.
         store: the URL of the other run's store; empty if only the content id is known.
         commit: the number of the other run's commit; 0 for a folder with the weights of a model.
         record: the other run's commit; None if only the content id is known, and for a folder.
@@ -106,7 +109,7 @@ class Ancestor:
     record: Commit | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return the ancestor in the form in which the attempt's lineage records it."""
+        """Return the entry for the ancestor in the attempt's lineage."""
         known = {"store": self.store} if self.store else {}
         return {**known, "run": self.run, "commit": self.commit, "checkpoint_sha256": self.checkpoint_sha256}
 
@@ -120,11 +123,11 @@ def describe_present(config: RunConfig, built: Ready, ancestor: Ancestor | None)
 def identify(
     config: RunConfig, settings: dict[str, Any], of_recipe: dict[str, Any], ancestor: Ancestor | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a run's identity except for the hashes of its data, and the defaults of the identity's fields.
+    """Return a run's identity (the settings in its fingerprint) without hashes of data, and its fields' defaults.
 
     Args:
         settings: the settings that the recipe is built with.
-        of_recipe: the recipe's own defaults.
+        of_recipe: the defaults of the recipe's settings.
     """
     identity = config.identity | {"settings": settings}
     if ancestor is not None:
@@ -160,7 +163,7 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
         log.info("%s", told)
     changes = changes_since(past, present)
     let_through = check_drift(changes, config.resume.accept_drift, past.fingerprint, present.fingerprint)
-    # `judge_environment` warns of changed ranks, and `check_skips` tells of changed skips.
+    # `judge_environment` warns of a changed number of ranks, and `check_skips` reports changed skips.
     _warn_of([change for change in let_through if not (is_of_ranks(change) or is_of_skips(change))])
     if epochs not in (None, config.epochs):
         let_through.append(Change(name="epochs", kind="value", saved=epochs, current=config.epochs))
@@ -168,14 +171,14 @@ def judge_drift(past: Past, present: Present, config: RunConfig, epochs: int | N
 
 
 def check_skips(commit: Commit, saved: Mapping[str, Any] | None, current: Mapping[str, Any]) -> str:
-    """Check that the run is to skip the steps that it has skipped up to a commit, and no others.
+    """Check that the present skip list agrees with the steps that the run has skipped up to a commit.
 
     Args:
         saved: the identity that the commit was trained with; None if it was lost.
-        current: the identity that the run would go on with.
+        current: the identity that the run would continue with.
 
     Returns:
-        A line for a person if later steps are to be skipped, or not any more; empty if nothing changes.
+        A line for a person if the lists differ in later steps; empty if they are the same.
 
     Raises:
         ConfigDrift: the lists differ in a step that the commit has.
@@ -202,7 +205,7 @@ def check_same_build(before: Present, present: Present, accept: Sequence[str]) -
         ConfigDrift: a setting has changed, or there is another change that is not accepted, such as an edited file.
     """
     if before.fingerprint != present.fingerprint:
-        accept = ()  # all commits of an attempt have one fingerprint
+        accept = ()  # all commits of an attempt must have the same fingerprint
     changes = compare_identities(before.identity, present.identity, present.defaults)
     changes += compare_records(before.environment, present.environment)
     changes = check_drift(changes, accept, before.fingerprint, present.fingerprint)
@@ -232,9 +235,9 @@ def count_ranks(identity: dict[str, Any] | None) -> int | None:
 
 
 def describe_job(compute: Compute) -> dict[str, Any]:
-    """Return this process's Slurm job and the number of nodes for an attempt's lineage; neither has an entry for none.
+    """Return an attempt's lineage entries for its Slurm job and its number of nodes, without entries that don't apply.
 
-    With several nodes the attempt's host is only one of those that train.
+    With several nodes, the host in the attempt's record is only one of the hosts that train.
     """
     job = find_job()
     found: dict[str, Any] = {JOB: {"name": job.name, "restarts": job.restarts}} if job else {}
@@ -247,7 +250,8 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
     Raises:
         DeterminismError: bit-exactness is not promised, and ``resume.environment`` is "refuse".
     """
-    if not past.environment:  # lost together with the checkpoint, so no run can resume from this commit anyway
+    # the environment was lost together with the checkpoint, so no run can resume from this commit anyway
+    if not past.environment:
         return Verdict("not promised", ("not recorded",))
     verdict = promise_for(past, present)
     if verdict.promise == "identical":
@@ -266,13 +270,13 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
 
 
 def judge_self_test(journal: Journal, attempt: int, past: Past, present: Present, compute: Compute) -> None:
-    """Compare the self-test of this machine with those of machines like it that trained the run; warn of a difference.
+    """Compare this machine's self-test with those of similar machines that trained the run; warn of a difference.
 
     Args:
         attempt: this attempt's number.
 
     Raises:
-        SelfTestFailed: this host gave other bits before, and the configuration refuses that.
+        SelfTestFailed: this host's self-test gave other bits before, and the configuration refuses that.
     """
     records = itertools.chain([past.environment], read_environments(journal, attempt - 1))
     line, is_unstable = compare_with_records(records, present.environment)
@@ -283,9 +287,10 @@ def judge_self_test(journal: Journal, attempt: int, past: Past, present: Present
 
 
 def read_environments(journal: Journal, newest: int) -> Iterator[dict[str, Any]]:
-    """Yield the environments of the attempt ``newest`` and of those before it, the newest first, `LOOKED_BACK` at most.
+    """Yield the environments of the attempt ``newest`` and of earlier attempts, newest first, at most `LOOKED_BACK`.
 
-    Each is read when it is asked for. An attempt whose record can't be read is left out.
+    Each record is read only when the caller asks for the next environment. An attempt whose record can't be read is
+    skipped.
     """
     for number in range(newest, max(newest - LOOKED_BACK, 0), -1):
         if (record := journal.find_attempt(number)) is not None:
@@ -309,7 +314,7 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
     impossible. Otherwise return the ranks' own error.
     """
     changed = [change for change in changes_since(past, present) if not is_harmless(change)]
-    # A changed built value is only an effect of the other changes, so name it only if there are no others.
+    # A changed built value is only an effect of other changes, so name built values only if nothing else has changed.
     chosen = [change for change in changed if change.kind != "built"] or changed
     names = [change.name for change in chosen] or [name for name in resume.accept_drift if name == BUILT]
     if not names:
@@ -329,7 +334,7 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
 
 
 def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newest: Commit | None) -> Ancestor | None:
-    """Return the checkpoint that a new run begins with; None if the run begins with its own weights.
+    """Return the checkpoint whose weights a new run begins with; None if the recipe initializes the weights.
 
     For a run that has committed, return the recorded checkpoint, which may not exist any more.
 

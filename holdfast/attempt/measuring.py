@@ -1,7 +1,8 @@
 """The observer that turns an attempt's events into metrics and spans, for Prometheus or OpenTelemetry.
 
-A thread of its own reads the run's records, looks at the ranks' heartbeats and exports. The attempt's thread only notes
-numbers in memory, and the ranks are other processes, so no step and no commit waits for a scrape or a receiver.
+A separate thread reads the run's records and the ranks' heartbeats, and exports the metrics. The attempt's thread only
+notes numbers in memory, and the ranks are separate processes, so no step and no commit waits for a scrape or a
+receiver.
 """
 
 import contextvars
@@ -26,13 +27,13 @@ from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
 
-# The seconds between two looks at the ranks' heartbeats.
+# The interval, in seconds, at which the ranks' heartbeats are read.
 EVERY_S = 0.5
 # The longest wait for the exporter when a run is complete, and when an attempt is stopped.
 COMPLETE_WITHIN_S = 61.0
 STOPPED_WITHIN_S = 3.0
 
-# The series that begin at 0, so that Prometheus sees the first event of each as a rise.
+# The series that are exported as 0 before their first event, so that Prometheus sees that event as an increase.
 BEGUN: list[tuple[str, tuple[str, ...]]] = [
     *((metric.name, ()) for metric in METRICS.values() if metric.kind == "counter" and not metric.labels),
     *(("holdfast.commits", (reason,)) for reason in ("chunk", "preempted", "adopted")),
@@ -70,7 +71,7 @@ class Measuring(Observer):
         self._is_open = self._is_complete = self._is_left = self._has_warned = self._has_sent_dead = False
         self._spans: queue.SimpleQueue[SpanRecord] = queue.SimpleQueue()
         self._view: AttemptView | None = None
-        self._reported: tuple[int, float] | None = None  # the last reported step, and when
+        self._reported: tuple[int, float] | None = None  # the last reported step, and its time
         self._committed_at: float | None = None
         self._ends = threading.Event()
         # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
@@ -121,7 +122,8 @@ class Measuring(Observer):
         trained = seconds_of(commit.trained_at)
         for name, spent_s in (("train", commit.train_s), ("stall", commit.stall_s), ("save", commit.save_s)):
             readings.add(f"holdfast.{name}", spent_s)
-        if commit.why != "adopted":  # an adopted checkpoint waited for a new attempt, not for its commit
+        # don't count this time: an adopted checkpoint waited for a new attempt, not for its commit
+        if commit.why != "adopted":
             readings.add("holdfast.durable", max(now - trained, 0.0))
         self._spans.put(_describe_chunk(commit, trained, now))
 
@@ -155,7 +157,7 @@ class Measuring(Observer):
             readings.put("holdfast.run.steps", attempt.total_steps)
             is_complete = attempt.head is not None and attempt.head.step >= attempt.total_steps
             readings.put("holdfast.run.complete", int(is_complete))
-        if self._thread.ident is None:  # not in __init__: if the attempt is never made, nothing ends the thread
+        if self._thread.ident is None:  # not in __init__: if the attempt is never constructed, nothing ends the thread
             readings.put("holdfast.attempt", attempt.number)
             readings.put("holdfast.step", attempt.step)
             readings.follow("holdfast.attempt.age", lambda: time.time() - self._began)
@@ -173,8 +175,8 @@ class Measuring(Observer):
         try:
             self._export()
         except Exception as error:  # metrics must not end a run
-            # If the attempt has stopped waiting for this thread, Python's exit makes the export fail ("cannot schedule
-            # new futures after shutdown"). Don't warn of that.
+            # If the attempt no longer waits for this thread, the end of the process makes the export fail ("cannot
+            # schedule new futures after shutdown"). Don't warn of that.
             if not self._is_left:
                 log.warning("no more metrics are exported (log.metrics): %s; the run continues", error or repr(error))
 
@@ -208,7 +210,7 @@ class Measuring(Observer):
             exporter.add(self._spans.get())
 
     def _describe_end(self, number: int) -> dict[str, str | int | float]:
-        """Read the attempt's ending from its record, count it, and return the attributes of the attempt's span."""
+        """Read and count the attempt's recorded ending, and return the attributes of the attempt's span."""
         assert self._view is not None
         attributes: dict[str, str | int | float] = {"holdfast.step": self._view.step}
         ending = self._try(lambda: self._books.end(number))
@@ -228,10 +230,10 @@ class Measuring(Observer):
 
 
 def _describe_chunk(commit: Commit, trained: float, now: float) -> SpanRecord:
-    """Return the span of a chunk, from its first step until its commit counted, with the save in it.
+    """Return the span of a chunk, from its first step until its commit, with the save as a child span.
 
     Args:
-        trained: when its last step ended, in seconds since 1970.
+        trained: when the chunk's last step ended, in seconds since 1970.
     """
     attributes: dict[str, str | int | float] = {
         "holdfast.commit": commit.number,

@@ -21,11 +21,11 @@ class CheckpointVerdict:
     """A verdict on a commit's checkpoint.
 
     Attributes:
-        judge: the ``gate`` when it was restored, a ``rehearsal``, or the steps that dead ranks (``death``) had trained
-            after it.
+        judge: what was compared: ``gate`` for the gate at a restore, ``rehearsal`` for a rehearsal, ``death`` for a
+            repetition of the steps that dead ranks had trained after the checkpoint.
         result: ``passed``, ``refused``, or ``damaged`` if the checkpoint's bytes are not the committed bytes.
         commit: the commit's number.
-        took_s: seconds that the judgement took; for the gate, with the restore.
+        took_s: the seconds that the check took; for the gate, including the restore.
     """
 
     judge: Literal["gate", "rehearsal", "death"]
@@ -36,7 +36,7 @@ class CheckpointVerdict:
 
 @dataclass(frozen=True)
 class AttemptView:
-    """The state of an attempt at one moment, for its observers, which can't open, stop or end the attempt.
+    """A read-only view of an attempt for its observers, which can't open, stop or end the attempt.
 
     Attributes:
         number: the attempt's number.
@@ -46,7 +46,7 @@ class AttemptView:
         built: the ranks' description of the training that they have built; None if they haven't built the recipe.
         signal_ranks: sends all ranks a signal, for a drill.
         read_beats: returns the heartbeat of each rank of this machine, by rank; may be called from any thread.
-        next_commit_step: the step of the next commit; 0 if the ranks have no order to save.
+        next_commit_step: the step of the next commit; 0 if the ranks haven't been told when to save.
     """
 
     config: RunConfig
@@ -85,10 +85,10 @@ class Observer:
         """Called when a gate, a rehearsal or the steps of dead ranks have judged a commit's checkpoint."""
 
     def failed(self, attempt: AttemptView, error: HoldfastError) -> None:
-        """Called when the ranks have ended with an error. New ones may take their place."""
+        """Called when the ranks have ended with an error. New ranks may replace them."""
 
     def ended(self, attempt: AttemptView) -> None:
-        """Called once, when the ranks have ended; also if opening has failed."""
+        """Called once, when the ranks have ended, even if the attempt couldn't be opened."""
 
 
 def judge_restore(error: HoldfastError | None, commit: Commit, began: float) -> CheckpointVerdict:
@@ -103,10 +103,10 @@ def judge_restore(error: HoldfastError | None, commit: Commit, began: float) -> 
 
 
 def make_observers(names: Sequence[str]) -> list[Observer]:
-    """Return the observers that ``log.observers`` names, ``module:Class``.
+    """Return the observers that ``log.observers`` names as ``module:Class``.
 
     Raises:
-        ConfigError: an observer can't be imported, or isn't allowed.
+        ConfigError: an observer can't be imported, or isn't an allowed class.
     """
     return [import_class("log.observers", name, Observer)() for name in names]
 

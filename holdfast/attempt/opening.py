@@ -22,9 +22,9 @@ from holdfast.rank.messages import Ready
 log = logging.getLogger(__name__)
 
 # The longest wait for the process that completed the run: after its last commit it still verifies and prunes. The wait
-# is bounded because the process may be dead, and its id taken by a new process.
+# is bounded, because that process may be dead and its id used by a new process.
 UPKEEP_WITHIN_S = 300.0
-# The recorded reason for the beginning, and for the end, of an attempt that imports another program's checkpoint.
+# An attempt that imports another program's checkpoint records this reason, both when it begins and when it ends.
 IMPORTED = "imported"
 LOOKS_EVERY_S = 0.5
 
@@ -104,9 +104,9 @@ class Known:
         return False
 
     def record_lost_attempts(self, journal: Journal, number: int) -> None:
-        """Record an ending for each earlier attempt that has none, back to the last attempt with a recorded ending.
+        """Record an ending for the newest attempts without one, back to the last attempt that has recorded its ending.
 
-        An attempt whose process still runs on this machine is recorded as superseded, and any other as vanished.
+        If an attempt's process still runs on this machine, its ending is ``superseded``, otherwise ``vanished``.
 
         Args:
             number: the present attempt's number.
@@ -124,21 +124,24 @@ class Known:
 
 
 def _skip_holds(journal: Journal, number: int) -> int:
-    """Return the number of the newest attempt, up to this one, that may have trained; 0 if there is none."""
+    """Return the number of the newest attempt, up to ``number``, that may have trained; 0 if there is none."""
     while number and (record := journal.find_attempt(number)) and not record.is_training:
         number -= 1
     return number
 
 
 def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[TrustedKey]) -> tuple[RunConfig, list[str]]:
-    """Add the run's skip list to a configuration. Finish going back to before its steps, if a kill has prevented that.
+    """Add the run's skip list to a configuration.
+
+    If the run still has commits that trained the skipped steps, because a kill has prevented their quarantine,
+    quarantine them.
 
     Returns:
         the configuration, and the names of the list's record and signature; no names if the run has no list.
 
     Raises:
         RecordDamaged, NotTrusted: the list can't be read, or none of the keys has signed it.
-        NoVerifiedCheckpoint: no checkpoint before the steps verifies.
+        NoVerifiedCheckpoint: no checkpoint before the skipped steps verifies.
     """
     record = read_skips(journal, trusted_keys)
     if record is None:

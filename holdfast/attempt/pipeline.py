@@ -1,4 +1,4 @@
-"""The chunks of an attempt between order and commit: the ordered stops, and the checkpoints that wait for a commit."""
+"""The chunks of an attempt that are ordered but not committed: their last steps, and the checkpoints already saved."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,23 +28,26 @@ class Pipeline:
     def __init__(self, choose_stop: Callable[[int], int]) -> None:
         """
         Args:
-            choose_stop: returns the last step of a chunk, given the step after which the chunk begins.
+            choose_stop: a function that returns the last step of a chunk, given the step after which the chunk begins.
         """
         self._choose_stop = choose_stop
         self._ordered: list[int] = []
         self.uncommitted: list[Saved] = []
 
     def stop_after(self, step: int) -> int:
-        """Return the last step of the chunk that begins after ``step``: the ranks' ordered stop, if they have one."""
+        """Return the last step of the chunk that begins after ``step``.
+
+        If the ranks already have an order, return its step.
+        """
         return next((stop for stop in self._ordered if stop > step), 0) or self._choose_stop(step)
 
     def next_commit_step(self, step: int) -> int:
-        """Return the step of the first ordered or uncommitted checkpoint after ``step``; 0 if there is none."""
+        """Return the step of the first checkpoint after ``step`` that is ordered or saved; 0 if there is none."""
         steps = [*(saved.step for saved in self.uncommitted), *self._ordered]
         return min((each for each in steps if each > step), default=0)
 
     def is_new(self, stop: int) -> bool:
-        """Note a stop as ordered. Return whether it was not ordered before."""
+        """Note that the ranks have the order to stop at a step. Return whether this order is new."""
         is_new = stop not in self._ordered
         self._ordered += [stop] if is_new else []
         return is_new

@@ -25,7 +25,7 @@ console = open_console(soft_wrap=True)
 class ConsoleLines(logging.Handler):
     """A log handler that prints plain lines on the console of the bar.
 
-    In a Slurm job each line begins with its time: the lives of a job that is queued again share one file.
+    In a Slurm job each line begins with its time, because a job that is queued again appends to the same file.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ConsoleLines(logging.Handler):
 
 
 def log_plain_lines() -> None:
-    """Print the engine's log on the terminal. Prefect's own log then goes only to Prefect's server."""
+    """Print the engine's log on the terminal. After this call Prefect's own log goes only to Prefect's server."""
     lines = logging.getLogger("holdfast")
     lines.setLevel(logging.INFO)
     lines.addHandler(ConsoleLines())

@@ -1,4 +1,4 @@
-"""Observers that publish the cost of killing the run where a scheduler looks: in a file, or as the pod's annotations.
+"""Observers that publish the cost of killing the run for a scheduler: in a file, or as the pod's annotations.
 
 ::
 
@@ -28,13 +28,14 @@ from holdfast.rank.messages import Progress
 log = logging.getLogger(__name__)
 
 FILE = "kill-cost.json"
-# The least seconds between two versions of the file, and of the annotations. After a commit they are published at once.
+# The shortest intervals, in seconds, at which the file and the annotations are updated. After a commit they are updated
+# at once.
 FILE_EVERY_S, ANNOTATE_EVERY_S = 1.0, 10.0
 PREFIX = "kill-cost.holdfast/"
 
 
 class KillCostObserver(Observer):
-    """Base of the observers that publish the cost of a kill: at each commit, and now and then between two commits."""
+    """Base of the observers that publish the cost of a kill: at each commit, and at intervals between two commits."""
 
     every_s = FILE_EVERY_S
 
@@ -44,7 +45,7 @@ class KillCostObserver(Observer):
         self._published_at = -float("inf")
 
     def publish(self, attempt: AttemptView, cost: KillCost) -> None:
-        """Publish the numbers. It must not block, because the attempt's own thread calls it."""
+        """Publish the numbers. This must not block, because the attempt's own thread calls it."""
         raise NotImplementedError
 
     def opened(self, attempt: AttemptView) -> None:
@@ -87,7 +88,7 @@ def count_gpus(attempt: AttemptView) -> int:
 class KillCostFile(KillCostObserver):
     """Keeps ``kill-cost.json`` in the run's folder in ``log.folder`` up to date, and removes it when the attempt ends.
 
-    A reader sees one whole version, because each replaces the one before.
+    A reader always sees a complete file, because each version replaces the previous version atomically.
     """
 
     def publish(self, attempt: AttemptView, cost: KillCost) -> None:
@@ -116,7 +117,8 @@ class KillCostAnnotations(KillCostObserver):
     def __init__(self, api: PodApi | str | None = None) -> None:
         """
         Args:
-            api: the API, or a text that says why there is none; by default what this pod's environment names.
+            api: the API, or a text that says why it can't be used; by default the API that this pod's environment
+                names.
         """
         super().__init__()
         self._api = PodApi.find() if api is None else api
@@ -130,7 +132,7 @@ class KillCostAnnotations(KillCostObserver):
     def publish(self, attempt: AttemptView, cost: KillCost) -> None:
         self._newest = spell_annotations(cost)
         self._news.set()
-        if self._thread.ident is None:  # not in __init__: if the attempt is never made, nothing ends the thread
+        if self._thread.ident is None:  # not in __init__: if the attempt is never constructed, nothing ends the thread
             self._thread.start()
 
     def ended(self, attempt: AttemptView) -> None:
@@ -150,7 +152,7 @@ class KillCostAnnotations(KillCostObserver):
             self._ends.wait(self.every_s)
 
     def _send(self, api: PodApi) -> bool:
-        """Send the newest annotations. Return whether the next ones may succeed."""
+        """Send the newest annotations. Return whether it makes sense to send annotations again later."""
         try:
             api.annotate(self._newest)
         except urllib.error.HTTPError as error:
@@ -168,6 +170,6 @@ class KillCostAnnotations(KillCostObserver):
 
 
 def spell_annotations(cost: KillCost) -> dict[str, str | None]:
-    """Return the annotations of a pod: a text for each number, and None for what is unknown."""
+    """Return the annotations of a pod: a text for each number, and None for each unknown number."""
     known = cost.model_dump()
     return {PREFIX + name.replace("_", "-"): None if value is None else str(value) for name, value in known.items()}

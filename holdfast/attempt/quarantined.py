@@ -1,4 +1,4 @@
-"""The store's quarantine: who may not train here, and which saved checkpoints may not be adopted."""
+"""The store's quarantine of machines: which machines may not train, and which saved checkpoints may not be adopted."""
 
 from holdfast.checkpoint import Saved
 from holdfast.config import Compute
@@ -11,7 +11,9 @@ from holdfast.store import open_store
 
 
 def check_machine(store: str, compute: Compute) -> None:
-    """Check that a run may train here. It costs one request, and asks for GPUs only if one is in quarantine.
+    """Check that a run may train on this machine, in one request.
+
+    List this machine's GPUs only if a GPU is in quarantine.
 
     Args:
         store: the folder or URL that holds the runs.
@@ -33,7 +35,8 @@ def check_machine(store: str, compute: Compute) -> None:
 def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved) -> str:
     """Return why a checkpoint without a commit may come from a machine that computes wrongly; empty if it doesn't.
 
-    No file of the checkpoint says which attempt's ranks have saved it. So every attempt since its parent may have.
+    No file of the checkpoint says which attempt's ranks have saved it. So any attempt since the parent's commit may
+    have saved it.
 
     Args:
         head: the checkpoint's parent; None before the run's first commit.
@@ -52,16 +55,16 @@ def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved
 
 
 def _concerns(record: MachineRecord, hosts: set[str], gpus: set[str], is_on_cpu: bool) -> bool:
-    """Return whether a quarantine concerns a training on one of these hosts.
+    """Return whether a quarantine covers a training on one of these hosts.
 
     Args:
         gpus: the UUIDs of the training's GPUs; empty if they aren't known.
     """
-    is_whole = not record.gpus or not (is_on_cpu or gpus)  # it concerns every training on its host
+    is_whole = not record.gpus or not (is_on_cpu or gpus)  # the quarantine covers every training on its host
     return bool(gpus & {*record.gpus}) or (record.host in hosts and is_whole)
 
 
 def _list_gpus(compute: Compute) -> set[str]:
-    """Return the UUIDs of the GPUs that a run takes here; none if nvidia-smi doesn't tell."""
+    """Return the UUIDs of the GPUs that a run takes on this machine; an empty list if nvidia-smi doesn't list them."""
     visible = list_visible(read_report())
     return {gpu.uuid for gpu in list_taken(visible, compute.rank_count)} if visible else set()

@@ -1,4 +1,4 @@
-"""An attempt's ranks: start them, restore a commit into them, replace them if they die."""
+"""An attempt's ranks: start the ranks, restore a commit into them, replace them if they die."""
 
 import logging
 import time
@@ -40,8 +40,8 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-# After each hang a rank may take longer by this factor. So a step that is slow only once in a process, because it
-# compiles for example, isn't killed each time.
+# After each hang, the time limits of the next ranks grow by this factor. So a step that is slow only once in each
+# process, for example because it compiles, isn't killed again and again.
 PATIENCE = 4.0
 # The memory that new ranks may need, as a multiple of the running ranks' memory: their restore reads a checkpoint.
 ROOM = 1.5
@@ -54,7 +54,7 @@ class AttemptRanks:
     Attributes:
         given: the configuration as the attempt got it, without the run's skip list.
         config: the run's configuration; its number of ranks is settled when the ranks are started.
-        ahead: the ranks that were started before they are needed, if any.
+        ahead: a holder for ranks that are started before they are needed.
         running: the running ranks; None before `build`, after `end`, and after they died.
         built: the ranks' description of the training that they have built.
         present: the settings, code and machine that the ranks train with.
@@ -76,8 +76,8 @@ class AttemptRanks:
         self._number = number
         self.restart_s = 0.0
         self.running: Ranks | None = None
-        # The newest commit's fingerprint: whether bit-exactness is promised from that commit on is judged before the
-        # attempt claims the run.
+        # The fingerprint of the newest commit, for which the attempt judges before its claim whether bit-exactness is
+        # promised.
         self._judged = ""
         self.ancestor: Ancestor | None = None
         self.verified = 0
@@ -151,10 +151,10 @@ class AttemptRanks:
         return name_host()
 
     def check_machine(self) -> None:
-        """Check that this machine, and the GPUs that the ranks take, are not in the store's quarantine.
+        """Check that neither this machine nor a GPU that the ranks take is in the store's quarantine.
 
         Raises:
-            MachineQuarantined: they are.
+            MachineQuarantined: the machine or a GPU is in quarantine.
         """
         check_machine(self.config.store, self.config.compute)
 
@@ -171,9 +171,9 @@ class AttemptRanks:
     def restore(self, commit: Commit, read_metadata: ReadMetadata) -> HoldfastError | None:
         """Restore a commit's state; return an error if the checkpoint is damaged or the gate refuses it.
 
-        If the gate refuses bytes that verify, and health isn't the reason, restore them again in new ranks: an error of
-        the program occurs again, and an error of the machine probably doesn't. The same ranks won't do: their first
-        restore has called the model, which may have changed a global variable.
+        If the gate refuses a commit whose bytes verify, and health isn't the reason, restore the commit again in new
+        ranks: an error of the program occurs again, and an error of the machine probably doesn't. The same ranks can't
+        repeat the restore, because the first restore has called the model, which may have changed a global variable.
 
         Raises:
             DeterminismError: bit-exactness isn't promised from this commit on, and the configuration refuses that.
@@ -181,7 +181,7 @@ class AttemptRanks:
             ConfigDrift: the state doesn't fit because of a change that was accepted.
         """
         past = Past.read(self._journal, commit, read_metadata)
-        if commit.config_fingerprint != self._judged:  # such as an adopted commit that other ranks trained
+        if commit.config_fingerprint != self._judged:  # for example an adopted commit, which other ranks trained
             judge_environment(past, self.present, self.config.resume)
         event = self._look(commit, past)
         if is_unexplained(event):
@@ -202,8 +202,8 @@ class AttemptRanks:
                 log.info("the changed %s applies from step %d on", name, event.step)
         if event.near_problem:
             log.warning("%s; the checkpoint was read from the store instead", event.near_problem)
-        # A restore from a near copy (one on the node, see `checkpoint.near`) doesn't verify the store's bytes. So the
-        # upkeep reads the store's bytes back.
+        # A restore from a near copy (a copy on the node's disk, see `checkpoint.near`) doesn't verify the store's
+        # bytes. So the upkeep after the next commit reads the store's bytes back.
         self.verified = 0 if event.near else commit.number
         if event.note:
             asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"
@@ -211,7 +211,7 @@ class AttemptRanks:
         return None
 
     def _look(self, commit: Commit, past: Past) -> Restored | Problem:
-        """Restore a commit in the running ranks, and pass it through the gate."""
+        """Restore a commit into the running ranks, and check it with the gate."""
         gate = choose_gate(past, self.present, self.config.resume)
         self.tolerance = None if gate.how == "record" else gate.tolerance
         if self.config.proof.rehearse == "record":
@@ -225,7 +225,7 @@ class AttemptRanks:
         """Load the weights of the ancestor, if the run has one.
 
         Raises:
-            CheckpointDamaged: the ancestor's bytes aren't those that were committed.
+            CheckpointDamaged: the ancestor's bytes aren't the bytes that were committed.
         """
         found = self.ancestor
         if found is not None:
@@ -249,13 +249,13 @@ class AttemptRanks:
         self.restart_s = self.restart_s or time.monotonic() - self.own.began
 
     def end(self) -> None:
-        """End all ranks of the attempt: running, set aside and started ahead."""
+        """End all ranks of the attempt: the running ranks, the ranks that were set aside, and those started ahead."""
         self.ahead.end()
         self.end_aside()
         self.end_running()
 
     def end_running(self) -> None:
-        """End the ranks that run the training."""
+        """End the ranks that train."""
         if self.running is not None:
             self.running.end()
             self.running = None
@@ -276,7 +276,7 @@ class AttemptRanks:
         return ROOM * measure_memory(self.own.list_pids()) < find_free_memory()
 
     def set_aside(self) -> None:
-        """Let the running ranks wait, so that new ranks may be started beside them."""
+        """Keep the running ranks waiting, so that new ranks can be started beside them."""
         self._aside, self.running = self.running, None
         self._aside_restart_s = self.restart_s
 

@@ -1,4 +1,4 @@
-"""Messages about a checkpoint that verifies but that the gate refuses: the meaning, the suspects, and the next step."""
+"""Messages about a checkpoint that the gate refuses although its bytes verify: meaning, suspects and next action."""
 
 from typing import TypeGuard
 
@@ -6,7 +6,7 @@ from holdfast.errors import GateTripped
 from holdfast.journal import Commit
 from holdfast.rank.messages import Problem, Restored, Tripped
 
-# The most suspects that a message names.
+# The largest number of suspects that a message names.
 SHOWN_SUSPECTS = 4
 # The warning if new ranks pass the gate that the last ranks failed; %s is the checkpoint's folder.
 CHANCE = (
@@ -31,7 +31,7 @@ HINTS = {
 
 
 def is_unexplained(event: Restored | Problem) -> TypeGuard[Tripped]:
-    """Return whether the gate refuses a whole checkpoint for another reason than health."""
+    """Return whether the gate refuses an undamaged checkpoint for another reason than its health."""
     return isinstance(event, Tripped) and not _refusal_of(event).blames_checkpoint
 
 
@@ -42,7 +42,7 @@ def _refusal_of(event: Tripped) -> GateTripped:
 
 
 def explain_refusal(event: Tripped, commit: Commit) -> GateTripped:
-    """Return the error for a whole checkpoint that the gate refuses, with the values that its probe changes."""
+    """Return the error for an undamaged checkpoint that the gate refuses, with the values that the probe changes."""
     error = _refusal_of(event)
     suspects: list[str] = [f"{each} changes when the model is called" for each in error.data.get("suspects", [])]
     message = f"the gate refuses commit {commit.number} ({commit.path}, step {commit.step}): {error.message}"

@@ -1,11 +1,11 @@
 """Rehearsals: new ranks start from a commit, and must train the next steps exactly as the living ranks do.
 
-The living ranks have all of the program's state, even state that no checkpoint has. At a commit they train a few more
-steps, with a checksum of each component. New ranks restore the commit, pass the gate and train the same steps. If both
-trails are equal, the run continues exactly from that commit. Otherwise the run stops, before a wrong step can be
-committed.
+The living ranks (the ranks that trained up to the commit) have the program's whole state, even state that no checkpoint
+contains. At a commit they train a few more steps, with a checksum of each component. New ranks restore the commit, pass
+the gate and train the same steps. If both trails (a line for each step) are equal, a resume from that commit is exact.
+Otherwise the run stops, before a wrong step can be committed.
 
-New ranks can also be compared with ranks that have died, whose trail is on the disk; see `holdfast.rank.lived`.
+New ranks can also be compared with ranks that have died, because their trail is on the disk; see `holdfast.rank.lived`.
 """
 
 import itertools
@@ -39,9 +39,9 @@ from holdfast.rank.messages import Examined, Rehearsed
 
 log = logging.getLogger(__name__)
 
-# A run with fewer seconds left is not rehearsed, unless its configuration asks for it.
+# A run with fewer seconds left to train is not rehearsed, unless its configuration asks for rehearsals.
 SHORT_S = 60.0
-# The new ranks start this long before the commit, so that they have imported torch when the commit is made.
+# The new ranks start this many seconds before the commit, so that they have imported torch when the commit is made.
 AHEAD_S = 15.0
 # When an attempt has lost a rehearsal's new ranks this many times, for example because memory ran out, it makes no more
 # rehearsals.
@@ -86,11 +86,11 @@ class Rehearsals:
     ) -> None:
         """
         Args:
-            tell: called with the verdict of each comparison.
+            tell: a function that is called with the verdict of each comparison.
         """
         self._journal, self._number, self._ranks, self._tell = journal, number, ranks, tell
         self._pending: Rehearsal | None = None
-        self._lived: Rehearsed | None = None  # the steps of the living ranks
+        self._lived: Rehearsed | None = None  # the steps that the living ranks have trained for the rehearsal
         self._cost_s, self._lost = 0.0, 0
         self._has_warned = False
         self.is_changed = False
@@ -107,7 +107,7 @@ class Rehearsals:
     # ---- when a rehearsal is due
 
     def may_follow(self, line: Line, next_s: float) -> bool:
-        """Return whether a rehearsal may be due after ``next_s`` more seconds of training."""
+        """Return whether a rehearsal may be due when ``next_s`` more seconds have been trained."""
         rehearse, verdict = self._settings.rehearse, line.verdict
         reason = 'proof.rehearse = "off"' if rehearse == "off" else ""
         if self._ranks.config.compute.is_attached:
@@ -127,7 +127,7 @@ class Rehearsals:
 
         Args:
             step: the step that was trained last.
-            stops: the last steps of the chunk and of the run.
+            stops: the last step of the chunk, and the last step of the run.
         """
         if stops[0] - step < AHEAD_S * steps_per_s and not self._is_short(stops[1] - stops[0], steps_per_s):
             self._ranks.start_ahead()
@@ -141,11 +141,12 @@ class Rehearsals:
 
         Args:
             step: the last step of the chunk.
-            stops: the last steps of the next chunk and of the run.
+            stops: the last step of the next chunk, and the last step of the run.
             trained_s: the seconds that the chunk's steps took.
             steps_per_s: the speed of the ranks; 0 if it is unknown.
         """
-        # Not the run's last step: after it a user's loop would end, and the code that follows it would run.
+        # Don't rehearse the run's last step: after that step a user's loop would end, and the code after the loop would
+        # run.
         stop = min(step + REHEARSED_STEPS, stops[0], stops[1] - 1)
         if self._is_short(stops[1] - step, steps_per_s):
             line.note_unrehearsed("the run would end within a minute")
@@ -162,7 +163,10 @@ class Rehearsals:
         self._pending, self._lived = Rehearsal(step, stop, is_beside, time.monotonic()), None
 
     def _has_same_code(self, line: Line) -> bool:
-        """Return whether new ranks would import the same code as the living ranks have imported. If not, warn once."""
+        """Return whether new ranks would import the code that the living ranks have imported.
+
+        If not, log one warning.
+        """
         changed = self._ranks.find_changed_code()
         if changed and not self._has_warned:
             log.warning("not rehearsed: %s changed after the ranks had imported it; a resume would be refused", changed)
@@ -171,11 +175,11 @@ class Rehearsals:
         return not changed
 
     def note_lived(self, lived: Rehearsed) -> None:
-        """Store the steps that the living ranks have trained for the rehearsal."""
+        """Keep the steps that the living ranks have trained for the rehearsal, for `finish`."""
         self._lived = lived
 
     def forget(self) -> None:
-        """Abandon the rehearsal that has begun: its ranks have ended, or must stop."""
+        """Abandon the rehearsal that has begun, because its ranks have ended or must stop."""
         self._pending = self._lived = None
 
     # ---- the comparison
@@ -197,7 +201,9 @@ class Rehearsals:
             return
         lived = self._lived or self._ranks.own.await_rehearsed()
         if lived.is_ending:
-            return  # the living ranks were told to end; they save, unless new ranks were to continue the run
+            # the living ranks were told to end, and save now, except in a rehearsal after which new ranks continue the
+            # run
+            return
         faults.reach("rehearsal-lived")
         known = self._ranks.own.examine()
         again = self._rehearse_beside(line, rehearsal, renew) if rehearsal.is_beside else None
@@ -225,7 +231,7 @@ class Rehearsals:
         self._differ(line, lived.lines, f"would not continue exactly: {_describe_difference(difference)}", suspects)
 
     def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
-        """Record that the rehearsal was equal, and continue the run, in the living ranks if they were set aside."""
+        """Record that the rehearsal was equal. If the living ranks were set aside, continue the run in them."""
         assert line.head is not None
         self._ranks.put_back()
         self._cost_s = time.monotonic() - rehearsal.began
@@ -240,8 +246,8 @@ class Rehearsals:
     def _rehearse_beside(self, line: Line, rehearsal: Rehearsal, renew: Callable[[], None]) -> Rehearsed | None:
         """Train the rehearsal's steps in new ranks while the living ranks wait. Return these steps.
 
-        Return None if the new ranks were lost or failed. If they failed, end the living ranks, too, because perhaps two
-        sets of ranks can't run at once.
+        Return None if the new ranks were lost or failed. If the new ranks failed, end the living ranks, too, because
+        perhaps this machine can't run two sets of ranks at once.
         """
         self._ranks.set_aside()
         try:
@@ -281,7 +287,7 @@ class Rehearsals:
         return self._ranks.own.await_rehearsed()
 
     def compare_with_dead(self, line: Line, stop: int) -> None:
-        """Repeat in new ranks the steps that dead ranks had trained after the same commit, and compare the two trails.
+        """Train in new ranks the steps that dead ranks had trained after the same commit, and compare the two trails.
 
         Args:
             stop: the last step of the chunk.
@@ -298,7 +304,8 @@ class Rehearsals:
                 line.note_inexact(record.difference)
             return
         lived = record.lines if record else find_lived(self._folder, head.attempt, head.step)
-        skipped = Steps.parse(self._ranks.config.skip)  # the dead ranks may have trained steps that are skipped now
+        # the dead ranks may have trained steps that the skip list now excludes
+        skipped = Steps.parse(self._ranks.config.skip)
         same = itertools.takewhile(lambda each: bool(each.get("skipped")) == (each["step"] in skipped), lived)
         lived = [each for each in same if each["step"] <= stop]
         if not lived:
@@ -345,18 +352,18 @@ class Rehearsals:
         )
 
     def end(self, head: Commit) -> None:
-        """Delete the files of steps up to the newest commit, because no comparison needs them any more."""
+        """Delete the recorded steps up to the newest commit, because no comparison needs their files any more."""
         delete_lived(self._folder, head.attempt, head.step)
 
 
 def _describe_difference(difference: Difference) -> str:
-    """Return a difference between two trails for a person."""
+    """Return a text for a person about a difference between two trails."""
     after = f"; after it {shorten(list(difference.tensors), SHOWN_NAMES)}" if difference.tensors else ""
     return f"first in step {difference.step}: {shorten(list(difference.fields), SHOWN_NAMES)}{after}"
 
 
 def _tell_elsewhere(start: int, step: int) -> None:
-    """Log why the rehearsal was not made: the new ranks have restored another step than the rehearsal's commit."""
+    """Log that no rehearsal was made, because the new ranks have restored another step than the rehearsal's first."""
     if step < start:
         log.warning("not rehearsed: the checkpoint of step %d is damaged", start)
     else:
@@ -364,6 +371,6 @@ def _tell_elsewhere(start: int, step: int) -> None:
 
 
 def _list_suspects(known: Examined, found: Examined) -> list[str]:
-    """Return a line for each value that no checkpoint has and that differs between two sets of ranks."""
+    """Return a line for each value that no checkpoint contains and that differs between two sets of ranks."""
     suspects = find_suspects(known.unregistered, found.unregistered)
     return [f"{each}: {each.remedy}" for each in suspects[:SHOWN_SUSPECTS]]

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The longest wait for the report when a run is complete, and when an attempt is stopped. A stopped attempt waits less,
-# because the next attempt writes the report again.
+# The longest wait for the report when a run is complete, and when an attempt is stopped. After a stop the wait is
+# shorter, because the next attempt writes the report again.
 COMPLETE_WITHIN_S = 10.0
 STOPPED_WITHIN_S = 3.0
 
 
 class Reporting(Observer):
-    """Writes ``report.html`` into the run's folder: after a commit, as ``log.report_every_s`` says, and at the end.
+    """Writes ``report.html`` into the run's folder: after commits, at most every ``log.report_every_s``, and at last.
 
     A thread of the lowest priority reads the new records on the store and writes the page. It doesn't delay training,
-    which runs in other processes, and nothing waits for it before the attempt has ended.
+    because the ranks are other processes and only the end of the attempt waits for the thread.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -59,12 +59,13 @@ class Reporting(Observer):
             return
         self._attempt = attempt.number
         self._news.set()
-        if self._thread.ident is None:  # not in __init__: if the attempt is never made, nothing ends the thread
+        if self._thread.ident is None:  # not in __init__: if the attempt is never constructed, nothing ends the thread
             self._thread.start()
 
     def _run(self) -> None:
         """Write the report after each commit until the attempt has ended. This is the thread's body."""
-        from holdfast.looking.report import Publisher  # here, because this imports numpy, which would delay the start
+        # imported here, because this module imports numpy, which would delay the attempt's start
+        from holdfast.looking.report import Publisher
 
         Priority().lower()
         publisher = Publisher(Journal(open_store(self._config.store), self._config.run))
@@ -83,8 +84,8 @@ class Reporting(Observer):
         except Superseded:
             pass  # the later attempt writes the report
         except Exception as error:  # a report must not end a run
-            # If the attempt has stopped waiting for this thread, Python's exit makes the report fail ("cannot schedule
-            # new futures after shutdown"). Don't warn of that.
+            # If the attempt no longer waits for this thread, the end of the process makes the report fail ("cannot
+            # schedule new futures after shutdown"). Don't warn of that.
             if not self._has_warned and not self._is_left:
                 log.warning("the report can't be written: %s; the run continues", error or repr(error))
             self._has_warned = True

@@ -1,7 +1,7 @@
-"""The return of a Slurm job to the queue: a command that ends before its run is complete queues its own job again.
+"""Requeueing of a Slurm job: a command that ends before its run is complete queues its own job again.
 
-Slurm itself queues a preempted job again only if the job still lives when its grace ends. A run that saves in time and
-ends would never continue.
+Slurm itself queues a preempted job again only if the job still runs when its grace time ends. A run that saves in time
+and exits would never continue.
 
 =========================================  =========================================================================
 what is known                              the job
@@ -48,10 +48,10 @@ REQUEUE_HINT = "; #SBATCH --requeue in the batch file allows it"
 
 @contextlib.contextmanager
 def queued_again(config: RunConfig) -> Iterator[None]:
-    """Queue this process's Slurm job again if the block ends before the run is complete and another attempt may help.
+    """Queue this process's Slurm job again if the block ends before the run is complete, and another attempt may help.
 
-    Use it around an attempt, on node 0 alone: other nodes don't know why the attempt ended. With
-    ``resume.requeue = "off"`` it only logs that the job isn't queued again; without a job it does nothing.
+    Use this context manager around an attempt, on node 0 alone, because other nodes don't know why the attempt ended.
+    With ``resume.requeue = "off"`` it only logs that the job isn't queued again. Outside a Slurm job it does nothing.
     """
     job = find_job()
     if job is None:
@@ -77,8 +77,8 @@ def queued_again(config: RunConfig) -> Iterator[None]:
 
 
 def _begin_warning(config: RunConfig) -> None:
-    """Begin to ask, in a thread, how Slurm finds a step's processes, and say what a kill of this command then costs."""
-    run = contextvars.copy_context().run  # so that Prefect shows the line with the attempt's flow run
+    """Ask, in a thread, how Slurm finds a step's processes, and log what a kill of this command costs."""
+    run = contextvars.copy_context().run  # so that Prefect shows the log line with the attempt's flow run
     threading.Thread(target=run, args=(_warn_of_cgroups, config), name="slurm", daemon=True).start()
 
 
@@ -94,9 +94,9 @@ def _warn_of_cgroups(config: RunConfig) -> None:
 
 
 def tracks_by_cgroups() -> bool:
-    """Return whether Slurm kills all processes of a step as soon as its command has ended; False if it doesn't say.
+    """Return whether Slurm kills all processes of a step when the step's command ends; False if Slurm doesn't answer.
 
-    /proc/self/cgroup doesn't tell: other plugins of Slurm make cgroups for a step, too.
+    /proc/self/cgroup doesn't show that, because other plugins of Slurm create cgroups for a step, too.
     """
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
@@ -110,7 +110,7 @@ def tracks_by_cgroups() -> bool:
 def find_refusal(
     config: RunConfig, journal: Journal, before: int, job: SlurmJob, error: BaseException | None
 ) -> str | None:
-    """Return why no other attempt may follow, for the log; None if another attempt may follow.
+    """Return, for the log, the reason why no further attempt may follow; None if a further attempt may follow.
 
     Args:
         before: the number of the run's last attempt before this one.
@@ -135,7 +135,7 @@ def find_refusal(
         if ended is not None:
             choose_wait_s(journal.endings(), config.supervision)
             return None
-        # An attempt that never began leaves no ending, so that supervision can't count it.
+        # Count here: an attempt that never began records no ending, so that supervision can't count it.
         lives, most = job.restarts - _find_last_life(journal, newest, job), config.supervision.max_failures
         return (
             f"{lives} times in a row the job began no attempt: supervision.max_failures = {most}"
@@ -145,13 +145,13 @@ def find_refusal(
     except StoreDenied as refused:
         return refused.message
     except StoreError:
-        return None  # the store can't be reached: the next life may find it again
+        return None  # the store can't be reached: after a requeue it may be reachable again
     except HoldfastError as refused:
         return refused.message
 
 
 def _find_last_life(journal: Journal, newest: int, job: SlurmJob) -> int:
-    """Return how often the job had been queued again when it last began an attempt; -1 if it never began one."""
+    """Return how often the job had been queued again when it last began an attempt; -1 if it never began an attempt."""
     attempt = journal.find_attempt(newest) if newest else None
     began = attempt.lineage.get(JOB) if attempt else None
     return int(began["restarts"]) if isinstance(began, dict) and began.get("name") == job.name else -1
@@ -160,9 +160,9 @@ def _find_last_life(journal: Journal, newest: int, job: SlurmJob) -> int:
 def _requeue(job: SlurmJob) -> None:
     """Ask Slurm for the job's state, and queue the job again if that state allows it."""
     before = signal.getsignal(signal.SIGTERM)
-    # When Slurm queues a job again, it sends SIGTERM to all processes of the job, the scontrol that asked for it among
-    # them. So ignore SIGTERM here: the child processes inherit that.
-    with contextlib.suppress(ValueError):  # not in the main thread
+    # When Slurm queues a job again, it sends SIGTERM to all processes of the job, even to the scontrol command that
+    # asked for the requeue. So ignore SIGTERM here; child processes inherit the setting.
+    with contextlib.suppress(ValueError):  # signal.signal fails outside the main thread
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     found = _ask("squeue", "-h", "-j", job.name, "-O", "State:|,Reason:|")
     state, reason = [*(found or "").split("|"), "", ""][:2]

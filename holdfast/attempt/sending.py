@@ -1,4 +1,4 @@
-"""The processes that send a run's numbers to its metric sinks: one process for each sink, told of each commit."""
+"""The processes that send a run's metrics to its sinks: one process for each sink, which is told of each commit."""
 
 import contextlib
 import contextvars
@@ -19,11 +19,11 @@ from holdfast.rank.process import Process, start_process
 
 log = logging.getLogger(__name__)
 
-# The longest wait for the sinks when a run is complete, and when an attempt is stopped. A stopped attempt waits less,
-# because the next attempt sends the missing steps.
+# The longest wait for the sinks when a run is complete, and when an attempt is stopped. After a stop the wait is
+# shorter, because the next attempt sends the missing steps.
 COMPLETE_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 3.0
-# How long a sink's process may go on after the end of an attempt that hasn't completed the run.
+# How long a sink's process may run after the end of an attempt that hasn't completed the run.
 LINGER_S = 20.0
 # How many times a process that has died is started again.
 RESTARTS = 3
@@ -46,7 +46,8 @@ class Sending(Observer):
         self._tell(attempt, SinkOrder())
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
-        if any(each.is_started for each in self._processes):  # before `opened`, an adopted commit isn't verified yet
+        # before `opened` is called, an adopted commit isn't verified yet
+        if any(each.is_started for each in self._processes):
             self._tell(attempt, SinkOrder())
 
     def _tell(self, attempt: AttemptView, order: SinkOrder) -> None:
@@ -98,7 +99,8 @@ class SinkProcess:
         command = [sys.executable, "-m", "holdfast.looking.sinks", self._name, str(attempt)]
         with path.open("ab") as output:
             process = start_process(command, os.environ | {CONFIG_VARIABLE: config.model_dump_json()}, output)
-        os.set_blocking(process.stdin.fileno(), False)  # training must not wait for a process that reads nothing
+        # writes must not block, because training must not wait for a process that reads nothing
+        os.set_blocking(process.stdin.fileno(), False)
         self._process = process
         # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
         context = contextvars.copy_context()
@@ -115,7 +117,7 @@ class SinkProcess:
             self._process.stdin.close()
 
     def await_end(self, within_s: float) -> None:
-        """Wait until the process has ended, at most for some seconds. It isn't killed, because it ends by itself."""
+        """Wait until the process has ended, for a limited time. Don't kill the process, because it ends by itself."""
         self._reader.join(within_s)
         if self._process is not None and not self._reader.is_alive():
             self._process.wait()

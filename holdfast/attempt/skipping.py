@@ -1,4 +1,4 @@
-"""The skip of steps that a run has trained: write the skip list, and take the run back to the commit before them."""
+"""Skip steps that a run has already trained: write the skip list, and go back to the commit before these steps."""
 
 import contextlib
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class SkipResult:
 
     Attributes:
         record: the list that is now in force.
-        start: the commit that the run continues from; None if the run had gone back already.
+        start: the commit that the run continues from; None if an earlier call had already taken the run back.
         quarantined: the commits that don't count any more.
     """
 
@@ -33,15 +33,14 @@ class SkipResult:
 def skip_steps(
     journal: Journal, steps: Steps, key: SigningKey | None = None, *, is_off: bool = False, reason: str = ""
 ) -> SkipResult:
-    """Write a skip list, and take the run back to the newest verified commit before the first step that changes.
+    """Write a skip list, and go back to the newest verified commit before the first step that the new list changes.
 
     Args:
         steps: the steps to skip, besides those that are skipped already.
-        is_off: take a skip of these steps back instead.
+        is_off: instead, train these steps again, which an earlier list skips.
 
     Raises:
-        WrongUse: the steps aren't trained, are skipped already (or, to take back, aren't), or no checkpoint before them
-            is left.
+        WrongUse: the steps aren't trained yet, the list wouldn't change, or no checkpoint before the steps is left.
         RecordDamaged: the list in force can't be read.
         NotTrusted: the new list keeps steps of the list in force, which this key hasn't signed.
     """
@@ -49,7 +48,8 @@ def skip_steps(
         before = read_skips(journal)
         known = Steps.parse(before.skip) if before else Steps()
         newest = journal.newest()
-        # The process that has written this list may have died before the run had gone back, or may have had no key.
+        # The process that wrote this list may have died before it had taken the run back, or may have had no signing
+        # key.
         if before is not None and before.is_off == is_off and Steps.parse(before.changed) == steps:
             if key is not None:
                 sign_skips(journal, before, key)
@@ -68,12 +68,12 @@ def skip_steps(
             try:
                 record = write_skips(journal, number, skip, changed, first.number, key, is_off=is_off, reason=reason)
             except NameTaken:
-                continue  # another process was faster: judge its list
+                continue  # another process has written a list first: check that list
             return SkipResult(record, start, finish_going_back(journal, record))
 
 
 def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
-    """Quarantine the commits that were trained without a list and have one of its steps; return their numbers.
+    """Quarantine the commits that have trained a step which the skip list excludes; return their numbers.
 
     An attempt calls it, too, because the process that has written the list may have died.
 
@@ -101,7 +101,7 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
 
 @contextlib.contextmanager
 def _pinned(journal: Journal, commit: Commit) -> Iterator[None]:
-    """Keep a commit's checkpoint during the block: a live attempt may prune it before it notices."""
+    """Protect a commit's checkpoint during the block, because a live attempt might prune it."""
     is_pinned = commit.number in journal.numbers("pins")
     journal.pin(commit.number)
     try:
@@ -112,7 +112,7 @@ def _pinned(journal: Journal, commit: Commit) -> Iterator[None]:
 
 
 def _read_own(journal: Journal, newest: Commit | None) -> Steps:
-    """Return the steps that the run skips by its configuration, or by an earlier list."""
+    """Return the steps that the run skips because of its configuration, or of an earlier list."""
     settings = journal.read_config(newest.config_fingerprint) if newest else None
     return Steps.parse(str(settings.identity.get("skip", ""))) if settings else Steps()
 
@@ -120,7 +120,7 @@ def _read_own(journal: Journal, newest: Commit | None) -> Steps:
 def _find_start(
     journal: Journal, newest: Commit | None, steps: Steps, changed: Steps, *, is_off: bool
 ) -> tuple[Commit, Commit]:
-    """Return the first commit that has one of the changed steps, and the verified commit before it.
+    """Return the first commit that contains one of the changed steps, and the last verified commit before it.
 
     Raises:
         WrongUse: see `skip_steps`.

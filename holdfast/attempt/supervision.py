@@ -1,4 +1,4 @@
-"""The next action for a run that attempts train on a work pool: pure functions of the facts about these attempts.
+"""The supervisor's next action for a run on a work pool: pure functions of the facts about the run's attempts.
 
 =============================================================  ====================================================
 what is known                                                  `choose_action`
@@ -12,8 +12,8 @@ the reason of its end spends a budget that is used up          raise `NoProgress
 another attempt can't help                                     raise the error for the reason
 =============================================================  ====================================================
 
-A run is complete if three things are true: the journal says so; no process can have died in the work after the last
-commit; and if the settings aren't those with which the run was completed, an attempt has judged them.
+A run is complete if three things are true: the journal says so; no process died during the work after the last commit;
+and if the settings have changed since the run was completed, an attempt has judged the new settings.
 
 `holdfast.journal.endings` lists the reasons, and the budget that each spends. Lost machines count over the whole life
 of the run. Failures count in a row: a committed step resets their number.
@@ -26,7 +26,7 @@ from holdfast.config import Supervision
 from holdfast.errors import NoProgress
 from holdfast.journal.endings import Ending
 
-# The first wait after the server has refused to begin an attempt. The waits double.
+# The first wait after the server has refused to begin an attempt. Each further wait is twice as long.
 REFUSED_BACKOFF_S = 5.0
 LONGEST_BACKOFF_S = 300.0
 # The first wait after an attempt without progress.
@@ -38,13 +38,12 @@ class Supervised:
     """The facts that a supervisor knows about a run on a work pool.
 
     Attributes:
-        is_live: whether a living attempt isn't watched yet.
+        is_live: whether a living attempt exists that isn't watched yet.
         is_finished: whether the journal has all steps of the run, and says that its last attempt completed the run.
-        is_disputed: whether the run was finished with other settings than the present ones, and no attempt has judged
-            the present ones.
+        is_disputed: whether the run was finished with other settings, and no attempt has judged the present settings.
         is_dead: whether the last attempt's process died, perhaps after its last commit and before its report.
         last: how the attempt that was watched last ended; None if it never began, or no attempt was watched.
-        was_cancelled: whether that attempt was being cancelled before it was watched.
+        was_cancelled: whether that attempt was already being cancelled when the watch began.
         refusals: how many attempts in a row, up to the last one, the server has refused to begin.
         endings: how each attempt of the run ended, oldest first. The last item is `last`.
     """

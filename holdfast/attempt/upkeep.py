@@ -1,8 +1,9 @@
-"""The work after a commit that may take long: read the checkpoint back, and prune.
+"""Upkeep, the work after a commit that may take long: read the checkpoint back, and prune old checkpoints.
 
-A process that was told to end is killed when its time is up. So an attempt that stops leaves its upkeep to the next
-attempt, like an attempt that is killed. The next attempt does the upkeep while its ranks train their first chunk, or at
-once if the run is complete. It needn't read the checkpoint back, because its restore hashes every byte.
+A process that was told to end is killed after a short grace time. So an attempt that stops leaves its upkeep to the
+next attempt, like an attempt that is killed. The next attempt does the upkeep while its ranks train their first chunk,
+or at once if the run is complete. The next attempt needn't read the checkpoint back, because its restore hashes every
+byte.
 """
 
 import logging
@@ -80,7 +81,7 @@ class Upkeep:
             Superseded: a later attempt owns the run, perhaps with another policy.
         """
         line = self._line
-        is_first = self._pruned is None  # the first prune also deletes the debris of earlier attempts
+        is_first = self._pruned is None  # the first prune also deletes unfinished checkpoints of earlier attempts
         self._pruned = retention.prune_by_policy(
             line.journal,
             self._ranks.config.retention,
