@@ -9,21 +9,22 @@ code = 1
 
 
 def leave() -> None:
-    """Exit at once: Python's own shutdown takes a second longer once torch is imported."""
+    """Exit without Python's own shutdown, which takes a second longer once torch is imported."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    gc.disable()  # serving.main enables it again: garbage collections during the imports take 0.4 s and free nothing
-    atexit.register(leave)  # before torch is imported, so that it runs after torch's own exit functions
+    # disabled until serving.main, because garbage collections during the imports take 0.4 s and free nothing
+    gc.disable()
+    atexit.register(leave)  # registered before torch is imported, so that it runs after torch's own exit functions
 
     from holdfast.machine.determinism import separate_threads
 
     separate_threads()  # before any module imports functions of `random` by name
 
     from holdfast.rank.attending import await_code
-    from holdfast.rank.serving import main  # this imports torch
+    from holdfast.rank.serving import main  # this import imports torch
 
     code = await_code(main())

@@ -33,7 +33,7 @@ def check_same_training(training: Training, environment: dict[str, Any]) -> None
     """Check that all nodes train with the same settings, code and versions. All ranks call it.
 
     Args:
-        environment: this rank's machine; in a node's first rank also the record of code.
+        environment: the description of this rank's machine; in a node's first rank also the record of code.
 
     Raises:
         ConfigDrift: two nodes differ; the error names the nodes and their differences. All ranks raise it.
@@ -52,7 +52,7 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
     versions = [
         Change(name=name, kind="package", saved=there.get(name, ABSENT), current=here.get(name, ABSENT))
         for name in VERSIONS
-        if name != "holdfast" and there.get(name) != here.get(name)  # "holdfast" is left to compare_records
+        if name != "holdfast" and there.get(name) != here.get(name)  # compare_records compares "holdfast"
     ]
     records = [each for each in compare_records(there, here) if each.kind == "package" or not is_harmless(each)]
     differ = [*compare_identities(first.settings, second.settings, {}), *versions, *records]
@@ -74,14 +74,14 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
 def describe_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that have to be equal on all nodes. Folders and waiting times may differ.
 
-    The steps to skip come to all ranks with each order.
+    The steps to skip aren't compared, because each order names them to all ranks.
     """
     identity = {name: value for name, value in config.identity.items() if name != "skip"}
     return {"run": config.run, "epochs": config.epochs, "checkpoint": config.checkpoint.model_dump(), **identity}
 
 
 def check_same_store(training: Training) -> None:
-    """Check that all nodes see the attempt's claim, which shows that they share a store. All ranks call it together.
+    """Check that all nodes share a store: each has to see the attempt's claim there. All ranks call it together.
 
     Raises:
         StoreError: a node doesn't see the claim. All ranks raise it.

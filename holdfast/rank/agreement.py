@@ -1,4 +1,4 @@
-"""The agreement of all ranks on when to save or stop: between steps they exchange wishes and take the greatest."""
+"""The agreement of all ranks on when to save or stop: they exchange wishes between steps, and follow the greatest."""
 
 import datetime
 import enum
@@ -6,16 +6,19 @@ import enum
 import torch
 from torch import distributed
 
-# After a step of at least this length the ranks wait for the answers at once. To take them later would cost one more
-# long step.
+# After a step of at least this many seconds the ranks wait at once for the answers. If they read the answers after the
+# next step, a stop would cost one more long step.
 SLOW_STEP_S = 0.25
 # The timeout of an exchange. It is long, because a rank may evaluate alone for hours while the others wait. The attempt
-# finds hung ranks.
+# detects hung ranks by other means.
 WITHIN = datetime.timedelta(days=1)
 
 
 class Wish(enum.IntEnum):
-    """A rank's wish for the next pause between steps. All ranks fulfil the greatest wish."""
+    """A rank's wish for the next pause between steps; a greater number is more urgent.
+
+    All ranks follow the greatest wish.
+    """
 
     NOTHING = 0
     SAVE = 1
@@ -25,8 +28,8 @@ class Wish(enum.IntEnum):
 class Agreement:
     """The agreement of several ranks, through a process group that training doesn't use.
 
-    The answers of an exchange are read at the next call, so that the exchange takes place during a step. After a slow
-    step the ranks wait for the answers at once instead. All ranks call `exchange` equally often.
+    The answers of an exchange are read at the next call, so that the exchange overlaps with a step. Only after a slow
+    step do the ranks wait for the answers at once. All ranks call `exchange` equally often.
     """
 
     def __init__(self) -> None:
@@ -39,7 +42,7 @@ class Agreement:
         return 0 if self._sent is None else 1
 
     def exchange(self, wish: Wish, step_s: float) -> Wish:
-        """Send this rank's wish. Return the greatest wish of all ranks in this exchange, or in the last exchange.
+        """Send this rank's wish. Return the greatest wish of all ranks in this exchange, or in the previous exchange.
 
         Args:
             step_s: how long this rank's last step took, in seconds; 0 if it isn't known.

@@ -1,4 +1,4 @@
-"""Signs of life between nodes, by which a rank notices that another node is lost.
+"""Heartbeats between nodes ("signs of life"), by which a rank notices that another node is lost.
 
 A node that vanishes closes no connection, so a collective with that node waits until the kernel stops retransmitting
 packets: 15 minutes on Linux.
@@ -13,13 +13,16 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from holdfast.errors import RankDied
 from holdfast.terminal import spell_s
 
-# A node counts as lost after this many missing signs in a row: a busy node or network may lose a few.
+# A node counts as lost after this many missing heartbeats in a row, because a busy node or network may lose a few.
 SIGNS = 6
 LEFT = "left"
 
 
 class NodeWatch:
-    """Sends this node's signs of life, and watches the other nodes' signs. A sign is a count and a node's name."""
+    """Sends this node's heartbeats, and watches the other nodes' heartbeats.
+
+    A heartbeat is a count and a node's name.
+    """
 
     def __init__(
         self,
@@ -30,26 +33,26 @@ class NodeWatch:
         lost_after_s: float,
         report: Callable[[RankDied], None],
     ) -> None:
-        """Begin to send this node's signs of life, and to watch the other nodes' signs.
+        """Begin to send this node's heartbeats, and to watch the other nodes' heartbeats.
 
         Args:
-            connect: returns a connection to the store that all nodes share.
-            own: this node's number in torchrun's count, below ``count``.
+            connect: a function that returns a connection to the key-value store that all nodes share.
+            own: this node's number, as torchrun counts: from 0, below ``count``.
             name: this node's name for messages.
-            report: called in another thread with the error that names the lost nodes. This function has to end the
-                process.
+            report: a function that is called in another thread with the error that names the lost nodes. It has to end
+                the process.
         """
         self._connect, self._name, self._lost_after_s, self._report = connect, name, lost_after_s, report
         self._own, self._others = _key(own), [_key(node) for node in range(count) if node != own]
-        self._seen: dict[str, tuple[str, float]] = {}  # each node's last new sign, and when it came
+        self._seen: dict[str, tuple[str, float]] = {}  # each node's last new heartbeat, and its arrival
         self._has_left = threading.Event()
-        # Two threads: the one that talks to the store may wait for a node that has vanished.
+        # Use two threads, because the thread that talks to the key-value store may wait for a node that has vanished.
         self._signer = threading.Thread(target=self._exchange, daemon=True)
         self._signer.start()
         threading.Thread(target=self._judge, daemon=True).start()
 
     def leave(self) -> None:
-        """Tell the other nodes that this node ends regularly, so that they don't report it as lost."""
+        """Tell the other nodes that this node ends as planned, so that they don't report it as lost."""
         self._has_left.set()
         self._signer.join(self._lost_after_s / SIGNS)
 
@@ -65,7 +68,7 @@ class NodeWatch:
                 has_left = self._has_left.wait(self._lost_after_s / SIGNS)
             store.set(self._own, LEFT)
         except (DistError, RuntimeError):
-            pass  # node 0 has ended or is lost; `_judge` finds out which, from its missing signs
+            pass  # node 0 has ended or is lost; `_judge` decides which, from its missing heartbeats
 
     def _note(self, key: str, sign: str) -> None:
         if key not in self._seen or sign != self._seen[key][0]:

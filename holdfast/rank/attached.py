@@ -26,7 +26,7 @@ from holdfast.rank.process import COMMIT_VARIABLE
 # attempt kills ranks that still run after this time.
 ALONE_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.5
-# How long a process that has closed its pipes may take to end.
+# How long a process may take to end after it has closed its pipes.
 GONE_WITHIN_S = 0.3
 # The environment variables that the attempt sets for all ranks of a machine.
 TOLD = (
@@ -37,14 +37,14 @@ RESTART = "start the launcher again; the run continues from the last verified ch
 
 
 class AttachedProcesses:
-    """The processes of this machine's ranks, behind the interface of a single process that `Ranks` expects.
+    """The processes of this machine's ranks, with the interface of a single process, which `Ranks` expects.
 
-    The processes count as ended when all of them have closed their pipe, although they then wait for the attempt's exit
-    code.
+    The processes count as ended when all of them have closed their pipe, although they still wait for the attempt's
+    exit code.
 
     Attributes:
-        pids: the processes.
-        first_gone: the processes that ended first.
+        pids: the ids of the processes.
+        first_gone: the ids of the processes that ended first.
     """
 
     def __init__(self, pids: Sequence[int], stdin: IO[str], stdout: IO[str]) -> None:
@@ -70,7 +70,7 @@ class AttachedProcesses:
             os.kill(pid, number)
 
     def find_gone(self) -> list[int]:
-        """Return the processes that have ended."""
+        """Return the ids of the processes that have ended."""
         return [pid for pid in self.pids if not is_running(pid)]
 
     def _watch(self) -> None:
@@ -91,7 +91,8 @@ class AttachedRanks(Ranks):
     """The ranks of one attempt, as processes that another launcher has started; see `Ranks`.
 
     Attributes:
-        door: the socket to which the ranks connect. The process sets it before it makes an attempt; see `Door`.
+        door: the socket to which the ranks connect. The attempt's process sets this class attribute before it
+            constructs the attempt; see `Door`.
     """
 
     door: ClassVar[Door | None] = None
@@ -109,7 +110,7 @@ class AttachedRanks(Ranks):
         Raises:
             ConfigError: no process of a launcher has started this process.
             RunStopped: the ranks connected earlier, and have ended.
-            NodesMissing, RankDied: the ranks don't connect; see `Door.let_in`.
+            NodesMissing, RankDied: the ranks haven't connected; see `Door.let_in`.
         """
         door = self.door
         if door is None:
@@ -136,12 +137,12 @@ class AttachedRanks(Ranks):
         return [*self._process.pids]
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error that made one rank lose another; None if the lost rank is on another machine."""
+        """Return the error of the rank that other ranks have lost; None if the lost rank is on another machine."""
         cause = super()._find_cause()
         return None if cause is not None and cause.data.get("is_ordered") else cause
 
     def _describe_end(self) -> HoldfastError:
-        """Return the error for ranks that have ended. It names the ranks that died first."""
+        """Return the error for ranks that have ended. The error names the ranks that died first."""
         self._events.put(None)
         deadline = time.monotonic() + GONE_WITHIN_S
         while not (gone := self._process.first_gone or self._process.find_gone()) and time.monotonic() < deadline:

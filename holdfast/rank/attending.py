@@ -11,12 +11,13 @@ from holdfast.errors import RunStopped
 from holdfast.machine import heartbeats
 from holdfast.machine.processes import is_running
 
-# The variable with the file number of the pipe with the attempt's exit code.
+# The environment variable with the number of the pipe's file descriptor from which the attempt's exit code is read.
 END_VARIABLE = "HOLDFAST_END"
-# The variable with the attempt's process id. The attempt is a child process of the first rank of its machine.
+# The environment variable with the attempt's process id. The attempt is a child process of the first rank of its
+# machine.
 BESIDE_VARIABLE = "HOLDFAST_BESIDE"
 STOPPED_EARLY = RunStopped.exit_code
-_told: list[int] = []  # the process ids of the attempts to which a signal was passed on
+_told: list[int] = []  # the process ids of the attempts that got a signal
 
 
 def is_attached() -> bool:
@@ -25,7 +26,9 @@ def is_attached() -> bool:
 
 
 def pass_on_stop() -> None:
-    """Send the attempt a SIGTERM, because the launcher ends its ranks. Only a machine's first rank does, and only once.
+    """Send the attempt SIGTERM, because the launcher ends its ranks.
+
+    Only a machine's first rank sends it, and only once.
 
     A launcher also ends the remaining ranks if one has died. Then no signal is sent: the attempt finds the dead rank by
     itself.
@@ -38,7 +41,7 @@ def pass_on_stop() -> None:
 
 
 def await_code(code: int) -> int:
-    """Wait for the attempt to commit and end. Return its exit code; this rank's own code if the attempt gives none.
+    """Wait for the attempt to commit and end. Return the attempt's exit code, or ``code`` if the attempt sends none.
 
     Args:
         code: the rank's exit code; 0 if an order has ended the rank.
@@ -50,5 +53,5 @@ def await_code(code: int) -> int:
     given = os.read(int(os.environ[END_VARIABLE]), 1)
     if number := int(os.environ.get(BESIDE_VARIABLE, "0")):
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(number, 0)  # so that no process of the run is left when the launcher sees the end
+            os.waitpid(number, 0)  # wait, so that no process of the run is left when the launcher sees the end
     return given[0] if given else code or STOPPED_EARLY

@@ -1,4 +1,4 @@
-"""The check that a node shares the attempt's store: it has to see the attempt's claim there. Imports no torch."""
+"""The check that a node shares the attempt's store: the node has to see the attempt's claim there. Imports no torch."""
 
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, StoreError

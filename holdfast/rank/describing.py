@@ -40,7 +40,7 @@ def describe_training(training: Training, record: CodeRecord | None) -> Ready:
 
 
 def list_hosts(training: Training) -> dict[str, list[str]]:
-    """Return the host of each rank, as an entry of the environment; no entry if all ranks are on one node.
+    """Return an environment's entry with the host of each rank; an empty dict if all ranks are on one node.
 
     All ranks call it together.
     """
@@ -50,10 +50,11 @@ def list_hosts(training: Training) -> dict[str, list[str]]:
 
 
 def test_device(training: Training) -> tuple[SelfTest | None, list[str]]:
-    """Test this rank's device, and hear of the other ranks' tests.
+    """Test this rank's device, and collect the results of the other ranks' tests.
 
     Returns:
-        this rank's test, None if it can't run here; and a warning that names the devices whose tests have failed.
+        the result of this rank's test (None if the test can't run), and a warning that names the devices whose tests
+        failed.
 
     Raises:
         SelfTestFailed: a test has failed, and the configuration refuses that.
@@ -62,7 +63,8 @@ def test_device(training: Training) -> tuple[SelfTest | None, list[str]]:
     warnings: list[str] = []
     try:
         own = run_self_test(str(training.accelerator.device))
-    except Exception as error:  # settings of torch that the recipe has changed, or no memory, must not end the run
+    # a test that can't run, because of the recipe's torch settings or too little memory, must not end the run
+    except Exception as error:
         warnings.append(f"the self-test can't run here, and is left out: {type(error).__name__}: {error}")
     tests = training.ranks.gather(own)
     fault = find_fault(tests) if all(tests) else ""
@@ -72,7 +74,7 @@ def test_device(training: Training) -> tuple[SelfTest | None, list[str]]:
 
 
 def find_unused_workers(training: Training) -> list[str]:
-    """Return a warning if a ``DataLoader`` asks for workers, and the configuration has none."""
+    """Return a warning if a ``DataLoader`` asks for workers, and the configuration sets no workers."""
     asked = getattr(training.batches, "unused_workers", 0)
     if not asked:
         return []
@@ -83,7 +85,10 @@ def find_unused_workers(training: Training) -> list[str]:
 
 
 def drop_useless_between(training: Training) -> list[str]:
-    """Leave out saves between two commits that no attempt could adopt. Return a warning if they were asked for."""
+    """Turn off saves between two commits if no attempt could adopt their checkpoints.
+
+    Return a warning if they were on.
+    """
     if training.saver.between is None:
         return []
     if training.config.resume.trusted_keys:
@@ -97,12 +102,13 @@ def drop_useless_between(training: Training) -> list[str]:
 
 
 def describe_data(training: Training) -> dict[str, Any]:
-    """Return the fingerprint's part about the data: its content, and how ranks and workers divide it."""
+    """Return the fingerprint's part about the data: its content, and how ranks and workers divide the samples."""
     if training.order is not None:
         size = {"samples": training.order.samples}
     elif training.recipe.batch_size is None:
         size = training.batches.describe()
     else:
-        size = {"loader_workers": training.config.compute.loader_workers}  # each worker reads a part of a stream
+        # the number of workers matters, because each worker reads a part of a stream
+        size = {"loader_workers": training.config.compute.loader_workers}
     content = {"content": dict(training.recipe.content)} if training.recipe.content else {}
     return {"sha256": training.recipe.data_sha256, **size, **content}

@@ -1,9 +1,9 @@
-"""The door between an attempt and the ranks of this machine that another launcher has started; imports no torch.
+"""The socket between an attempt and the ranks of this machine that another launcher has started; imports no torch.
 
 These ranks aren't child processes of the attempt, so the attempt can't start them with its pipes. Instead each rank
-connects to a socket (`knock`), and gets the variables and the pipes of a rank from the attempt. The socket's name is
-derived from the launcher's variables. The first rank of a machine makes the socket and starts the attempt, which
-inherits the socket.
+connects to a socket (`knock`), and the attempt sends it the environment variables and the pipes of a rank. The socket's
+name is derived from the launcher's variables. The first rank of a machine creates the socket and starts the attempt,
+which inherits the socket.
 
 The socket has an abstract name, so that the kernel removes it when its processes end. Both sides check that the other
 side belongs to the same user. Source: unix(7).
@@ -25,15 +25,15 @@ from holdfast.machine.processes import is_running
 from holdfast.rank.launchers import Slot
 from holdfast.terminal import spell_s
 
-# The variable with the file number of the socket and the process id of the first rank, for the attempt. The first rank
-# starts the attempt, but may die before the attempt could ask for its parent's id.
+# The environment variable with the file descriptor of the socket and the process id of the first rank, for the attempt.
+# The first rank starts the attempt, but may die before the attempt can ask for its parent's id.
 DOOR_VARIABLE = "HOLDFAST_DOOR"
 LOOK_EVERY_S = 0.5
-# How long an earlier attempt may still use the socket's name, if a rank died before all of them had connected.
+# How long an earlier attempt may still use the socket's name, if one of its ranks died before all ranks had connected.
 NAME_WITHIN_S = 10.0
 # How long an attempt that has failed waits for ranks that haven't connected yet, to tell them its exit code.
 TELL_WITHIN_S = 10.0
-# Variables of the launcher that differ between two starts of its processes.
+# The launcher's environment variables that differ between two starts of its processes.
 KEYS = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 PEER = struct.Struct("3i")  # the format of SO_PEERCRED: the ids of the process, the user and the group at the other end
 FILES = 4
@@ -46,7 +46,8 @@ class Answer:
 
     Attributes:
         variables: the environment variables of the ranks.
-        files: the numbers of the rank's standard input, output and error, and of the pipe with the attempt's exit code.
+        files: the file descriptors of the rank's standard input, output and error, and of the pipe for the attempt's
+            exit code.
         code: the exit code of an attempt that has already ended; None if the attempt uses the rank.
     """
 
@@ -65,10 +66,10 @@ def name_door(slot: Slot) -> str:
 
 
 def make_door(name: str) -> socket.socket:
-    """Make the socket of this name. Ranks can connect from now on.
+    """Create and return the socket of this name. Ranks can connect from now on.
 
     Raises:
-        ConfigError: another start of a launcher has the same variables, and not all of its ranks have connected yet.
+        ConfigError: a launcher was started twice with the same variables, and the other start still waits for ranks.
     """
     door = socket.socket(socket.AF_UNIX)
     deadline = time.monotonic() + NAME_WITHIN_S
@@ -115,7 +116,7 @@ def knock(name: str, within_s: float) -> Answer:
 
 def _receive(own: socket.socket) -> Answer:
     text, received, _, _ = socket.recv_fds(own, ANSWER_BYTES, FILES)
-    # Unlike files that Python opens, these would stay open in the program that this process executes.
+    # Close these files on exec: unlike files that Python opens, received ones would stay open in the next program.
     files = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3) for file in received]
     for file in received:
         os.close(file)
@@ -127,7 +128,7 @@ def _receive(own: socket.socket) -> Answer:
 
 
 def _read_peer(end: socket.socket) -> tuple[int, int]:
-    """Return the ids of the process and the user at the other end of a connection."""
+    """Return the process id and the user id of the other end of a connection."""
     process, user, _ = PEER.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     return process, user
 
@@ -143,7 +144,7 @@ class Door:
         """
         Args:
             count: the number of this machine's ranks.
-            first: the process id of the first of them.
+            first: the process id of the first rank of this machine.
         """
         self._first = first
         self.is_open = True
@@ -155,7 +156,7 @@ class Door:
         """Wait until all ranks have connected, and give each the variables and files. Return the ranks' process ids.
 
         Args:
-            files: the numbers of the files for the ranks' standard input, output and error.
+            files: the file descriptors for the ranks' standard input, output and error.
 
         Raises:
             NodesMissing: a rank has not connected within ``within_s`` seconds.
@@ -174,7 +175,7 @@ class Door:
         return self._guests
 
     def _answer(self, answer: bytes, files: Sequence[int], within_s: float) -> bool:
-        """Answer each rank that connects, until all have. Return False if a rank hasn't connected in time."""
+        """Answer each rank that connects, until all have connected. Return False if a rank hasn't connected in time."""
         self._listening.settimeout(LOOK_EVERY_S)
         deadline = time.monotonic() + within_s
         while len(self._guests) < self._count:

@@ -1,4 +1,4 @@
-"""The diagnosis of ranks that ended without a report, from their exit code, their log and the kernel's counters."""
+"""The diagnosis of ranks that ended without reporting an error, from exit code, log and the kernel's counters."""
 
 import contextlib
 import itertools
@@ -15,14 +15,14 @@ from holdfast.rank.stacks import find_user_line
 LAST_LINES = 3
 # Each line that torchrun itself writes to the ranks' log names this path.
 TORCHRUN = "torch/distributed/elastic"
-# With this line faulthandler begins the stacks of a process that crashes.
+# faulthandler writes this line above the stacks of a process that crashes.
 CRASH = "Fatal Python error: "
-# The counters of this container (cgroup 2, then 1) come before the counter of the machine.
+# The files with OOM kills, in the order in which they are tried: this container (cgroup 2, then 1), then the machine.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 
 
 class RankLog:
-    """The log file of one set of ranks, at `path`. It starts where the log of earlier ranks in the same file ends."""
+    """The log of one set of ranks, in the file `path`, from the byte at which the log of earlier ranks ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,8 +47,8 @@ class RankLog:
         """Return the error for ranks that ended without reporting one.
 
         Args:
-            known: the return code of the rank, or of torchrun if there are several ranks. If no return code is known,
-                a text in its place.
+            known: the return code of the rank, or of torchrun if there are several ranks; if the code is unknown, a
+                text about the end.
         """
         lines = self.read().splitlines()
         crash = list(itertools.dropwhile(lambda line: not line.startswith(CRASH), lines))
@@ -83,11 +83,11 @@ def count_oom_kills() -> int:
 
 
 def _find_first_failure(lines: Sequence[str]) -> str:
-    """Return how the first failed rank ended, from torchrun's lines in the log; empty if there are no such lines.
+    """Return how the first failed rank ended, from torchrun's lines in the log; empty if the log has no such lines.
 
-    A rank that a signal has killed counts as the first, even if torchrun saw another rank end before: a rank that loses
-    another rank ends with an exit code, or aborts (SIGABRT) under NCCL. SIGTERM doesn't count, because torchrun itself
-    sends it to the remaining ranks.
+    A rank that a signal has killed counts as the first, even if torchrun saw another rank end earlier: a rank that
+    loses its connection to a dead rank ends with an exit code, or aborts (SIGABRT) under NCCL. SIGTERM doesn't count,
+    because torchrun itself sends it to the remaining ranks.
     """
     text = "\n".join(lines)
     first = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)

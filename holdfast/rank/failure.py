@@ -1,4 +1,4 @@
-"""The error that a rank reports when code raises in it, and whether new ranks would raise it again."""
+"""The error that a rank reports when its code raises an exception, and whether new ranks would raise it again."""
 
 import os
 import re
@@ -22,8 +22,8 @@ OF_PROGRAMS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
     ValueError,
 )  # fmt: skip
-# Errors of devices, networks and other processes, which may not occur again in new ranks. torch raises many of them as
-# RuntimeError, with texts that SURROUNDINGS finds.
+# Errors of devices, networks and other processes, which may not occur again in new ranks. torch raises many of these as
+# RuntimeError; SURROUNDINGS matches their texts.
 OF_SURROUNDINGS = (OSError, EOFError, DistError, torch.AcceleratorError)
 SURROUNDINGS = re.compile(
     r"CUDA|cuDNN|CUBLAS|\bHIP\b|MIOpen|NCCL|RCCL|DataLoader worker \(pid|[Pp]in memory|shared memory|ancdata"
@@ -32,11 +32,11 @@ SURROUNDINGS = re.compile(
 
 
 def describe_failure(training: Training | None, error: Exception) -> HoldfastError:
-    """Return the error to report for an error that ended this rank. An error of Holdfast's is returned as it is."""
+    """Return the error to report for an exception that ended this rank. Return an error of Holdfast unchanged."""
     step = training.progress.step if training else 0
     has_others = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    # The ranks may wait for each other while the recipe builds. If one of them dies then, the others raise a
-    # RecipeError, whose cause shows the lost connection.
+    # The ranks may wait for each other while they build the recipe. If a rank dies then, the others raise a
+    # RecipeError, and only its cause shows the lost connection.
     cause = error.__cause__ if isinstance(error, RecipeError) else error
     if has_others and _is_lost_connection(cause):
         return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)

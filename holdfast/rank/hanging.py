@@ -1,6 +1,7 @@
 """The search for ranks that hang, from their heartbeats: which rank hangs, at which place, and each rank's stack.
 
-A rank hangs if it stays at one place for longer than its bound, and no other rank is behind it.
+A rank hangs if its heartbeat stays at one place (phase and step) for longer than a bound, and no other rank is behind
+it.
 
 ==========================  ========================================================================================
 phase                       bound
@@ -33,24 +34,26 @@ from holdfast.machine.processes import STOPPED, read_process
 from holdfast.machine.slow_ranks import SlowRank, SlowRanks
 from holdfast.rank.stacks import write_stacks
 
-# The variable with the factor of all bounds, for a process that watches an attempt's ranks on another machine.
+# The environment variable with the factor for all bounds, for a process that watches an attempt's ranks on another
+# machine.
 PATIENCE_VARIABLE = "HOLDFAST_PATIENCE"
 LOOK_EVERY_S = 1.0
 LEAST_S, MOST_S = 30.0, 60.0
 TIMES, LEAST_TIMES = 20.0, 3.0
 FIRST_STEP_S = 600.0
 UNKNOWN_S = 3600.0
-BUSY_CORES = 0.05  # a rank that uses more is computing; a rank that waits for a lock or a socket uses 0.01
+# the share of a core above which a rank counts as computing; a rank that waits for a lock or a socket uses 0.01
+BUSY_CORES = 0.05
 
 
 @dataclass
 class _Seen:
-    """The state of one rank at the last look.
+    """The state of one rank when its heartbeat was last read.
 
     Attributes:
         cpu_s: the processor time that its process has used.
-        still_s: the seconds for which the rank has been at its place.
-        idle_s: the seconds for which the rank has been at its place without computing.
+        still_s: the seconds for which the rank has made no progress.
+        idle_s: the seconds for which the rank has made no progress and has not computed.
         stopped_s: the seconds for which its process has been stopped.
     """
 
@@ -62,10 +65,10 @@ class _Seen:
 
 
 class Watch:
-    """The watch over the ranks of this machine.
+    """The watch over the ranks of this machine, which finds ranks that hang.
 
     Attributes:
-        patience: a factor for all bounds. It grows after each hang, in case that the ranks were only slow.
+        patience: a factor for all bounds, which grows after each hang, because the ranks may only have been slow.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Watch:
     ) -> None:
         """
         Args:
-            has_others: whether ranks of other machines, which have watches of their own, belong to the same training.
+            has_others: whether the training also has ranks on other machines, which other watches observe.
         """
         self.patience = 1.0
         self._has_others = has_others
@@ -87,7 +90,7 @@ class Watch:
         return self._heartbeats.read()
 
     def find_slow(self) -> SlowRank | None:
-        """Return the rank that was slow since the last call that judged enough steps; see `SlowRanks`."""
+        """Return the rank that was slower than the others since the last judgement; see `SlowRanks`."""
         return self._slow_ranks.find(self.read())
 
     def count_steps(self) -> int:
@@ -109,8 +112,9 @@ class Watch:
         if last is None:
             self._seen[rank] = _Seen(beat, cpu_s)
             return
-        counted_s = min(elapsed_s, 2 * LOOK_EVERY_S)  # if more time has passed, the attempt or the machine was paused
-        # A rank that waits for a free processor (state R) counts as computing, too.
+        # at most: if more time has passed, the attempt or the machine was paused
+        counted_s = min(elapsed_s, 2 * LOOK_EVERY_S)
+        # A rank that waits for a free core (state R) counts as computing, too.
         is_busy = state in ("R", "") or cpu_s - last.cpu_s > BUSY_CORES * elapsed_s
         is_same = beat.position == last.beat.position
         last.still_s = last.still_s + counted_s if is_same else 0.0
@@ -119,7 +123,7 @@ class Watch:
         last.beat, last.cpu_s = beat, cpu_s
 
     def _find_behind(self) -> list[int]:
-        """Return the ranks that have progressed least, if each of them has exceeded its bound; otherwise none."""
+        """Return the ranks that have progressed least, if each has exceeded its bound; otherwise an empty dict."""
         first = min((seen.beat.position for seen in self._seen.values()), default=None)
         behind = {rank: seen for rank, seen in self._seen.items() if seen.beat.position == first}
         return [*behind] if all(map(self._is_late, behind.values())) else []
@@ -137,7 +141,7 @@ class Watch:
         """Return how long a rank may stay at one place in a phase, in seconds.
 
         Args:
-            first_s: the least bound, in seconds, until a first time of this phase is measured.
+            first_s: the smallest bound, in seconds, until one duration of this phase has been measured.
         """
         longest_s = max(seen.beat.longest_s.get(phase, 0.0) for seen in self._seen.values())
         chosen_s = min(MOST_S, max(LEAST_S, TIMES * longest_s)) if self._hung_after_s == "auto" else self._hung_after_s
@@ -146,7 +150,7 @@ class Watch:
         return max(chosen_s, LEAST_TIMES * longest_s) * self.patience
 
     def diagnose(self, hung: Mapping[int, Beat], log: Path) -> RankHung:
-        """Make each rank write its stack into the log, and return the error for the ranks that hang."""
+        """Make each rank write its Python stack into the log, and return the error for the ranks that hang."""
         lines = self._write_stacks(log)
         rank, beat = min(hung.items())
         seen = self._seen[rank]

@@ -1,12 +1,13 @@
-"""The wait of ranks that were started ahead: they have imported torch, and touch no device until they may build.
+"""The wait of ranks that were started early: they have imported torch, and use no device until they may build.
 
-The first order ends the wait. All ranks of a machine have one standard input, and none of them reads it while it waits.
+The first order ends the wait. All ranks of a machine share one standard input, and no rank reads from it during the
+wait.
 """
 
 import os
 import select
 
-# The variable that is set for ranks which wait for their first order before they build the recipe.
+# The environment variable that is set for ranks which wait for their first order before they build the recipe.
 HELD_VARIABLE = "HOLDFAST_HELD"
 
 

@@ -1,7 +1,8 @@
-"""The place that a launcher gave this process: torchrun, accelerate launch, srun, or another with their variables.
+"""The rank number that a launcher gave this process: torchrun, accelerate launch, srun, or one with the same variables.
 
-With `holdfast.attach` such a launcher starts the ranks. Any other command that starts an attempt raises an error if it
-is one of several processes, because each of them would start the same attempt. Nothing here imports torch.
+With `holdfast.attach` such a launcher starts the ranks. Any other command that starts an attempt raises an error if the
+launcher has started several processes of it, because each process would start the same attempt. Nothing here imports
+torch.
 """
 
 import os
@@ -12,7 +13,8 @@ from holdfast.config import Compute
 from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigError
 
-# Only srun's tasks have this variable. A batch script has a number of tasks, and the task number 0, without srun, too.
+# Only srun sets this variable. A batch script without srun also has variables with a number of tasks and with task
+# number 0.
 STEP_SIZE = "SLURM_STEP_NUM_TASKS"
 DOCS = "docs/launchers.md says how"
 
@@ -24,9 +26,9 @@ class Slot:
     Attributes:
         launcher: the launcher's name for messages; empty without a launcher.
         rank, size: this process's number among all processes, from 0, and the number of all processes.
-        local_rank, local_size: this process's number among this machine's processes, and the number of these.
+        local_rank, local_size: this process's number among this machine's processes, from 0, and how many there are.
         node: this machine's number, from 0.
-        address: host:port at which the processes meet; None for a single process.
+        address: host:port of the rendezvous of the processes; None for a single process.
     """
 
     launcher: str = ""
@@ -43,7 +45,7 @@ class Slot:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return the variables by which torch finds the other processes."""
+        """Return the environment variables with which torch finds the other processes."""
         if self.address is None:
             return {}
         host, _, port = self.address.rpartition(":")
@@ -60,7 +62,7 @@ def find_slot(environ: Mapping[str, str] = os.environ) -> Slot:
     """Return the place that a launcher gave this process, from the launcher's environment variables.
 
     Raises:
-        ConfigError: a variable is missing or makes no sense, or the nodes have different numbers of processes.
+        ConfigError: a variable is missing or invalid, or the nodes have different numbers of processes.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         slot = _read_torchs(environ)
@@ -96,7 +98,7 @@ def _read_torchs(environ: Mapping[str, str]) -> Slot:
 
 
 def _read_slurms(environ: Mapping[str, str]) -> Slot:
-    """Return the place by the variables of a task of srun."""
+    """Return the place from the variables that srun sets for a task."""
     job = find_job(environ)
     if job is None or not job.tasks:
         raise _make_missing_error("SLURM_STEP_TASKS_PER_NODE" if job else "SLURM_JOB_ID", environ)
@@ -146,7 +148,7 @@ def name_launcher(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def count_processes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many processes of this command a launcher has started; 1 without a launcher, or if it doesn't say."""
+    """Return how many processes of this command a launcher has started; 1 without a launcher, or if that is unknown."""
     sizes = [environ.get("WORLD_SIZE", "")] if "RANK" in environ else []
     sizes += [environ.get("LOCAL_WORLD_SIZE", "")] if "LOCAL_RANK" in environ else []
     sizes += [environ.get(STEP_SIZE, "")] if "SLURM_PROCID" in environ else []
@@ -154,9 +156,9 @@ def count_processes(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def refuse_launcher(compute: Compute, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise an error if this is one of several processes of a launcher, because each would start the same attempt.
+    """Raise an error if a launcher has started several processes, because each would start the same attempt.
 
-    With several nodes in the configuration one command on each is expected.
+    If the configuration has several nodes, one process on each node is allowed.
 
     Raises:
         ConfigError: a launcher has started several processes.

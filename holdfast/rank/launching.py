@@ -67,8 +67,8 @@ from holdfast.recipe.probe import Gate
 log = logging.getLogger(__name__)
 
 END_WITHIN_S = 5.0
-KILLED_WITHIN_S = 60.0  # the longest wait after SIGKILL: a process with much memory takes seconds to end
-CAUSE_WITHIN_S = 45.0  # longer than torchrun takes to end the other ranks once it notices a dead one: 30 s
+KILLED_WITHIN_S = 60.0  # the longest wait after SIGKILL; a process with much memory takes seconds to end
+CAUSE_WITHIN_S = 45.0  # longer than the 30 s that torchrun takes to end the other ranks after one has died
 
 E = TypeVar("E", bound=BaseModel)
 F = TypeVar("F", bound=BaseModel)
@@ -113,8 +113,8 @@ class Ranks:
         """
         self.began = time.monotonic()
         self._compute, self._skip = config.compute, config.skip
-        claim_recipe(config.recipe)  # so that the user's line is found in the stack of a rank that hangs
-        self._is_built = False  # whether the ranks have met and built the recipe
+        claim_recipe(config.recipe)  # the user's folders, to find the user's line in the stack of a rank that hangs
+        self._is_built = False  # whether the ranks have connected and built the recipe
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
         heartbeats = Heartbeats(config.compute.rank_count)
@@ -132,8 +132,8 @@ class Ranks:
         # If a signal raises an error before the caller has stored this object, nobody can end the ranks. So close their
         # input, which ends them, when this object is garbage-collected.
         weakref.finalize(self, self._process.stdin.close)
-        # Read in a thread, because a signal during a read would lose the line. The thread must not refer to this
-        # object, which would otherwise never be collected.
+        # Read events in a thread, because a signal during a read would lose the line. The thread must not refer to this
+        # object, or this object would never be garbage-collected.
         threading.Thread(target=_read, args=(self._process.stdout, self._events), daemon=True).start()
 
     @property
@@ -158,7 +158,7 @@ class Ranks:
     def _find_others(self) -> list[int]:
         """Return the ranks' processes outside of the child's process group.
 
-        Return none for a single rank without a search, which would take 0.1 s.
+        For a single rank, return an empty list without a search, because a search takes 0.1 s.
         """
         return find_processes(self._mark) if self._compute.has_several else []
 
@@ -170,7 +170,7 @@ class Ranks:
         Raises:
             HoldfastError: a rank reported this error.
             RankDied: the ranks ended without a report, or sent nothing for ``within_s`` seconds.
-            RankHung: a rank made no progress any more; all ranks have been killed.
+            RankHung: a rank hung; all ranks have been killed.
             OutOfMemory: the kernel has killed a rank because memory ran out.
         """
         event = self._await_event(within_s)
@@ -180,13 +180,14 @@ class Ranks:
             error = event.error
             raise self._find_cause() or error if error.data.get("is_effect") else error
         if isinstance(event, Ready):
-            # All ranks have opened the file of heartbeats. Delete it now: a killed attempt couldn't.
+            # All ranks have opened the file of heartbeats. Delete it now, because an attempt that is killed can't
+            # delete it later.
             self._delete_heartbeats()
             self._check_first()
         return event
 
     def _await_event(self, within_s: float | None) -> Event | None:
-        """Return the next event; None if the ranks have ended. Look at the heartbeats while no event comes."""
+        """Return the next event; None if the ranks have ended. Check the heartbeats while no event arrives."""
         deadline = math.inf if within_s is None else time.monotonic() + within_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -207,7 +208,7 @@ class Ranks:
     def _check_first(self) -> None:
         """Record that the ranks are ready; raise RankDied if torchrun has restarted them because a node joined.
 
-        Restarted ranks hold no checkpoint's state, so the attempt has to start the ranks itself.
+        Restarted ranks have restored no checkpoint, so the attempt has to start new ranks itself.
         """
         if self._is_built:
             raise RankDied("another node has joined, so the ranks start again")
@@ -235,7 +236,7 @@ class Ranks:
         self._events.put(Woken())
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error that made one rank lose another; None if the ranks send nothing for `CAUSE_WITHIN_S`."""
+        """Return the error of the rank that other ranks lost; None if the ranks send nothing for `CAUSE_WITHIN_S`."""
         with contextlib.suppress(queue.Empty):
             while event := self._events.get(timeout=CAUSE_WITHIN_S):
                 if isinstance(event, Failed) and not event.data.get("is_effect"):
@@ -245,7 +246,7 @@ class Ranks:
 
     def _describe_end(self) -> HoldfastError:
         """Return the error for ranks that ended without reporting one."""
-        self._events.put(None)  # so that the next call of `next_event` raises the error, too
+        self._events.put(None)  # put the end back, so that the next call of `next_event` raises the error, too
         code = self._process.wait()
         if code == 0 and self._is_built and self._compute.has_rendezvous:
             return RankDied("the ranks have ended as they were told to", is_ordered=True)
@@ -261,12 +262,15 @@ class Ranks:
             self._process.stdin.flush()
 
     def close_input(self) -> None:
-        """Close the ranks' input. The ranks then save the trained steps and end; after an `End` they don't save."""
+        """Close the ranks' input.
+
+        The ranks then save the trained steps and end; if they got an `End` before, they don't save.
+        """
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def restore(self, commit: Commit, gate: Gate) -> Restored | Problem:
-        """Restore a commit's state and pass it through the gate.
+        """Order the ranks to restore a commit's state and to check it with the gate.
 
         Returns:
             `Restored`, or a `Damaged` or `Tripped` with the reason why the commit can't be restored.
@@ -278,7 +282,7 @@ class Ranks:
         return self.expect(Restored, Problem)
 
     def begin(self, store: str, run: str, commit: Commit | None) -> Begun | Problem:
-        """Load the weights of another run's checkpoint, or of a folder; see `Begin`.
+        """Order the ranks to load the weights of another run's checkpoint, or of a folder; see `Begin`.
 
         Returns:
             `Begun`, or a `Damaged` that says how the checkpoint is damaged.
@@ -290,7 +294,7 @@ class Ranks:
         return self.expect(Begun, Problem)
 
     def take_over(self, source: str, step: int | None, names: Mapping[str, str]) -> Imported:
-        """Take over another program's checkpoint; see `Import`.
+        """Order the ranks to load another program's checkpoint; see `Import`.
 
         Raises:
             HoldfastError: see `next_event`.
@@ -312,7 +316,7 @@ class Ranks:
         self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed, skip=self._skip))
 
     def proceed(self) -> None:
-        """Order held ranks to build the recipe, and measure the time of their start from now on."""
+        """Order held ranks to build the recipe. From now on, count the time of their start."""
         self.began = time.monotonic()
         self.send(Proceed())
 
@@ -330,7 +334,7 @@ class Ranks:
         return self.expect(Rehearsed)
 
     def observe(self, step: int, most: int) -> Observed:
-        """Train until a step and return what was observed of it; see `Observe`.
+        """Order the ranks to train until a step, and return the observations of that step; see `Observe`.
 
         Raises:
             HoldfastError: see `next_event`.
@@ -356,7 +360,7 @@ class Ranks:
         return self.expect(Evaluated)
 
     def examine(self) -> Examined:
-        """Return the state that no checkpoint has, and the step of each event such as the end of an anneal."""
+        """Return the state that no checkpoint contains, and the step of each event such as the end of an anneal."""
         self.send(Examine())
         return self.expect(Examined)
 
@@ -367,7 +371,7 @@ class Ranks:
         self.end()
 
     def finish(self, within_s: float) -> None:
-        """Order the ranks of a complete run to end. Wait until the user's code after a loop of its own has run.
+        """Order the ranks of a complete run to end. Wait until the code after the user's own loop has run.
 
         Raises:
             HoldfastError: that code raised this error.
@@ -383,7 +387,8 @@ class Ranks:
         Args:
             within_s: seconds to wait after the `End`, and again after SIGTERM.
         """
-        # Find the processes now: a process that exits loses its mark before it frees its memory and its GPU.
+        # Find the processes now, because an exiting process can't be found any more while it still frees its memory and
+        # its GPU.
         found = {*filter(leads_session, self._find_others())}
         self.send(End())
         self.close_input()

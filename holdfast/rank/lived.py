@@ -1,11 +1,11 @@
-"""The steps that ranks have trained and no commit has yet, in a file on the disk of their machine.
+"""A file with the steps that ranks have trained and that no commit contains yet, on the disk of the ranks' machine.
 
 If the ranks die, new ranks continue the run and train the same steps again, and `holdfast.attempt` compares the two
-trails. So each death proves as much as a rehearsal, without a rehearsal's cost. The file survives the death of a
-process. It isn't flushed to the disk, so it may be lost if the machine fails.
+trails. So each death of ranks is as good a check as a rehearsal, without a rehearsal's cost. The file survives the
+death of a process. It isn't flushed to the disk, so it may be lost if the machine fails.
 
-A file has the lines of the trail, each a JSON object. ``{"after": 60}`` begins a section: the lines that follow are the
-steps after step 60, as one process has trained them. Nothing here imports torch.
+The file contains the lines of the trail, each a JSON object. ``{"after": 60}`` begins a section: the lines that follow
+are the steps after step 60, trained by one process. Nothing here imports torch.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.provenance.canonical import spell_floats
 
-# The variable with the path of the file that the main rank writes; unset if it writes no file.
+# The environment variable with the path of the file that the main rank writes; unset if it writes no file.
 LIVED_VARIABLE = "HOLDFAST_LIVED"
 SUFFIX = ".steps.jsonl"
 # The size in bytes at which no further steps are written to the file.
@@ -27,7 +27,10 @@ Line = dict[str, Any]
 
 
 class LivedSteps:
-    """The file of a set of ranks, which the main rank writes. Without a path this class writes nothing."""
+    """The file with the uncommitted steps of a set of ranks, which the main rank writes.
+
+    Without a path, nothing is written.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -37,12 +40,12 @@ class LivedSteps:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Begin a section at the step whose state the ranks hold now."""
+        """Begin a section at the step whose state the ranks have now."""
         self._lines, self._after, self._saved = [], step, step
         self._append([{"after": step}])
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Add those lines of a trail that weren't added before."""
+        """Add the lines of a trail that weren't added before."""
         known = self._lines[-1]["step"] if self._lines else self._after
         new = [spell_floats(dict(line)) for line in lines if line["step"] > known]
         if new and self._path is not None:
@@ -50,7 +53,7 @@ class LivedSteps:
             self._append(new)
 
     def note_save(self, step: int) -> None:
-        """Record that a save of this step has begun. The save before it is durable now, so remove that save's steps."""
+        """Record that a save of this step has begun. The previous save is durable now, so remove that save's steps."""
         done, self._saved = self._saved, step
         self._lines = [line for line in self._lines if line["step"] > done]
         self._after, self._is_full = max(self._after, done), False
@@ -63,13 +66,14 @@ class LivedSteps:
     def _append(self, lines: Sequence[Line]) -> None:
         if self._path is None or self._is_full:
             return
-        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # costs a proof alone
+        # an error here must not end the run: it costs only a proof
+        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             self._is_full = file.tell() > MOST_BYTES
             file.write(_spell(lines))
 
 
 def open_lived() -> LivedSteps:
-    """Return the object for this rank's file; it writes nothing except in the main rank."""
+    """Return the object that writes this rank's file. In ranks other than the main rank, it writes nothing."""
     path = os.environ.get(LIVED_VARIABLE, "")
     return LivedSteps(Path(path) if path and os.environ.get("RANK", "0") == "0" else None)
 
@@ -99,7 +103,7 @@ def delete_lived(folder: Path, first: int, step: int) -> None:
 
 
 def name_lived(folder: Path, attempt: int) -> Path:
-    """Return the path of an attempt's file."""
+    """Return the path of an attempt's file of uncommitted steps."""
     return folder / f"attempt-{attempt:08d}{SUFFIX}"
 
 
@@ -108,7 +112,7 @@ def _number_of(path: Path) -> int:
 
 
 def _read_sections(path: Path) -> Iterator[tuple[int, list[Line]]]:
-    """Yield each section of a file: the step after which it begins, and those of its lines that can be read."""
+    """Yield each section of a file: the step after which it begins, and its readable lines."""
     after, lines = -1, list[Line]()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the last line may be cut short
         for text in path.read_text("utf-8").splitlines():

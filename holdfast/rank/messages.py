@@ -1,7 +1,7 @@
 """The messages between an attempt and its ranks: orders to the main rank, and events back.
 
-Each message is a frozen class. On the wire it is a line of JSON: its class name and its fields. This module doesn't
-import torch, because the attempt doesn't.
+Each message is an instance of a frozen class. On the pipe it is a line of JSON with the class name and the fields. This
+module doesn't import torch, because the attempt doesn't.
 """
 
 import json
@@ -24,7 +24,7 @@ SHOWN_LETTERS = 80
 class Message(BaseModel):
     """Base of all orders and events. The receiver ignores fields that its version doesn't know."""
 
-    # Let pydantic build each class when it is first used: building all of them would delay the start of a rank.
+    # Let pydantic build each class at its first use, because building all classes would delay the start of a rank.
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, protected_namespaces=())
 
 
@@ -32,7 +32,7 @@ class Message(BaseModel):
 
 
 class Restore(Message):
-    """Load a commit's checkpoint and pass the gate. Answered by `Restored`, `Damaged` or `Tripped`."""
+    """Load a commit's checkpoint, and check it with the gate. Answered by `Restored`, `Damaged` or `Tripped`."""
 
     commit: Commit
     gate: Gate
@@ -58,7 +58,8 @@ class Import(Message):
     Attributes:
         source: the path of the checkpoint, which each rank reads.
         step: the step from which the run continues; None for the step in the checkpoint.
-        names: new names for the source's objects and weights, by the old ones; an empty name leaves the object out.
+        names: new names for the source's objects and weights, by their old names; an empty new name excludes the
+            object.
     """
 
     source: str
@@ -86,7 +87,7 @@ class Train(Message):
     Attributes:
         stop: the last step.
         fingerprint: the fingerprint of the settings, for the checkpoint's metadata.
-        into: the URL of the folder to save in; empty for the run's own.
+        into: the URL of the folder to save in; empty for the run's own folder.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
         skip: the steps whose batches are drawn and not trained, as in the setting ``skip``.
     """
@@ -103,7 +104,8 @@ class Rehearse(Message):
 
     Attributes:
         stop: the last step.
-        fingerprint: the fingerprint of the settings, for the checkpoint that a `Stop` during the rehearsal asks for.
+        fingerprint: the fingerprint of the settings, for the metadata of a checkpoint if a `Stop` arrives during the
+            rehearsal.
         is_kept: whether the run continues in these ranks afterwards. If False, they end, always without a save.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
         skip: as in `Train`.
@@ -121,8 +123,8 @@ class Observe(Message):
 
     Attributes:
         step: the step to observe.
-        most: how many samples of the step get a gradient norm, those with the largest losses; and how many updates of
-            each step are returned, the largest ones.
+        most: how many samples get a gradient norm (the samples of the step with the largest losses), and how many
+            updates are returned for each step (the largest).
         skip: as in `Train`.
     """
 
@@ -132,7 +134,7 @@ class Observe(Message):
 
 
 class Proceed(Message):
-    """Build the recipe. It is the first order to ranks that were started ahead, which only import until then."""
+    """Build the recipe. It is the first order to ranks that were started ahead. Until then they only import torch."""
 
 
 class Save(Message):
@@ -143,8 +145,8 @@ class Stop(Message):
     """Save and end. May come at any time. Answered by `Saved` if a step was trained since the last save.
 
     Attributes:
-        within_s: seconds until the machine goes away; the ranks train on until the last moment at which a save is sure
-            to be in time. None to save right after the current step.
+        within_s: seconds until the machine is taken away. The ranks train on until the last moment at which a save is
+            sure to be in time. None to save right after the current step.
     """
 
     within_s: float | None = None
@@ -155,7 +157,10 @@ class Evaluate(Message):
 
 
 class Examine(Message):
-    """List state that no checkpoint has, and the steps at which schedules and anneals end. Answered by `Examined`."""
+    """List state that no checkpoint contains, and the steps at which schedules and anneals end.
+
+    Answered by `Examined`.
+    """
 
 
 class End(Message):
@@ -175,7 +180,7 @@ class Ready(Message):
         samples_per_step: samples of an optimizer step over all ranks.
         sample_size: the number of units in a sample.
         unit: the name of the unit, such as tokens.
-        flops_per_sample: floating-point operations of a sample; None if the recipe doesn't say.
+        flops_per_sample: floating-point operations for a sample; None if the recipe doesn't give the number.
         device: torch's name of the model's device.
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
         warnings: problems to show a person, such as a schedule that reaches a learning rate of 0 before the run's end,
@@ -202,8 +207,9 @@ class Restored(Message):
     """The ranks hold the commit's state; see `holdfast.training.Resumed` for the other fields.
 
     Attributes:
-        near: the number of parts that ranks have read from node-local copies, so that the store's weren't verified.
-        near_problem: how a node-local copy was damaged; empty if none was.
+        near: the number of files that ranks have read from node-local copies, so that the store's files weren't
+            verified.
+        near_problem: how a node-local copy was damaged; empty if no copy was damaged.
     """
 
     near: int = 0
@@ -215,14 +221,14 @@ class Restored(Message):
 
 
 class Skipped(Message):
-    """A stream is being read again from its beginning: ``done`` of ``total`` micro-batches are skipped so far."""
+    """A stream is being read again from its beginning, and ``done`` of ``total`` micro-batches are skipped so far."""
 
     done: int
     total: int
 
 
 class Begun(Message):
-    """The model has another run's weights, and its anneals continue from this offset (in steps)."""
+    """The model has another run's weights, and the anneals continue from this offset (in steps)."""
 
     anneal_offset: int
 
@@ -239,7 +245,7 @@ class Progress(Message):
     """A step is done.
 
     Attributes:
-        loss: the step's mean loss; may be NaN or infinite; None if a loop logs none.
+        loss: the step's mean loss, which may be NaN or infinite; None if the user's loop logs no loss.
         steps_per_s: the mean speed since the ranks got the order to train.
     """
 
@@ -249,7 +255,7 @@ class Progress(Message):
 
     @property
     def loss_text(self) -> str:
-        """Return the loss for a person, with two spaces after it; empty if there is none."""
+        """Return a text with the loss, followed by two spaces; empty if there is no loss."""
         return "" if self.loss is None else f"loss {self.loss:.4f}  "
 
 
@@ -298,8 +304,8 @@ class Examined(Message):
     """The facts about a recipe that `holdfast prove` reports.
 
     Attributes:
-        unregistered: the values that the recipe or the loop reaches and that no checkpoint has.
-        looked_at: how many of the user's functions, classes and objects the search has looked into.
+        unregistered: the values that the recipe or the loop can reach and that no checkpoint contains.
+        looked_at: how many of the user's functions, classes and objects the search has inspected.
         events: the step of each event by name; see `holdfast.training.list_events`.
         own_steps_per_epoch: the length of an epoch that the recipe gives; a proof may shorten epochs.
     """
@@ -325,7 +331,10 @@ class Problem(Message):
 
     @classmethod
     def of(cls, error: HoldfastError) -> Self:
-        """Return the event that carries an error. Bytes that aren't UTF-8, as in a file's name, become escapes."""
+        """Return the event that carries an error.
+
+        Bytes that aren't UTF-8, for example in a file's name, are escaped.
+        """
         record = errors.to_json(error)
         texts = {name: record[name].encode(errors="backslashreplace").decode() for name in ("message", "hint")}
         return cls(kind=record["class"], **texts, data=record["data"])
@@ -352,7 +361,7 @@ class Finished(Message):
 
 
 class Woken(Message):
-    """An event that no rank sends: `Ranks.wake` queues it to interrupt a caller that waits for an event."""
+    """An event that `Ranks.wake` queues, to interrupt a caller that waits for an event. No rank sends it."""
 
 
 Order = Proceed | Restore | Begin | Import | Keep | Train | Rehearse | Observe | Save | Stop | Evaluate | Examine | End
@@ -390,20 +399,20 @@ EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def decode_order(line: str | bytes) -> Order:
-    """Return the order that `encode_message` wrote.
+    """Return the order on a line that `encode_message` wrote.
 
     Raises:
-        RunStopped: the line is no order of this version.
+        RunStopped: the line is not an order that this version knows.
     """
     order: Order = _decode(line, ORDERS)
     return order
 
 
 def decode_event(line: str | bytes) -> Event:
-    """Return the event that `encode_message` wrote.
+    """Return the event on a line that `encode_message` wrote.
 
     Raises:
-        RunStopped: the line is no event of this version.
+        RunStopped: the line is not an event that this version knows.
     """
     event: Event = _decode(line, EVENTS)
     return event
@@ -413,7 +422,7 @@ def _decode(line: str | bytes, kinds: Mapping[str, type[BaseModel]]) -> Any:
     try:
         name, fields = json.loads(line)
         return kinds[name].model_validate(fields)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:  # pydantic's and json's are ValueErrors
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # both pydantic and json raise ValueErrors
         start = line[:SHOWN_LETTERS]
         raise RunStopped(
             f"attempt and ranks don't understand each other: {start!r}: {type(error).__name__}",

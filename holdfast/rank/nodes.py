@@ -1,4 +1,4 @@
-"""A rank among the ranks of several nodes: its number, the first cause of a failure, and the signs of life.
+"""One rank's communication with the ranks of other nodes: its number, the first cause of a failure, and heartbeats.
 
 The ranks exchange these through the key-value store that torchrun on node 0 serves at ``compute.rendezvous``.
 """
@@ -24,8 +24,8 @@ from holdfast.rank.rendezvous import find_node, split_address
 FIRST, CAUSE = "holdfast/first", "holdfast/cause"
 STORE_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.02
-# A rank writes its error to the store before its connections end. So the cause is there when other ranks lose their
-# connections.
+# A rank writes its error to the key-value store before it closes its connections. So other ranks find the cause there
+# when they lose their connections.
 CAUSE_WITHIN_S = 1.0
 
 
@@ -35,7 +35,7 @@ def name_node(compute: Compute) -> str:
 
 
 class Nodes:
-    """One rank's part in a run of several nodes. The first rank of each node also gives signs of life."""
+    """One rank's communication in a run of several nodes. The first rank of each node also sends heartbeats."""
 
     def __init__(self, compute: Compute, events: Events) -> None:
         """Set this rank's number, and begin to watch the other nodes.
@@ -44,7 +44,7 @@ class Nodes:
             events: reports a lost node. Then this process exits, because a collective with a lost node doesn't end.
 
         Raises:
-            DistError: the store can't be reached.
+            DistError: the key-value store can't be reached.
         """
         self._compute = compute
         self._is_zero = find_node(compute) == 0
@@ -77,7 +77,10 @@ class Nodes:
         os.environ["RANK"] = str((rank - int(self._store.get(FIRST))) % size)
 
     def share(self, error: HoldfastError) -> HoldfastError:
-        """Send the other nodes the error that ends this rank. Return its cause if another rank's error caused it."""
+        """Send the other nodes the error that ends this rank.
+
+        If another rank's error caused this error, return that cause.
+        """
         try:
             if not error.data.get("is_effect"):
                 self._store.set(CAUSE, encode_message(Failed.of(error)))
@@ -86,7 +89,7 @@ class Nodes:
                 cause = decode_event(self._store.get(CAUSE).decode())
                 return cause.error if isinstance(cause, Failed) else error
         except (DistError, RuntimeError):
-            pass  # no rank has sent an error of its own, or the store has ended
+            pass  # no rank has sent an error, or the key-value store has ended
         return error
 
     def leave(self) -> None:
@@ -96,10 +99,10 @@ class Nodes:
 
 
 def end_torchrun() -> None:
-    """Wait for the end of this node's other ranks, and end its torchrun. Call it if torchrun's own parent has died.
+    """Wait for the end of this node's other ranks, and end this node's torchrun. Call it if torchrun's parent has died.
 
-    torchrun would wait 300 s for the ranks of other nodes. Meanwhile it would keep the port of the rendezvous, which
-    the next attempt needs. The main rank calls this after its save, when the checkpoint of all ranks is durable.
+    Otherwise torchrun would wait 300 s for the ranks of other nodes, and would keep the rendezvous's port, which the
+    next attempt needs. The main rank calls this after its save, when the checkpoint of all ranks is durable.
     """
     others = [beat.pid for beat in heartbeats.read_beats().values() if beat.pid != os.getpid()]
     while any(map(is_running, others)):

@@ -22,7 +22,7 @@ from holdfast.training import Training
 
 
 class SaveFailed(enum.Enum):
-    """A mark in the queue of orders, which says that the save in progress has failed."""
+    """A marker in the queue of orders: the save in progress has failed."""
 
     MARK = enum.auto()
 
@@ -31,21 +31,21 @@ class Orders:
     """The orders for all ranks, as an iterator. A `Save` or a `Stop` isn't queued, but takes effect at the next step.
 
     The iteration ends at an `End`, at a `Stop` without a deadline, on SIGTERM, when standard input ends, and at a line
-    that is no order; see `check`.
+    that is not an order; see `check`.
     """
 
     def __init__(self, training: Training, report: Callable[[Saved], None]) -> None:
         """
         Args:
-            report: called in another thread with each checkpoint, once it is durable.
+            report: a function that is called in another thread with each checkpoint, once the checkpoint is durable.
         """
         self._training = training
         self._report = report
         self._agreement = Agreement() if training.accelerator.num_processes > 1 else None
         self._agreed = Wish.NOTHING
         self._queue: queue.SimpleQueue[Order | SaveFailed | None] = queue.SimpleQueue()
-        self._failure: Exception | None = None  # the error of the thread that reads orders
-        self.is_ended = False  # whether the attempt ended the ranks, rather than a signal or another node
+        self._failure: Exception | None = None  # the error in the thread that reads orders
+        self.is_ended = False  # whether the attempt, not a signal or another node, ended the ranks
         self.is_orphaned = False  # whether the attempt's process has ended before it ended the ranks
         self._stop_at = math.inf  # when to stop, on the clock of time.monotonic()
         self._saving = threading.Event()
@@ -55,7 +55,7 @@ class Orders:
         self._slowing = Slowing()
         self._is_saving = False  # whether a save was in progress when the present step began
         signal.signal(signal.SIGTERM, self._obey_signal)
-        # A scheduler may send other signals than SIGTERM to every process of a job. STACKS_SIGNAL is left out, because
+        # A scheduler may send other signals than SIGTERM to every process of a job. STACKS_SIGNAL is excluded, because
         # it makes faulthandler write the stacks of a rank that hangs.
         take_like_sigterm(self._obey_signal, but=heartbeats.STACKS_SIGNAL)
         # Ctrl-C reaches ranks that another launcher has started. scancel --signal=INT reaches every process of a job.
@@ -65,7 +65,8 @@ class Orders:
             threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        # Not sys.stdin: this thread would hold its lock, and Python aborts at exit if it can't get that lock.
+        # Don't read sys.stdin: this thread would hold its lock, and Python aborts at exit if it can't acquire that
+        # lock.
         order: Order | None = None
         try:
             with open(0, "rb", buffering=0, closefd=False) as lines:
@@ -97,7 +98,7 @@ class Orders:
         self._queue.put(None)
 
     def is_stopping(self) -> bool:
-        """Return whether to stop training after this pause, or this last step; all ranks get the same answer."""
+        """Return whether to stop training after this pause, or after the last step; all ranks get the same answer."""
         if self._agreement is None or self._agreed is Wish.NOTHING:
             self._agreed = self._ask_all()
         agreed, self._agreed = self._agreed, Wish.NOTHING
@@ -106,8 +107,8 @@ class Orders:
     def is_pausing(self) -> bool:
         """Return whether to pause training here, to save or to stop; all ranks get the same answer.
 
-        With several ranks the answer may be that of the last call; see `Agreement`. Call it between all steps, because
-        it measures the length of steps by the time between two calls.
+        With several ranks the answer may be delayed by one call; see `Agreement`. Call this between all steps, because
+        the time between two calls is the measured length of a step.
 
         Raises:
             StoreError: the save in progress has failed.
@@ -123,7 +124,7 @@ class Orders:
         return self._agreed > Wish.NOTHING
 
     def note_wait(self) -> None:
-        """Exclude the wait before the next step from the measured steps."""
+        """Exclude the wait before the next step from the measured length of steps."""
         self._last_pause = math.inf
 
     def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
@@ -144,10 +145,11 @@ class Orders:
             self._report(saved)
 
         save(is_urgent=is_urgent, then=note, slow_s=self._slowing.take_s())
-        # After a run's last chunk no step follows that would notice a failed save. So a failure puts a mark into the
-        # queue, which ends the wait for an order.
+        # After a run's last chunk no step follows that would notice a failed save. So a failed save puts a marker into
+        # the queue, which ends the wait for an order.
         self._training.saver.on_failure(lambda: self._queue.put(SaveFailed.MARK))
-        self._last_pause = math.inf  # not a step's duration: the time until the next call includes the save
+        # don't measure the next step, because the time until the next call includes the save
+        self._last_pause = math.inf
 
     def _is_last_moment(self) -> bool:
         if math.isinf(self._stop_at):

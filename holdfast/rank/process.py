@@ -1,4 +1,4 @@
-"""The process of one rank, or of the launcher of several (torchrun or Ray): its command, environment and start."""
+"""The process of a single rank, or of the launcher (torchrun or Ray) of several: its command, environment and start."""
 
 import importlib.util
 import os
@@ -17,12 +17,13 @@ from holdfast.rank import rendezvous
 from holdfast.terminal.distribution import spell_install
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
-# The variable with the number of the commit that the attempt will probably restore; 0 for none.
+# The environment variable with the number of the commit that the attempt will probably restore; 0 for no commit.
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
 # The module that starts the ranks of an attempt on a Ray cluster; its docstring says how.
 RAY_MODULE = "holdfast.rank.ray"
-# The variables in which torchrun, accelerate, MPI and Slurm tell a process its rank. A training operator sets them in a
-# pod, too. A rank must not inherit them: it would wait for processes that never come, or train in another precision.
+# The environment variables in which torchrun, accelerate, MPI and Slurm tell a process its rank. In a pod, a training
+# operator sets them, too. A rank must not inherit them, because it would wait for processes that don't exist, or train
+# in another precision.
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",
@@ -31,7 +32,7 @@ LAUNCHER_VARIABLES = (
 
 
 class Process(Protocol):
-    """The part of `subprocess.Popen` that `Ranks` uses, with two pipes of text."""
+    """The part of the interface of `subprocess.Popen` that `Ranks` uses, with two text pipes."""
 
     stdin: IO[str]
     stdout: IO[str]
@@ -49,7 +50,7 @@ class Spawn(Protocol):
 
     Args:
         command: the program and its arguments.
-        environment: all of the process's variables.
+        environment: all environment variables of the process.
         log: the open file for the process's standard error.
     """
 
@@ -68,14 +69,14 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
         bufsize=1,
         start_new_session=True,
     )
-    return cast(Process, process)  # Popen's type lets the pipes be None; here they never are
+    return cast(Process, process)  # Popen's type allows None for the pipes, but here they are set
 
 
 def make_command(config: RunConfig) -> list[str]:
-    """Return the command that starts the ranks: directly if there is one, else through torchrun or on Ray.
+    """Return the command that starts the ranks: a single rank directly, several ranks through torchrun or on Ray.
 
     Raises:
-        ConfigError, NodesMissing: several nodes can't meet; see `holdfast.rank.rendezvous`.
+        ConfigError, NodesMissing: several nodes can't connect; see `holdfast.rank.rendezvous`.
         ConfigError: Ray isn't installed.
     """
     if config.compute.has_ray:
@@ -101,7 +102,7 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
     Args:
         commit: the number of the commit that the attempt will probably restore; 0 for none.
     """
-    # The ranks import the recipe, so they search the same folders for modules as the attempt.
+    # The ranks import the recipe, so they need the attempt's search path for modules.
     paths = [str(Path(path).absolute()) for path in sys.path]
     kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
     return {
@@ -110,7 +111,7 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
         **determinism.preamble(config.determinism),
         **rendezvous.make_variables(config.compute),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
-        "PYTHONUTF8": "1",  # a recipe's open() reads the same text on every machine, whatever the locale
+        "PYTHONUTF8": "1",  # so that a recipe's open() decodes text equally on every machine, whatever the locale
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         CONFIG_VARIABLE: config.model_dump_json(),
         COMMIT_VARIABLE: str(commit),
@@ -118,5 +119,5 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
 
 
 def read_environment() -> tuple[RunConfig, int]:
-    """Return the configuration and the number of the commit that `make_environment` has set for this rank."""
+    """Return the configuration and the commit's number that `make_environment` has set for this rank."""
     return RunConfig.model_validate_json(os.environ[CONFIG_VARIABLE]), int(os.environ.get(COMMIT_VARIABLE, "0"))

@@ -24,7 +24,8 @@ from holdfast.training.built import describe_built
 class CodeRecord:
     """The record of one rank's code.
 
-    Each module is hashed only once, as soon as it is found, because its file may be edited while the run trains.
+    Each module's file is hashed once, as soon as the module is found, because the file may be edited while the run
+    trains.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class CodeRecord:
     ) -> None:
         """
         Args:
-            training: a training that has just been built, at step 0.
+            training: a training (model, data, optimizer) that has just been built, at step 0.
             before: the names of the modules that were loaded before the recipe.
             opened: the files that were opened while the recipe was built.
             recorded: the ``environment`` of the checkpoint that the run continues from. The modules and packages named
@@ -105,7 +106,7 @@ class CodeRecord:
         self._packages |= find_packages(found)
 
     def _note_recorded(self, folder: Path) -> None:
-        """Add the modules and packages that the checkpoint has on record and that the recipe hasn't imported yet."""
+        """Add the modules and packages that the checkpoint's record names and that the recipe hasn't imported yet."""
         for name in self._recorded.get("sources", {}).keys() - self._sources.keys():
             if (found := read_source(name, folder)) is not None:
                 self._add(name, found[0], is_python=found[1])
@@ -121,7 +122,7 @@ class CodeRecord:
 
 
 def read_recorded(config: RunConfig, number: int) -> dict[str, Any]:
-    """Return a commit's ``environment``, its machine and code; empty if there is no commit, or it has no record.
+    """Return a commit's ``environment`` (its machine and code); empty if there is no commit, or no such record.
 
     Args:
         number: the commit's number; 0 for none.
@@ -132,7 +133,7 @@ def read_recorded(config: RunConfig, number: int) -> dict[str, Any]:
     try:
         metadata = read_metadata(journal.store, journal.read_commit(number).path)
     except (RecordDamaged, NameMissing):
-        return {}  # the resume will read the same records and report what is wrong with them
+        return {}  # ignore damage here, because the resume reads the same records and reports their damage
     return metadata.environment if metadata else {}
 
 

@@ -1,7 +1,7 @@
-"""The meeting of several nodes at torchrun's c10d rendezvous, seen from the command on each node; imports no torch.
+"""The connection of several nodes through torchrun's c10d rendezvous, for the command on each node; imports no torch.
 
 torchrun on node 0 serves the rendezvous at ``compute.rendezvous``, and torchrun on every other node connects to it.
-torchrun numbers the nodes by their addresses. So the ranks are renumbered later, to begin with node 0; see
+torchrun numbers the nodes by their addresses. So the ranks are renumbered later, so that rank 0 is on node 0; see
 `holdfast.rank.nodes`.
 """
 
@@ -18,25 +18,26 @@ from holdfast.errors import ConfigError, HoldfastError, NodesMissing
 from holdfast.terminal import counted, spell_s
 
 NODE_VARIABLE = "HOLDFAST_NODE"
-# The variables that may have this node's number: set by a person, by Slurm's srun, or by an indexed Kubernetes Job.
+# The environment variables that may contain this node's number. A person, Slurm's srun or an indexed Kubernetes Job
+# sets them.
 NODE_VARIABLES = (NODE_VARIABLE, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 RAY_ADDRESS_VARIABLE = "RAY_ADDRESS"
-# The variable with the network interface for gloo. By default gloo binds the address of the machine's name, which other
-# machines often can't reach.
+# The environment variable with the network interface for gloo. By default gloo binds the address of the machine's host
+# name, which other machines often can't reach.
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-# The request for an interface's address, and the place of the address in the answer. Source: netdevice(7).
+# The ioctl request for an interface's address, and the offsets of the address in the answer. Source: netdevice(7).
 SIOCGIFADDR, ADDRESS = 0x8915, slice(20, 24)
-LAST_CALL_S = 30  # torchrun's default for how long more nodes may join once the least number has joined
-READ_WITHIN_S = 60  # torchrun's default for one answer of the rendezvous, and for the first connection
+LAST_CALL_S = 30  # torchrun's default: how long more nodes may join after the smallest number has joined
+READ_WITHIN_S = 60  # torchrun's default timeout for one answer of the rendezvous, and for the first connection
 # The exceptions of torchrun to look for in the ranks' log.
 PORT_TAKEN, TOO_FEW, NOT_REACHED = "EADDRINUSE", "RendezvousTimeoutError", "RendezvousConnectionError"
 
 
 def find_node(compute: Compute, environ: Mapping[str, str] = os.environ) -> int:
-    """Return this node's number, counted from 0. Node 0 has the attempt; all other nodes only have ranks.
+    """Return this node's number, counted from 0. Node 0 runs the attempt; all other nodes only run ranks.
 
     Raises:
-        ConfigError: there are several nodes, and no variable has this node's number.
+        ConfigError: there are several nodes, and no environment variable contains this node's number.
     """
     if not compute.has_nodes:
         return 0
@@ -58,17 +59,17 @@ def split_address(compute: Compute) -> tuple[str, int]:
 
 
 def find_address(compute: Compute) -> str:
-    """Return the address of this machine from which it reaches the rendezvous.
+    """Return the address of this machine on the network of the rendezvous.
 
     Raises:
         NodesMissing: the host of the rendezvous has no address yet, or no route leads to it.
-        ConfigError: the host's address can only be reached from this machine.
+        ConfigError: the host of the rendezvous has a loopback address, which other machines can't reach.
     """
     host, port = split_address(compute)
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(address)  # connecting a UDP socket sends nothing, but chooses the route
+            probe.connect(address)  # connecting a UDP socket sends no packet, but chooses the local address
             own = str(probe.getsockname()[0])
     except OSError as error:
         raise NodesMissing(
@@ -92,7 +93,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_interface(address: str) -> str | None:
-    """Return the name of the network interface that has this IPv4 address; None if none is found."""
+    """Return the name of the network interface that has this IPv4 address; None if no interface has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as request:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
@@ -128,7 +129,7 @@ def make_torchrun_arguments(config: RunConfig) -> list[str]:
 def make_variables(compute: Compute) -> dict[str, str]:
     """Return the environment variables of a rank of several nodes: its node's number, and gloo's interface.
 
-    The interface isn't set for ranks that another launcher has started: that launcher chooses it.
+    For ranks that another launcher has started, the interface isn't set, because that launcher chooses it.
     """
     if not compute.has_nodes:
         return {}
@@ -170,7 +171,7 @@ def _make_too_few_error(compute: Compute) -> NodesMissing:
 
 
 def explain_end(text: str, compute: Compute) -> HoldfastError | None:
-    """Return the error for ranks that never started because the nodes didn't meet; None if the log shows no such error.
+    """Return the error for nodes that couldn't connect, so that no rank started; None if the log shows no such error.
 
     Args:
         text: the log of torchrun and the ranks.

@@ -83,7 +83,8 @@ from holdfast.training import (
     steps,
 )
 
-# The phase of the rank's heartbeat while it executes an order. Each step of a `Train` begins a phase of its own.
+# The phase of the rank's heartbeat while it executes an order. In addition, each step of a `Train` begins its own
+# phase.
 PHASES: dict[type, Phase] = {
     Proceed: Phase.WAITING,
     Restore: Phase.RESTORING,
@@ -101,7 +102,7 @@ PHASES: dict[type, Phase] = {
 def serve(
     training: Training, events: Events, record: CodeRecord | None, survivor: Survivor
 ) -> Generator[None, None, None]:
-    """Report the built training, then execute orders until an order to end or stop. Yield before each step to train."""
+    """Report the built training, then execute orders until an order to end or stop. Yield before each training step."""
     orders = Orders(training, events.send)
     ready = describe_training(training, record)
     if training.config.compute.has_nodes:
@@ -111,18 +112,19 @@ def serve(
         yield from obey(training, orders, events, record, ready.environment, survivor)
         orders.check()
     except BaseException:
-        # The save in progress may take long. Until it ends, the other ranks may wait for this rank: tell them.
+        # The save in progress may take long. Tell the other ranks of the error first, because they may wait for this
+        # rank.
         heartbeats.stand(RankStanding.LEAVING)
         raise
     finally:
         if training.saver.between is not None:
-            with contextlib.suppress(Exception):  # no other save depends on this one
+            with contextlib.suppress(Exception):  # no other save depends on this save
                 training.saver.between.wait()
         training.saver.wait()
     if orders.is_orphaned and training.config.compute.has_rendezvous and training.accelerator.is_main_process:
         end_torchrun()
     if training.config.compute.has_rendezvous and not orders.is_ended:
-        # Without this error torchrun would let all nodes meet again, and wait for a node that was told to end.
+        # Without this error torchrun would restart the ranks of all nodes, and wait for a node that was told to end.
         events.send(Failed.of(RankDied("the ranks have stopped: a node has joined, or was told to end")))
 
 
@@ -134,7 +136,7 @@ def obey(
     ran_on: dict[str, Any],
     survivor: Survivor,
 ) -> Generator[None, None, None]:
-    """Execute the orders in turn. Yield before each step to train.
+    """Execute the orders in turn. Yield before each training step.
 
     Args:
         record: the record of code and files of a node's first rank; None in the other ranks.
@@ -153,7 +155,7 @@ def obey(
             set_skipped(training, order.skip)
         match order:
             case Proceed():
-                pass  # this order only ends the wait before the recipe is built
+                pass  # nothing to do: this order only ends the wait before the recipe is built
             case Restore():
                 restore_commit(training, folder, order, events)
                 survivor.lived.restart(training.progress.step)
@@ -192,7 +194,9 @@ def train_and_save(
     ran_on: dict[str, Any],
     survivor: Survivor,
 ) -> Generator[None, None, bool]:
-    """Train until the order's last step; begin a save there and wherever a `Save` or a `Stop` asks for one.
+    """Train until the order's last step.
+
+    Begin a save there, and at each step at which a `Save` or a `Stop` asks for a save.
 
     Yield before each step, as `holdfast.training.steps` does.
 
@@ -240,7 +244,7 @@ def train_and_save(
 
 
 def is_due_between(training: Training) -> bool:
-    """Return whether to save into the near folder alone now, between two commits."""
+    """Return whether to save now, between two commits, into the node's near folder alone."""
     every = training.config.near.every_steps if training.saver.between is not None else 0
     return bool(every) and training.progress.step % every == 0 and training.record.has_new_steps
 
@@ -265,7 +269,7 @@ def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events
 
 
 def observe(training: Training, order: Observe, events: Events) -> Generator[None, None, None]:
-    """Train until the order's step, and report what was observed of that step. Yield before each step."""
+    """Train until the order's step, and report the observations of that step. Yield before each step."""
     observer = StepObserver(training, order.step, order.most)
     first = training.progress.step
     with observer.watching():
@@ -278,7 +282,7 @@ def observe(training: Training, order: Observe, events: Events) -> Generator[Non
 
 
 def spell_lines(training: Training, after: int) -> list[dict[str, Any]]:
-    """Return the trail of the steps after a step, since the last save, as events carry it."""
+    """Return the trail since the last save, for the steps after ``step``, in the form for events."""
     return [spell_floats(line) for line in read_lines(training) if line["step"] > after]
 
 
@@ -320,7 +324,7 @@ def report_examination(training: Training, events: Events) -> None:
 
 
 def restore_commit(training: Training, folder: Store, order: Restore, events: Events) -> None:
-    """Load a commit's state, pass it through the gate and report `Restored`, `Damaged` or `Tripped`."""
+    """Load a commit's state, check it with the gate, and report `Restored`, `Damaged` or `Tripped`."""
     near = NearReader(training.saver.near, order.commit) if training.saver.near else None
     loaded = _load_checkpoint(training, folder, order.commit, events, near)
     if loaded is None:
@@ -343,7 +347,7 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
 
 
 def _describe_near(training: Training, near: NearReader | None) -> dict[str, Any]:
-    """Return the fields of `Restored` about parts that were read from node-local copies. All ranks call it together."""
+    """Return the fields of `Restored` about files that were read from node-local copies. All ranks call it together."""
     if near is None:
         return {}
     found = training.ranks.gather((len(near.taken), near.problem))
@@ -354,7 +358,10 @@ def _describe_near(training: Training, near: NearReader | None) -> dict[str, Any
 
 
 def _name_rank(problems: list[Tripped | None]) -> Tripped:
-    """Return the problem of the first rank that has a problem. The message names the rank unless all ranks have one."""
+    """Return the problem of the first rank that has a problem.
+
+    The text names the rank, unless all ranks have problems.
+    """
     rank, problem = next((rank, each) for rank, each in enumerate(problems) if each)
     return problem if all(problems) else problem.model_copy(update={"message": f"rank {rank}: {problem.message}"})
 
@@ -367,7 +374,8 @@ def _load_checkpoint(
     If any rank finds damage, report it and return None on all ranks.
 
     Args:
-        near: reads this node's local copies, which are tried before the store; None if the run has no near folder.
+        near: the reader of this node's local copies, which are tried before the store; None if the run has no near
+            folder.
     """
     loaded, problem = None, None
     try:
@@ -384,7 +392,7 @@ def _load_checkpoint(
         else:
             payload = checkpoint.read_payload(folder, commit, training.saver.buffers, near)
         metadata = checkpoint.read_metadata(folder, commit.path)
-        if metadata is None:  # deleted since the payload was read
+        if metadata is None:  # the checkpoint was deleted after its payload was read
             raise CheckpointDamaged(f"{commit.path} has no metadata any more")
         loaded = payload, metadata
     except CheckpointDamaged as error:
@@ -415,7 +423,7 @@ def main() -> int:
     """Run one rank to its end. Return its exit code, which is 0 if an order ended the rank."""
     events = Events()
     wait_to_proceed()
-    faulthandler.enable(file=2)  # a crash in native code writes its stack into the log
+    faulthandler.enable(file=2)  # so that a crash in native code writes its stack into the log
     config, commit = read_environment()
     built: list[Training] = []
     nodes: Nodes | None = None
@@ -430,7 +438,7 @@ def main() -> int:
         is_first = training.accelerator.is_local_main_process
         record = CodeRecord(training, before, files, read_recorded(config, commit)) if is_first else None
         training.record.note_lines = survivor.lived.add
-        gc.freeze()  # excludes all built objects from collections, each of which would stall a step by 0.2 s
+        gc.freeze()  # excludes all existing objects from garbage collections, each of which would stall a step by 0.2 s
         gc.enable()
         return serve(training, events, record, survivor)
 
@@ -452,7 +460,8 @@ def main() -> int:
             heartbeats.stand(RankStanding.REFUSED)
             traceback.print_exc()
         elif isinstance(failed, RankDied):
-            print(failed, file=sys.stderr)  # a traceback here would bury the traceback of the rank that died
+            # raise nothing, because a traceback here would hide the traceback of the rank that died
+            print(failed, file=sys.stderr)
             survivor.save()
         else:
             traceback.print_exc()

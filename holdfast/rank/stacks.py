@@ -1,4 +1,4 @@
-"""The Python stacks of ranks that still answer: at a signal each rank writes its stack into the ranks' log."""
+"""The Python stacks of ranks: at a signal, each rank that still reacts writes its stack into the ranks' log."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
     """Make processes write their stacks into the log, one after the other, each below its title.
 
     Args:
-        titles: what to write above each process's stack, by process id.
+        titles: the line to write above each process's stack, by process id.
 
     Returns:
         For each process, by process id, the line of the user's code that it executes, as ``file:line``. The line is
@@ -42,9 +42,10 @@ def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
 
 
 def find_user_line(lines: Sequence[str]) -> str:
-    """Return the innermost line of the user's own code in the stacks that faulthandler wrote, as ``file:line``.
+    """Return the innermost line of the user's code in the stacks that faulthandler wrote, as ``file:line``.
 
-    The current thread is searched first, then the other threads from the oldest on. Empty if no thread has such a line.
+    Search the current thread first, then the other threads, oldest first. Return an empty text if no thread has such a
+    line.
     """
     threads: list[list[str]] = [[]]
     for line in lines:
@@ -68,7 +69,10 @@ def _append(log: Path, text: str) -> int:
 
 
 def _read_settled(log: Path, begins: int) -> str:
-    """Wait until nothing was added to the log for `SETTLED_S`. Return the log's text from the byte ``begins`` on."""
+    """Wait until nothing has been added to the log for `SETTLED_S`.
+
+    Return the log's text from the byte ``begins`` on.
+    """
     deadline, size, settled_at = time.monotonic() + ANSWERS_WITHIN_S, begins, 0.0
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

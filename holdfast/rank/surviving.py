@@ -1,7 +1,7 @@
 """Saving after the loss of a rank: one of the surviving ranks saves the last completed step before all of them end.
 
-The ranks can't communicate any more, so their numbers decide who saves: a rank waits for all lower ranks that live and
-may still save. The next attempt finds the checkpoint on the store and adopts it.
+The ranks can't communicate any more, so their numbers decide which rank saves: a rank waits for all lower ranks that
+are alive and may still save. The next attempt finds the checkpoint on the store and adopts it.
 """
 
 import os
@@ -18,8 +18,8 @@ from holdfast.store import Store
 from holdfast.training import Training, go_back, save_alone
 
 LOOK_EVERY_S = 0.02
-# The longest wait for a lower rank that hasn't noticed the loss, because that rank itself waits for a rank that still
-# lives. After this time a higher rank saves in its place.
+# The longest wait for a lower rank that hasn't noticed the loss, because it waits for a rank that is still alive. After
+# this time a higher rank saves in place of the lower rank.
 NOTICES_WITHIN_S = 3.0
 
 
@@ -38,11 +38,11 @@ class RankChunk(NamedTuple):
 
 
 class Survivor:
-    """Saves this rank's state if another rank is lost.
+    """Saves this rank's state after another rank was lost.
 
     Attributes:
         chunk: the chunk to save; None if no chunk is being trained, or if no rank could save it alone.
-        lived: the file of the steps that no commit has yet, for the case that this rank itself is lost.
+        lived: the file of the steps that no commit contains yet, for the case that this rank itself is lost.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,10 @@ class Survivor:
         self.lived = open_lived()
 
     def save(self) -> None:
-        """Save the last completed step, if it is this rank's turn and this rank is sure of it. Raise no error."""
+        """Save the last completed step, if it is this rank's turn and its state is certainly complete.
+
+        Raise no error.
+        """
         if self.chunk is None:
             return
         training, folder, fingerprint, environment, began = self.chunk
@@ -69,7 +72,7 @@ class Survivor:
 
 
 def await_turn(rank: int) -> bool:
-    """Wait until no lower rank can save any more. Return whether this rank has to save.
+    """Wait until no lower rank can save the state any more. Return whether this rank has to save it.
 
     Return False if another rank has saved, or has refused to save. A rank refuses if an error of its own has ended it,
     because that error may mean that the last step must not be saved.

@@ -11,7 +11,7 @@ from holdfast.rank.process import read_environment
 
 def main() -> int:
     """Run an attempt's ranks on Ray until they end. Return the exit code, which is 0 if an order ended them."""
-    events = Events()  # from here on all output, also Ray's, goes to the log
+    events = Events()  # from here on all output, including Ray's, goes to the log
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 
     from holdfast.rank.ray.relaying import relay_ranks
@@ -29,4 +29,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # Ray's own shutdown takes a second, and does no more than the end of this process
+    os._exit(code)  # exit without Ray's own shutdown, which takes a second and has no further effect

@@ -18,9 +18,10 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Failed, decode_order, encode_message
 from holdfast.rank.rendezvous import NODE_VARIABLE
 
-# The longest wait for events. It is longer than `LOOK_EVERY_S`, so that the watch looks at the ranks in each wait.
+# The longest wait for events. It is longer than `LOOK_EVERY_S`, so that the watch checks the ranks' heartbeats during
+# each wait.
 TAKE_WITHIN_S = 2.5
-LOG_BYTES = 1 << 16  # the most bytes of the log in one answer
+LOG_BYTES = 1 << 16  # the largest number of the log's bytes in one answer
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Host:
     """The machine of a carrier.
 
     Attributes:
-        name: the machine's name, for people.
+        name: the machine's name, for messages.
         address: the machine's IP address, as the cluster knows it.
         node_id: the machine's id in the cluster.
         port: a free port on the machine.
@@ -68,8 +69,8 @@ class Taken:
     """The events and the log of a node's ranks since the last answer.
 
     Attributes:
-        events: lines of JSON, as `holdfast.rank.messages.encode_message` writes them. If the ranks have ended, the last
-            event is a `Failed`, even if an order ended them.
+        events: lines of JSON that `holdfast.rank.messages.encode_message` has written. If the ranks have ended, the
+            last event is a `Failed`, even if an order ended the ranks.
         log: the bytes that the ranks have added to their log.
         is_over: whether the ranks have ended.
     """
@@ -80,7 +81,7 @@ class Taken:
 
 
 class Carrier:
-    """One node's ranks. `holdfast.rank.ray.relaying` calls its methods from the attempt's machine, several at once."""
+    """One node's ranks. `holdfast.rank.ray.relaying` calls its methods from the attempt's machine, concurrently."""
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
@@ -96,12 +97,12 @@ class Carrier:
         return Host(socket.gethostname(), ray.util.get_node_ip_address(), node_id, port, holdfast.__version__)
 
     def start(self, start: Start) -> None:
-        """Start this node's ranks in the attempt's working directory, if this machine has it. `take` reports errors."""
+        """Start this node's ranks, in the attempt's working directory if this machine has it. `take` reports errors."""
         config = RunConfig.model_validate_json(start.config)
         os.environ[NODE_VARIABLE] = str(start.node)
         with contextlib.suppress(OSError):
             os.chdir(start.folder)
-        own = Path(ray.__file__).parent  # Ray's own copies of packages are for Ray alone
+        own = Path(ray.__file__).parent  # exclude Ray's own copies of packages
         sys.path[:] = [*start.paths, *(path for path in sys.path if not Path(path).is_relative_to(own))]
         self._log_path = Path(config.log.folder) / config.run / f"node-{start.node:04d}.log"
         self._read_to = self._log_path.stat().st_size if self._log_path.exists() else 0
@@ -157,5 +158,5 @@ class Carrier:
 
 
 def is_silence(error: HoldfastError) -> bool:
-    """Return whether an error only says that the ranks have reported nothing for a while."""
+    """Return whether an error only means that the ranks have reported nothing for a while."""
     return isinstance(error, RankDied) and not isinstance(error, RankHung) and bool(error.data.get("is_silent"))

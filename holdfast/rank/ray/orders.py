@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class OrderLines:
-    """The lines of standard input, which are kept until `follow` sets the function that takes them.
+    """The lines of standard input, which are kept until `follow` sets the function that handles them.
 
     Attributes:
         has_ended: whether the input has ended, because the attempt doesn't need its ranks any more or has died.

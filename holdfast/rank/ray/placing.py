@@ -19,8 +19,8 @@ from holdfast.terminal import counted, spell_s
 
 REACHED_WITHIN_S = 5.0
 LOOK_EVERY_S = 1.0
-# The longest wait for room on fewer nodes than the largest number. Ray reserves bundles in milliseconds, or in a second
-# on a busy cluster.
+# The longest wait for a placement group with fewer than the largest number of nodes. Ray reserves bundles in
+# milliseconds, or in a second on a busy cluster.
 RESERVED_WITHIN_S = 5.0
 SHOWN_LETTERS = 300
 
@@ -34,7 +34,8 @@ class Placement:
     Attributes:
         bundle: the resources that are reserved on each node.
         count: the number of reserved nodes.
-        known: the ids of all nodes of the cluster that had the resources of a bundle at that time, in use or not.
+        known: the ids of all nodes of the cluster that had a bundle's resources at the reservation, whether in use or
+            free.
     """
 
     group: PlacementGroup
@@ -86,14 +87,14 @@ def make_bundle(compute: Compute) -> Bundle:
 def reserve_nodes(compute: Compute, is_wanted: Callable[[], bool]) -> Placement:
     """Reserve the run's nodes. Wait up to ``compute.wait_s`` seconds until the cluster has room.
 
-    With a range of nodes, ask for the largest number first. Ask for fewer nodes after the time for which torchrun's
-    rendezvous would wait for more.
+    If the number of nodes is a range, ask for the largest number first. After the time for which torchrun's rendezvous
+    would wait for more nodes, ask for fewer.
 
     Args:
-        is_wanted: returns whether the attempt still needs the ranks.
+        is_wanted: a function that returns whether the attempt still needs the ranks.
 
     Raises:
-        NodesMissing: the cluster has no room for the least number of nodes in time.
+        NodesMissing: the cluster has no room in time for the smallest allowed number of nodes.
         RunStopped: the attempt doesn't need the ranks any more.
     """
     bundle = make_bundle(compute)
@@ -110,7 +111,7 @@ def reserve_nodes(compute: Compute, is_wanted: Callable[[], bool]) -> Placement:
 
 
 def _reserve(bundle: Bundle, count: int, until: float, is_wanted: Callable[[], bool]) -> PlacementGroup | None:
-    """Reserve a placement group on ``count`` nodes, and return it; None if it has no room by the time ``until``."""
+    """Reserve and return a placement group on ``count`` nodes; None if the cluster has no room by ``until``."""
     group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
     while not group.wait(LOOK_EVERY_S):
         if not is_wanted():
@@ -122,7 +123,7 @@ def _reserve(bundle: Bundle, count: int, until: float, is_wanted: Callable[[], b
 
 
 def list_nodes(bundle: Bundle) -> frozenset[str]:
-    """Return the ids of the cluster's nodes that have a bundle's resources, in use or not."""
+    """Return the ids of the cluster's nodes that have a bundle's resources, whether in use or free."""
     return frozenset(name for name, node in list_alive().items() if _fits(node, bundle))
 
 
@@ -136,7 +137,7 @@ def _fits(node: dict[str, Any], bundle: Bundle) -> bool:
 
 
 def _make_no_room_error(compute: Compute, bundle: Bundle) -> NodesMissing:
-    """Return the error for a cluster without room for the least number of nodes."""
+    """Return the error for a cluster without room for the smallest allowed number of nodes."""
     least, _ = compute.node_range
     nodes = list_alive().values()
     found = "; ".join(f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes)
@@ -149,7 +150,7 @@ def _make_no_room_error(compute: Compute, bundle: Bundle) -> NodesMissing:
 
 
 def _describe_resources(resources: Bundle) -> str:
-    """Return CPUs and GPUs for a person: ``8 CPUs and 1 GPU``."""
+    """Return a text for numbers of CPUs and GPUs, such as ``8 CPUs and 1 GPU``."""
     return " and ".join(counted(int(resources.get(name, 0)), name) for name in ("CPU", "GPU") if name in resources) or (
         "neither CPU nor GPU"
     )

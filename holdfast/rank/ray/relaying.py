@@ -28,14 +28,15 @@ from holdfast.rank.ray.carrying import Carrier, Host, Start, Taken
 from holdfast.rank.ray.orders import OrderLines
 from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, list_alive, list_nodes, reserve_nodes
 
-# The longest wait for the carriers. A carrier's process starts in 5 s on a busy machine, but takes minutes to load a
-# working directory.
+# The longest wait for the start of the carriers. A carrier's process starts in 5 s on a busy machine, but may take
+# minutes to load a working directory.
 STARTS_WITHIN_S = 300.0
 ENDS_WITHIN_S = 4.0
 LOOK_FOR_NODES_EVERY_S = 5.0
-# By default a Ray worker kills its child processes when it ends. The ranks have to live on, because orphans save first.
+# By default a Ray worker kills its child processes when it ends. Turn that off, because the ranks have to save before
+# they end.
 ORPHANS_LIVE = {"RAY_kill_child_processes_on_worker_exit": "0"}
-# The number of a carrier's methods that may run at once: `take` waits for events while others are called.
+# How many methods of a carrier may run at once: `take` waits for events while other methods are called.
 CALLS_AT_A_TIME = 4
 
 
@@ -51,7 +52,7 @@ def relay_ranks(config: RunConfig, commit: int, patience: float, events: Events)
     """
     orders = OrderLines()
     connect()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of Ray's handler: while no ranks run, end at once
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # replace Ray's handler: while no ranks run, end at once
     placement = reserve_nodes(config.compute, lambda: not orders.has_ended)
     relay = Relay(config, placement, events)
     signal.signal(signal.SIGTERM, lambda *_: relay.stop())
@@ -68,7 +69,7 @@ class Failure:
     """The end of one node's ranks.
 
     Attributes:
-        is_loss: whether Ray has lost the node; False if this error has ended the node's ranks.
+        is_loss: whether Ray has lost the node; False if the node's ranks have ended with an error.
     """
 
     error: HoldfastError
@@ -166,7 +167,8 @@ class Relay:
 
     def stop(self) -> None:
         """Order the ranks to save and end, as torchrun does at SIGTERM. A second call ends them at once."""
-        self._is_told, self._is_stopped = True, self._has_closed  # a signal calls this, so leave the work to `run`
+        # a signal handler calls this, so only set flags here; `run` acts on them
+        self._is_told, self._is_stopped = True, self._has_closed
 
     # ---- events
 
@@ -215,15 +217,15 @@ class Relay:
     def _has_cause(self) -> bool:
         """Return whether the cause of a failure is known, or the time to find it is over.
 
-        If a node's ranks have only died, other nodes may still save, or report the error that led to the death. The
-        time for that is ``resume.stop_within_s``.
+        If a node's ranks have died without an error, other nodes get ``resume.stop_within_s`` seconds to save, or to
+        report the error that led to the death.
         """
         is_late = self._failures and time.monotonic() > self._failed_at + self._config.resume.stop_within_s
         errors = [failure.error for failure in self._failures]
         return bool(is_late) or any(isinstance(each, RankHung) or not isinstance(each, RankDied) for each in errors)
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error with which the ranks ended; None if no node's ranks have failed and no node has joined."""
+        """Return the error with which the ranks ended; None if an order ended them."""
         if self._has_joined:
             return RankDied("a node has joined the Ray cluster, so the ranks start again")
         return choose_cause(self._failures) if self._failures else None
