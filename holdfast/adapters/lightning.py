@@ -11,7 +11,7 @@ from holdfast.terminal.distribution import spell_install
 try:
     import lightning.pytorch as pl
 
-    if not pl.__version__.startswith("2.6."):  # the adapter uses private attributes of the loops of 2.6
+    if not pl.__version__.startswith("2.6."):  # the version whose loops' private attributes the adapter uses
         raise ImportError(f"found {pl.__version__}")
 except ImportError as error:
     message = f"holdfast.adapters.lightning needs Lightning 2.6: {error}; {spell_install('lightning')}"
@@ -119,7 +119,7 @@ def _refuse_settings(run: Run, trainer: pl.Trainer) -> None:
 
 
 def _refuse_devices(run: Run, trainer: pl.Trainer) -> None:
-    """Raise RecipeError unless the Trainer trains on the run's device, in as many processes as the run has ranks."""
+    """Raise RecipeError unless the Trainer uses the run's device, and as many processes as the run has ranks."""
     wanted = (SingleDeviceStrategy,) if run.world_size == 1 else (DDPStrategy, ModelParallelStrategy)
     if type(trainer.strategy) not in wanted or trainer.world_size != run.world_size:
         found = f"{type(trainer.strategy).__name__} over {counted(trainer.world_size, 'rank')}"
@@ -138,7 +138,7 @@ def _refuse_devices(run: Run, trainer: pl.Trainer) -> None:
 
 
 def _refuse_layout(run: Run, trainer: pl.Trainer) -> None:
-    """Raise RecipeError if a `ModelParallelStrategy` does more than shard the module over all ranks."""
+    """Raise RecipeError if a `ModelParallelStrategy` does anything besides sharding the module over all ranks."""
     strategy = trainer.strategy
     if not isinstance(strategy, ModelParallelStrategy):
         return

@@ -1,8 +1,8 @@
-"""Lightning's fit loop, in which the run's code runs between two steps.
+"""Lightning's fit loop, changed so that it calls the run between two steps.
 
 The run is opened before the first batch, after all ``on_train_start`` hooks. If the run resumes, opening it restores
-all state in place, as it was when Lightning asked for the next batch. Lightning doesn't call ``on_train_epoch_start``
-again.
+all state in place: the state at the moment at which Lightning asks for the next batch. Lightning doesn't call
+``on_train_epoch_start`` again.
 
 This module and `lightning_state` use private attributes of Lightning 2.6; tests/holdfast/adapters lists all of them.
 """
@@ -53,7 +53,7 @@ class Boundary:
 
     Attributes:
         run: the run.
-        length: the number of steps of an epoch in this process; 0 until `hold` has got the loader.
+        length: the number of steps of an epoch in this process; 0 until `hold` is called with the loader.
     """
 
     def __init__(self, run: Run, trainer: pl.Trainer, outputs: Outputs) -> None:
@@ -64,11 +64,12 @@ class Boundary:
         self._step: Step | None = None
         self._known: dict[str, Tensor] = {}
         self._is_open = False
-        self._is_first = False  # whether `open` has taken the first step, and Lightning hasn't taken its batch yet
+        # whether `open` has begun the first step, and Lightning hasn't taken that step's batch yet
+        self._is_first = False
         self._resumed: dict[str, Any] | None = None  # the counters at the step at which the run resumes
 
     def hold(self, loader: Any) -> "HeldLoader":
-        """Give a train loader to the run. Return the `HeldLoader` over which Lightning iterates in its place.
+        """Give a train loader to the run. Return the `HeldLoader` over which Lightning iterates instead.
 
         Raises:
             RecipeError: there are several loaders, the loader has no length, or its position can't be restored.
@@ -101,7 +102,7 @@ class Boundary:
         return HeldLoader(loader, self)
 
     def open(self) -> bool:
-        """Register the state with the run, and take the first step. Return whether the run resumes in this call.
+        """Register the state with the run, and begin the first step. Return whether the run resumes in this call.
 
         Raises:
             StopIteration: the run has no further step.
@@ -150,7 +151,8 @@ class Boundary:
         loop = self._trainer.fit_loop
         if self._is_first:
             self._is_first = False
-            if self._resumed is not None:  # Lightning resets the counters when it begins its loop over the epoch
+            # restore the counters now, because Lightning resets them when it begins its loop over the epoch
+            if self._resumed is not None:
                 self._counters.load_state_dict(self._resumed)
                 loop._data_fetcher.fetched = loop.epoch_loop.batch_progress.current.ready
                 self._resumed = None
@@ -166,7 +168,8 @@ class Boundary:
             )
         if not done:
             loop_of(self.run).end_pass()
-        return loop_of(self.run).next_batch(is_moved=False)  # Lightning moves the batch, with its hooks
+        # the batch stays on the CPU, because Lightning moves it, with hooks
+        return loop_of(self.run).next_batch(is_moved=False)
 
     def finish(self) -> None:
         """Record the last step, and end the run.
@@ -175,7 +178,7 @@ class Boundary:
             RecipeError: Lightning has left its loop before the run's end.
             Stopped: the run stops before its end.
         """
-        if self._step is None:  # the run was complete
+        if self._step is None:  # the run was already complete
             return
         done, total = self._step.number + 1, self.run.config.epochs * self.length
         if done < total:

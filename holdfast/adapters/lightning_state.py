@@ -25,17 +25,18 @@ from holdfast.state.sharded import place_of
 from holdfast.training.forgotten_state.digests import has_digest
 from holdfast.training.own_loop.run import Run, loop_of
 
-# The attributes of a metric, and of a collection of metrics, that hold state which `add_state` doesn't declare.
+# The attributes of a metric, and of a collection of metrics, with state that `add_state` doesn't declare.
 METRIC = ("_update_count", "_computed", "_forward_cache")
 COLLECTION = ("_groups", "_groups_checked", "_state_is_copy")
-# The fields of a logged value's metadata that are plain.
+# The fields of a logged value's metadata that are plain values.
 META = (
     "fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "dataloader_idx",
     "metric_attribute",
 )  # fmt: skip
 LOGGED = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics")
 CONNECTOR = ("_first_loop_iter", "_current_fx")
-# The names of a progress's counts, and the progresses that Lightning resets at each epoch.
+# The names of the counts in one of Lightning's progress objects, and the progress objects that Lightning resets at each
+# epoch.
 READY = ("ready", "started", "processed", "completed")
 OF_EPOCH = (
     "epoch_loop.scheduler_progress", "epoch_loop.automatic_optimization.optim_progress",
@@ -77,7 +78,7 @@ class Counters:
     covers = ("trainer",)
 
     def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
-        """Load the counters of a Lightning checkpoint, with their values at the request for the next batch.
+        """Load the counters of a Lightning checkpoint, with the values that they have at the next batch's request.
 
         Args:
             step: the number of batches that were trained.
@@ -166,7 +167,7 @@ class TrainerState:
         return [(name, each) for name, each in modules if isinstance(each, Metric | MetricCollection)]
 
     def _write_results(self, results: _ResultCollection, saved: list[Any]) -> None:
-        """Make the objects that Lightning makes at the first `self.log` of each name, and restore their values."""
+        """Create the objects that Lightning creates at the first `self.log` of each name, and restore their values."""
         results.clear()
         for key, each in saved:
             reduce_fx = each["reduce_fx"]
@@ -179,7 +180,8 @@ class TrainerState:
             results[key] = result
 
 
-# Reductions that are Python's built-in functions. The saved names tell them from torch's functions sum, max and min.
+# Reductions that are Python's built-in functions. They are saved with other names than torch's functions sum, max and
+# min.
 BUILTINS = {"builtins.sum": sum, "builtins.max": max, "builtins.min": min}
 
 
@@ -208,8 +210,8 @@ def _read_metric(metric: Metric | MetricCollection) -> dict[str, Any]:
 class Checkpointed:
     """The state that the user's hooks would add to Lightning's own checkpoints.
 
-    It has the states of callbacks and of the data module, and the entries that ``on_save_checkpoint`` adds. A callback
-    that writes checkpoints is left out, because its state is only the names of its files.
+    It contains the states of callbacks and of the data module, and the entries that ``on_save_checkpoint`` adds. A
+    callback that writes checkpoints is excluded, because its state is only the names of its files.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
@@ -263,8 +265,8 @@ class Checkpointed:
     def _read_added(self) -> dict[str, Any]:
         """Return the entries that ``on_save_checkpoint`` adds to a checkpoint, or replaces in it.
 
-        The module's own tensors appear only by name, because the run saves them itself. Besides, a rank's buffers may
-        differ from the main rank's, which are the valid buffers.
+        In the entries, the module's tensors are replaced by their names. The run saves these tensors itself, and a
+        rank's buffers may differ from the main rank's buffers, which are the valid ones.
         """
         if not self._hooks and not is_overridden("on_save_checkpoint", self._module):
             return {}
@@ -282,14 +284,14 @@ class Checkpointed:
         return {"state_dict": self._module.state_dict(), "global_step": step, "epoch": epoch}
 
 
-# The prefix of a text in the state that stands for a tensor of the module: the tensor's name follows.
+# The prefix of a text that replaces a tensor of the module in the state. The tensor's name follows the prefix.
 OWN = "holdfast, of the module: "
 
 
 def _place(value: Any) -> Any:
     """Return a key that is equal for tensors with the same elements in memory.
 
-    The key is None for an empty tensor, and for a value that is no tensor.
+    The key is None for an empty tensor, and for a value that isn't a tensor.
     """
     if not isinstance(value, Tensor) or not value.numel():
         return None
@@ -300,7 +302,7 @@ def _name_own(value: Any, names: dict[Any, str]) -> Any:
     """Return a value in which the module's tensors are replaced by their names.
 
     Args:
-        names: the tensors' names by their `_place`.
+        names: the names of the module's tensors, by their keys from `_place`.
     """
     if isinstance(value, dict):
         return {key: _name_own(each, names) for key, each in value.items()}
@@ -311,7 +313,7 @@ def _name_own(value: Any, names: dict[Any, str]) -> Any:
 
 
 def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a value in which the names of `_name_own` are replaced by the module's tensors."""
+    """Return a value in which the names that `_name_own` has inserted are replaced by the module's tensors."""
     if isinstance(value, dict):
         return {key: _put_back(each, tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -320,7 +322,7 @@ def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class UnsavedAttributes:
-    """The attributes of the module and the callbacks that no checkpoint has, for the search for forgotten state."""
+    """The module's and callbacks' attributes that no checkpoint contains, for the search for forgotten state."""
 
     def __init__(self, run: Run, trainer: pl.Trainer) -> None:
         self._run, self._trainer = run, trainer

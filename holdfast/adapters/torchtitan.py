@@ -1,7 +1,8 @@
 """The adapter for torchtitan: its own Trainer and training loop as the program of a run.
 
-``train(run, config)`` stands where ``config.build().train()`` stood. A step of the run is a step of torchtitan's. The
-boundary between two steps is ``should_continue_training``: the step before has finished its logs and its validation.
+``train(run, config)`` replaces ``config.build().train()``. A step of the run is a step of torchtitan. The boundary
+between two steps is torchtitan's call of ``should_continue_training``: there the last step has finished its logs and
+its validation.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from holdfast.training.own_loop.run import Run, loop_of
 try:
     import torchtitan
 
-    if not torchtitan.__version__.startswith("0.3."):  # the adapter uses private attributes of the datasets of 0.3
+    if not torchtitan.__version__.startswith("0.3."):  # the version whose datasets' private attributes the adapter uses
         raise ImportError(f"found {torchtitan.__version__}")
     from torchtitan.tools.utils import device_type, get_local_device
     from torchtitan.trainer import Trainer
@@ -36,16 +37,16 @@ __all__ = ["train"]
 
 
 def train(run: Run, config: Any) -> Any:
-    """Train as ``config.build().train()`` does, as the steps of a run.
+    """Train as ``config.build().train()`` does, in steps of a run.
 
-    The run keeps the model, the optimizers, the schedulers, the Trainer's own ``state_dict`` and the position in the
+    The run saves the model, the optimizers, the schedulers, the Trainer's own ``state_dict`` and the position in the
     data. The run's length is ``training.steps``, which must be a multiple of the configuration's ``epochs``. The
-    config's ``parallelism`` decides how the ranks train. Keep everything else that a step depends on before the call:
-    ``run.keep(name=...)``.
+    config's ``parallelism`` decides how the ranks train. Before the call, register everything else that a step depends
+    on with ``run.keep(name=...)``.
 
     Args:
-        config: a ``Trainer.Config`` of torchtitan, such as ``llama3_debugmodel()``, or one of a subclass of the
-            Trainer.
+        config: a ``Trainer.Config`` of torchtitan, such as ``llama3_debugmodel()``, or the ``Config`` of a subclass of
+            ``Trainer``.
 
     Returns: the Trainer, whose model has the weights of the run's last step.
 
@@ -64,8 +65,8 @@ def train(run: Run, config: Any) -> Any:
         check_config(run.config.compute, run.world_size, config)
         length = divide_steps(run.config.epochs, config.training.steps)
         _join_group(run)
-    # torchtitan does the same where it makes a process group: the mesh belongs to the thread of the forward pass, so
-    # the backward pass has to run in that thread, too.
+    # torchtitan makes the same call when it creates a process group. The mesh is set only in the thread of the forward
+    # pass, so the backward pass has to run in that thread, too.
     with torch.autograd.set_multithreading_enabled(False), contextlib.closing(config.build()) as trainer:
         with loop_of(run).located():
             held = _Held(run, trainer, length)
@@ -74,12 +75,13 @@ def train(run: Run, config: Any) -> Any:
 
 
 def _join_group(run: Run) -> None:
-    """Make the process group that torchtitan needs even for one rank. With several ranks it exists already.
+    """Create the process group that torchtitan needs even for one rank. With several ranks it exists already.
 
     Raises:
         RecipeError: torchtitan would train on another device than the run.
     """
-    if not distributed.is_initialized():  # the group stays: the parameters of the Trainer's model need it
+    # don't destroy the group, because the parameters of the Trainer's model need it
+    if not distributed.is_initialized():
         os.environ.setdefault("LOCAL_RANK", str(run.device.index or 0))
         backend = "nccl" if run.device.type == "cuda" else "gloo"
         store = distributed.HashStore()  # type: ignore[attr-defined]
@@ -98,7 +100,7 @@ class _Held:
     def __init__(self, run: Run, trainer: Any, length: int) -> None:
         """
         Args:
-            length: the steps of an epoch.
+            length: the number of steps of an epoch.
         """
         self._run, self._trainer, self._length = run, trainer, length
         self._goes_on = trainer.should_continue_training
@@ -129,7 +131,7 @@ class _Held:
             )
 
     def _begin(self) -> None:
-        """Register the state with the run, restore it, and take the first step."""
+        """Register the state with the run, restore the state, and begin the first step."""
         run, trainer = self._run, self._trainer
         if trainer.parallel_dims.tp > 1:
             run.data_parallel(trainer.parallel_dims.get_optional_mesh("batch", include_singleton_axes=True))
@@ -143,7 +145,7 @@ class _Held:
         self._step = next(self._steps, None)
 
     def _await_step(self) -> bool:
-        """Record the step before, and wait for the next one. Return whether there is one."""
+        """Record the last step, and wait for the next step. Return whether there is a next step."""
         if self._has_begun:
             self._step = next(self._steps, None)
         self._has_begun = True

@@ -1,6 +1,6 @@
 """The parts of a torchtitan Trainer that a run keeps or replaces: its data, its logs, its own state, fused weights.
 
-This module names private attributes of torchtitan 0.3's datasets; tests/project/test_private_names.py has them all.
+This module uses private attributes of torchtitan 0.3's datasets; tests/project/test_private_names.py lists all of them.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ from holdfast.state import has_methods
 from holdfast.training.own_loop.loop import OwnLoop
 from holdfast.training.own_loop.run import Run
 
-# The numbers of torchtitan's logs that a run records, each with its name in the run. The others are times, speeds and
-# sizes.
+# The numbers of torchtitan's logs that a run records, each with its name in the run. All other numbers in the logs are
+# times, speeds and sizes.
 RECORDED = {
     "loss_metrics/global_avg_loss": "loss",
     "grad_norm": "grad_norm",
     "validation_metrics/loss": "validation_loss",
 }
-# The degrees of parallelism, by torchtitan's names in its config and in its `ParallelDims`.
+# The degrees of parallelism: the name in torchtitan's config, and the name in its `ParallelDims`.
 DEGREES = {
     "data_parallel_replicate_degree": "dp_replicate",
     "data_parallel_shard_degree": "dp_shard",
     "tensor_parallel_degree": "tp",
 }
 
-# The attributes in which a text dataset has the tokens of documents that it has read and not yet given.
+# The attributes in which a text dataset buffers the tokens of documents that it has read and not yet returned.
 BUFFERS = ("_inputs_buffer", "_labels_buffer", "_positions_buffer")
 
 
 class HeldBatches:
-    """A loader as the Trainer sees it. Its batches come from the run, and stay on the CPU."""
+    """The loader over which the Trainer iterates. Its batches come from the run, and stay on the CPU."""
 
     def __init__(self, loader: Any, loop: OwnLoop) -> None:
         self._loader, self._loop = loader, loop
@@ -56,8 +56,8 @@ class HeldBatches:
 class LoaderPosition:
     """The batches and the position of a torchtitan loader, for the run.
 
-    torchtitan's loader is a subclass of torchdata's. Its ``state_dict`` has torchdata's ``state_dict`` as a pickle,
-    under the number of its data-parallel rank. Here the position is torchdata's ``state_dict``, not pickled.
+    torchtitan's loader inherits torchdata's loader. Its ``state_dict`` contains a pickle of torchdata's ``state_dict``,
+    under the number of the data-parallel rank. This class uses torchdata's ``state_dict`` itself, without the pickle.
 
     Raises:
         RecipeError: a stream in the loader can't restore its exact position.
@@ -93,11 +93,11 @@ class LoaderPosition:
 def _drain(dataset: Any) -> None:
     """Make a text dataset yield the samples whose tokens are in its buffer before it reads the next document.
 
-    After a resume torchtitan's dataset reads the next document first. The samples are the same, but from then on the
-    dataset's state is ahead of the state in a run that was never killed.
+    After a resume, torchtitan's own dataset would read the next document first. The samples would be the same, but the
+    dataset's state would differ from the state in a run that was never killed.
 
-    A Hugging Face stream that has loaded a state returns this state from ``state_dict`` only once the stream is read.
-    Until then this dataset returns the loaded state.
+    After a Hugging Face stream has loaded a state, its ``state_dict`` doesn't return that state before the stream is
+    read. Until then this dataset returns the loaded state.
     """
     own = type(dataset)
 
@@ -128,13 +128,13 @@ def _drain(dataset: Any) -> None:
 
 
 class Recorder(BaseLogger):
-    """Records the numbers of torchtitan's logs with the step of the run, and passes them on."""
+    """Records the numbers of torchtitan's logs with the step of the run, and passes them on to torchtitan's logger."""
 
     def __init__(self, logger: BaseLogger, run: Run) -> None:
         self._logger, self._run = logger, run
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
-        """Record and pass on the numbers of a log."""
+        """Record the numbers of a log, and pass them on."""
         self._logger.log(metrics, step)
         self._run.log(**{own: metrics[name] for name, own in RECORDED.items() if name in metrics})
 
@@ -144,7 +144,7 @@ class Recorder(BaseLogger):
 
 
 class TrainState:
-    """A Trainer's own state, and the degrees of parallelism, with which a run has to continue."""
+    """A Trainer's own state, and the degrees of parallelism, which must not change when a run resumes."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -80,7 +80,7 @@ def choose_length(run: Run, updates: int, total: int) -> int:
 
     Args:
         updates: the number of steps of the Trainer's epoch.
-        total: the number of steps that the Trainer trains in all.
+        total: the total number of steps that the Trainer trains.
 
     Raises:
         RecipeError: the Trainer trains to another step than the run.

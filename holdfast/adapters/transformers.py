@@ -15,12 +15,13 @@ from holdfast.training.devices import required_of_ddp
 from holdfast.training.own_loop.loop import Step, Stopped
 from holdfast.training.own_loop.run import Run, loop_of
 
-# The endings of the names under which the Trainer logs times and speeds.
+# The suffixes of the names under which the Trainer logs times and speeds.
 MEASURED = ("_runtime", "_per_second")
 # Numbers in the Trainer's logs that aren't recorded again, because the run records them itself or they follow from the
 # step.
 RECORDED = {"loss", "grad_norm", "learning_rate", "epoch", "step", "total_flos"}
-# Callbacks whose attributes belong to the process and not to the run's state, such as a progress bar or a connection.
+# Callbacks whose attributes belong to the process and not to the run's state, for example a progress bar or a
+# connection.
 STATELESS = (transformers.ProgressCallback, transformers.PrinterCallback, transformers.DefaultFlowCallback)
 STATELESS_MODULES = ("transformers.integrations.", "transformers.utils.notebook")
 
@@ -28,12 +29,12 @@ STATELESS_MODULES = ("transformers.integrations.", "transformers.utils.notebook"
 def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: Any) -> Any:
     """Train a Trainer to the run's end, in place of ``trainer.train()``.
 
-    The run keeps the model, the optimizer, the scheduler, the Trainer's state, the numbers of the Trainer and its
-    callbacks (see `Attributes`), and the position in the data. Keep everything else that a step depends on before the
-    call: ``run.keep(name=...)``.
+    The run saves the model, the optimizer, the scheduler, the Trainer's state, the plain attributes of the Trainer and
+    its callbacks (see `Attributes`), and the position in the data. Before the call, register everything else that a
+    step depends on with ``run.keep(name=...)``.
 
     Args:
-        trainer: a `transformers.Trainer` whose ``train`` was not called.
+        trainer: a `transformers.Trainer` whose ``train`` hasn't been called.
         measured: the names of attributes, and of their dicts' items, whose values differ each time, such as times and
             paths.
         options: further arguments of ``trainer.train``.
@@ -134,11 +135,17 @@ class _Held:
 
     @property
     def has_resumed(self) -> bool:
-        """Return whether the run has resumed, so that code before the first step runs again and has to be undone."""
+        """Return whether the run has resumed.
+
+        If so, code before the first step has run again, and its effects must be undone.
+        """
         return self._undo is not None
 
     def await_step(self) -> None:
-        """Record the last step, and take the next. The first call only undoes the effects of code that ran again."""
+        """Record the last step, and begin the next.
+
+        The first call records nothing, but undoes the effects of code that ran again.
+        """
         if not self._has_begun:
             self._has_begun = True
             undo, self._undo = self._undo, None
@@ -175,12 +182,13 @@ class _Held:
         self._loss = loss.float() if self._loss is None else self._loss + loss.float()
 
     def batches(self) -> Iterator[Any]:
-        """Yield the run's next batches, without end."""
+        """Yield the run's next batches, endlessly."""
         while True:
             yield loop_of(self.run).next_batch()
 
 
-# The attributes of a Trainer's state that an import takes from its checkpoint. The others follow from the arguments.
+# The attributes of a Trainer's state that an import loads from the Trainer's checkpoint. The arguments determine all
+# other attributes.
 SAVED = (
     "global_step", "epoch", "log_history", "best_metric", "best_global_step", "best_model_checkpoint", "total_flos",
     "num_input_tokens_seen",
@@ -194,8 +202,8 @@ class _TrainerState(Attributes):
 
     def __init__(self, trainer: Any, is_measured: Any) -> None:
         super().__init__(lambda: trainer.state, is_measured)
-        # Hidden in a function, because the search for forgotten state counts all objects in a kept object's attributes
-        # as saved.
+        # In a function, not an attribute, because the search for forgotten state counts all objects in a kept object's
+        # attributes as saved.
         self._find_trainer: Callable[[], Any] = lambda: trainer
 
     def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
@@ -213,7 +221,10 @@ class _TrainerState(Attributes):
         return lost + self._take_callbacks(saved.get("stateful_callbacks", {}))
 
     def _take_callbacks(self, saved: dict[str, Any]) -> list[str]:
-        """Load the callbacks' attributes from a Trainer's checkpoint. Return the callbacks that aren't in it."""
+        """Load the callbacks' attributes from a Trainer's checkpoint.
+
+        Return the callbacks that the checkpoint lacks.
+        """
         lost = []
         for callback in filter(_has_state, self._find_trainer().callback_handler.callbacks):
             found = saved.get(type(callback).__name__)
@@ -228,12 +239,13 @@ class _Loader:
     """The loader that the Trainer iterates over. Its batches come from the run.
 
     Attributes:
-        shard: the loader that the Trainer has made, and accelerate has prepared.
+        shard: the loader that the Trainer has created and accelerate has prepared.
     """
 
     def __init__(self, held: _Held, shard: Any) -> None:
         self._held, self.shard = held, shard
-        self.is_inside = False  # whether the run has resumed inside an epoch, so that the order of the pass is drawn
+        # whether the run has resumed inside an epoch, so that the epoch's order of samples is already drawn
+        self.is_inside = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.shard, name)
@@ -245,7 +257,7 @@ class _Loader:
         return self._held.batches()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler the epoch, unless the order of the pass is drawn already."""
+        """Tell the sampler the epoch, unless the epoch's order of samples is drawn already."""
         if self.is_inside:
             self.is_inside = False
         else:
@@ -254,7 +266,7 @@ class _Loader:
 
 @contextlib.contextmanager
 def _skipping() -> Iterator[None]:
-    """Keep the Trainer from skipping batches in the block, because the run's batches begin at its present step."""
+    """Prevent the Trainer from skipping batches in the block, because the run itself continues at the right batch."""
     usual = transformers.trainer.skip_first_batches
     transformers.trainer.skip_first_batches = lambda loader, *others, **options: loader
     try:
@@ -275,7 +287,7 @@ class _HeldTrainer:
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *others: Any, **options: Any
     ) -> tuple[int, int]:
-        # Make the optimizer and the scheduler here, because they have to be restored before the first step is known.
+        # Create the optimizer and the scheduler here, because they have to be restored before the first step is known.
         trainer: Any = super()
         trainer._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, None)
         held = self._held
@@ -295,10 +307,10 @@ class _HeldTrainer:
         return super()._run_epoch(**arguments)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        """Do nothing: the run restores the generators."""
+        """Do nothing, because the run restores the random generators."""
 
     def _evaluate(self, *arguments: Any, **options: Any) -> Any:
-        if self._held.has_resumed:  # args.eval_on_start: this evaluation ran before the checkpoint
+        if self._held.has_resumed:  # skip args.eval_on_start: that evaluation ran before the checkpoint
             return {}
         return super()._evaluate(*arguments, **options)  # type: ignore[misc]
 
