@@ -9,7 +9,7 @@ from typing import Any, Self
 from holdfast.config import did_you_mean
 from holdfast.errors import ConfigError
 
-# By the rest of a setting's name after `<name>_`: the field of `Anneal` that the setting sets.
+# For each suffix of a setting's name after `<name>_`, the field of `Anneal` that the setting sets.
 ENDINGS = {
     "initial": "initial",
     "final": "final",
@@ -24,22 +24,22 @@ LENGTH = "schedule_epochs"
 
 @dataclass
 class Anneal:
-    """A value that moves on a straight line from ``initial`` to ``final`` and stays there.
+    """A value that changes linearly from ``initial`` to ``final`` and stays there.
 
-    The line begins and ends at fractions of ``epochs``, or at steps. ``epochs`` is the anneal's own length and not the
-    run's, as in a `Schedule`: if a run is extended, values that were already used don't change. An anneal is a function
-    of the step and has no state to save.
+    The change begins and ends at fractions of ``epochs``, or at steps. As in a `Schedule`, ``epochs`` is the anneal's
+    own length and not the run's, so that extending a run doesn't alter values that were already used. An anneal is a
+    function of the step and has no state to save.
 
     Args:
         epochs: the length that the fractions refer to; may be left out if both steps are given.
-        start_frac, end_frac: where the line begins and ends, as fractions of ``epochs``.
-        start_step, end_step: where the line begins and ends, as steps; each overrides its fraction.
+        start_frac, end_frac: where the change begins and ends, as fractions of ``epochs``.
+        start_step, end_step: where the change begins and ends, as steps; each overrides its fraction.
 
     Attributes:
         value: the value for the current step.
 
     Raises:
-        ConfigError: a number is out of range, ``epochs`` is needed and missing, or the line ends before it begins.
+        ConfigError: a number is out of range, ``epochs`` is needed and missing, or the change ends before it begins.
     """
 
     initial: float
@@ -110,14 +110,14 @@ class Anneal:
             raise ConfigError(f"anneal {name!r} ends before it begins: {line}") from None
 
     def bounds(self, steps_per_epoch: int) -> tuple[float, float]:
-        """Return the steps between which the value moves."""
+        """Return the steps between which the value changes."""
         length = (self.epochs or 0.0) * steps_per_epoch
         start = self.start_frac * length if self.start_step is None else float(self.start_step)
         end = self.end_frac * length if self.end_step is None else float(self.end_step)
         return start, end
 
     def at(self, step: int, steps_per_epoch: int) -> float:
-        """Return the value for the step after ``step`` completed ones."""
+        """Return the value for the next step after ``step`` completed steps."""
         start, end = self.bounds(steps_per_epoch)
         if step >= end:
             return self.final

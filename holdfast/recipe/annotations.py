@@ -1,4 +1,4 @@
-"""The annotations of a run's function: which of its parameters Holdfast fills itself."""
+"""The annotations of a run's function: which of its parameters Holdfast itself passes."""
 
 import functools
 import inspect
@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 Function = Callable[..., Any]
-# The classes of the parameters that Holdfast passes itself, by module. They are not imported: that would import torch.
+# The classes of the parameters that Holdfast passes itself, by module. They are not imported here, because that would
+# import torch.
 RUN, DEVICE = "Run", "device"
 OWN = (("holdfast.training.own_loop.run", RUN), ("torch", DEVICE))
 
@@ -17,7 +18,7 @@ def takes_run(function: Function) -> bool:
 
 
 def own_parameters(function: Function) -> dict[str, str]:
-    """Return the parameters that Holdfast fills itself, by name: each with `RUN` or `DEVICE`. They are no settings."""
+    """Return the parameters that Holdfast itself passes, by name, each with `RUN` or `DEVICE`. They aren't settings."""
     if isinstance(function, type):
         return {}
     inner = find_inner(function)
@@ -33,7 +34,7 @@ def own_parameters(function: Function) -> dict[str, str]:
 
 
 def find_inner(function: Any) -> Any:
-    """Return the function inside a `functools.partial`, a decorated function or an object with ``__call__``."""
+    """Return the function that a `functools.partial`, a decorated function or an object with ``__call__`` wraps."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -44,7 +45,8 @@ def resolve(annotation: Any, function: Any) -> Any:
     """Return the object that an annotation names; the annotation itself if only a type checker can resolve it."""
     found = annotation
     try:
-        for _ in range(2):  # twice: a quoted annotation in a module with postponed annotations is a text in a text
+        # evaluate twice, because a quoted annotation in a module with postponed annotations is quoted twice
+        for _ in range(2):
             if isinstance(found, str):
                 found = eval(found, getattr(function, "__globals__", {}))
     except Exception:

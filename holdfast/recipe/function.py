@@ -1,4 +1,4 @@
-"""The function of a run: its search by ``module:attribute``, and the `Recipe` that it builds.
+"""The function of a run: find it by ``module:attribute``, and build a `Recipe` with it.
 
 Holdfast calls a function only if it is annotated to return a `Recipe` or to take a `Run`. So a configuration can't call
 other code, such as ``os:system``.
@@ -60,12 +60,12 @@ def find_program(name: str) -> Function:
 
 
 def split_recipe(name: str) -> tuple[str, str]:
-    """Return the names of a recipe's module and function, and claim the module's package as the user's code.
+    """Return the names of a recipe's module and function, and register the module's package as the user's code.
 
-    A file's folder goes to the front of ``sys.path``.
+    If the recipe is in a file, put the file's folder at the front of ``sys.path``.
 
     Raises:
-        RecipeError: there is no such file, or a module of its name is loaded from elsewhere.
+        RecipeError: there is no such file, or a module of this name is already loaded from another file.
     """
     module, _, attribute = name.rpartition(":")
     claim_recipe(name)
@@ -101,7 +101,7 @@ def returns_recipe(builder: Function) -> bool:
 
 
 def build_recipe(name: str, settings: Mapping[str, Any], device: object = None) -> tuple[Recipe, dict[str, Any]]:
-    """Build a recipe. Return it with the settings that it was built with, defaults included.
+    """Build a recipe. Return the recipe, and the settings that it was built with, including defaults.
 
     Args:
         device: the ``torch.device`` to train on, for a function that takes it.

@@ -1,4 +1,4 @@
-"""Classes of the user's own that a setting names as ``module:Class``: the operator's list of recipes governs them."""
+"""User-defined classes that a setting names as ``module:Class``. The operator's list of recipes also governs them."""
 
 from typing import TypeVar
 
@@ -33,7 +33,7 @@ def import_class(setting: str, name: str, base: type[T]) -> type[T]:
         base: the class that it has to be a subclass of.
 
     Raises:
-        ConfigError: the operator doesn't allow the class, it can't be imported, or it is no subclass of ``base``.
+        ConfigError: the operator doesn't allow the class, it can't be imported, or it isn't a subclass of ``base``.
     """
     check_class(setting, name)
     return load_class(setting, name, base)

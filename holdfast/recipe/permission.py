@@ -1,11 +1,11 @@
-"""The recipes that runs may use: an operator's list, and the trust of a reader of a run's records.
+"""The recipes that may be imported: an operator's list, and the trust of a person who reads a run's records.
 
 The worker's environment variable ``HOLDFAST_ALLOWED_RECIPES`` says what an operator allows: module paths, recipes, or
 files and folders with code, for example ``my_models, holdfast.recipes.language:language, /srv/code/``. Entries are
 prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a folder allows the code
-below it, except files in a store. If the variable is unset, all recipes are allowed; if it is empty, none is. The list
-also governs the classes that ``log.sinks`` and ``log.observers`` name. `holdfast.store.permission` governs the code
-that a store's URL names.
+below it, except files in a store. If the variable is unset, all recipes are allowed; if it is empty, no recipe is
+allowed. The list also governs the classes that ``log.sinks`` and ``log.observers`` name. `holdfast.store.permission`
+governs the code that a store's URL names.
 """
 
 import contextlib
@@ -50,15 +50,17 @@ def _allows(entry: str, recipe: str, files: Sequence[Path]) -> bool:
 
 @dataclass(frozen=True)
 class Trust:
-    """A reader's trust in the recipe that a run's records name, which a command imports to train steps again.
+    """A reader's trust in the recipe that a run's records name.
 
-    Anyone who may write to the store can write these records. By default a command accepts the recipe if its code is
-    the reader's own: it comes with Holdfast, or lies in the current folder or on the module search path and is not
-    installed. If the operator allows only some recipes, it has to be one of them. A file in a store is never accepted.
+    To train steps again, a command has to import that recipe.
+
+    Anyone who may write to the store can write these records. By default a command accepts the recipe if it comes with
+    Holdfast, or if its code is the reader's own: in the current folder or on the module search path, and not installed.
+    If the operator allows only some recipes, the recipe has to be one of them. A file in a store is never accepted.
 
     Args:
-        recipe: the recipe that the reader names in place of the one on record; empty for the one on record.
-        records: whether to accept any recipe on record, except a file in a store.
+        recipe: the recipe that the reader names in place of the recorded recipe; empty to use the recorded recipe.
+        records: whether to accept any recorded recipe, except a file in a store.
     """
 
     recipe: str = ""
@@ -68,7 +70,7 @@ class Trust:
         """Return the recipe to train with. Nothing is imported.
 
         Args:
-            recorded: the recipe's name on record.
+            recorded: the recipe's name in the run's records.
             store: the path or URL of the run's store.
 
         Raises:
@@ -101,7 +103,7 @@ BY_DEFAULT = Trust()
 
 
 def lies_in_store(path: Path, root: Path | None = None) -> bool:
-    """Return whether a path, without links, lies in a folder of runs.
+    """Return whether a path, whose links are resolved, lies in a folder of runs.
 
     Args:
         root: the folder of a store, if it is known.
@@ -122,21 +124,21 @@ def _find_root(store: str) -> Path | None:
 def _find_files(recipe: str) -> list[Path]:
     """Return the files that an import of a recipe's module would run, with links resolved.
 
-    The files of the packages that hold the module are among them. A module that can't be found has no file.
+    The files include those of the packages that contain the module. For a module that can't be found, return no file.
     """
     module = recipe.rpartition(":")[0]
     if module.endswith(".py"):
         return [Path(os.path.realpath(module))]
     with _searched_like_a_rank():
         specs = [spec for each in list_prefixes(module) if (spec := find_spec(each))]
-    # A module without a file is built into Python, or is a folder in which an import runs nothing.
+    # A module without a file is built into Python, or is a namespace package, whose import runs no code.
     files = [spec.origin if spec.has_location else os.__file__ for spec in specs if spec.origin]
     return [Path(os.path.realpath(file)) for file in files if file]
 
 
 @contextlib.contextmanager
 def _searched_like_a_rank() -> Iterator[None]:
-    """Put the current folder first on the module search path, where ``python -m`` has it."""
+    """Put the current folder first on the module search path, as ``python -m`` does."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         yield

@@ -1,8 +1,9 @@
-"""The gate's rules: compare the resumed model's probe with the saved one, and check the model's health.
+"""The gate's rules: compare the resumed model's probe with the saved probe, and check the model's health.
 
-The probe is measured when a checkpoint is saved, and its metadata keeps the result. Before the first resumed step the
-probe is measured again. On the same kind of machine both results have to be equal to the bit. On another kind, where
-equal bits aren't promised, their numbers have to agree within a tolerance. Health is checked both times.
+The probe (a few outputs of the model) is measured when a checkpoint is saved, and the checkpoint's metadata keeps the
+result. Before the first resumed step the probe is measured again. On the same kind of machine both results have to be
+equal to the bit. On another kind of machine, where equal bits aren't promised, the numbers have to agree within a
+tolerance. Health is checked both times.
 """
 
 import math
@@ -19,11 +20,11 @@ How = Literal["exact", "tolerance", "record"]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a healthy number of the probe, or of the mean loss ``loss_window``. The number must be finite, too.
+    """The limits for a number of the probe, or for the mean loss ``loss_window``. A healthy number is also finite.
 
     Args:
         min, max: the smallest and the largest healthy value.
-        jump: the largest healthy ratio of the value to the value in the checkpoint before.
+        jump: the largest healthy ratio of the value to the value in the previous checkpoint.
 
     Raises:
         ConfigError: there is no limit, a limit isn't finite, or ``min`` is above ``max``.
@@ -42,11 +43,11 @@ class Limits:
             raise ConfigError(f"limits: min = {self.min} is above max = {self.max}")
 
     def complaint(self, name: str, value: float, before: float | None) -> str:
-        """Return which limit the value breaks, as a message; empty if it breaks none.
+        """Return a message about the limit that the value breaks; empty if it breaks no limit.
 
         Args:
             name: the value's name in the message.
-            before: the value in the checkpoint before; None if unknown.
+            before: the value in the previous checkpoint; None if unknown.
         """
         if self.min is not None and value < self.min:
             return f"{name} is {value:.6g}, below {self.min:.6g}"
@@ -59,12 +60,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Gate:
-    """The strictness with which a resumed model is compared with the saved one.
+    """How strictly the gate compares a resumed model with the saved model.
 
     Args:
         how: ``exact``: probes have to be equal to the bit; ``tolerance``: numbers may differ by the tolerance, because
             this machine doesn't promise equal bits; ``record``: settings or code were changed on purpose, so a
-            difference only goes on record.
+            difference is only recorded.
         tolerance: the largest difference of numbers, relative to the largest number.
     """
 
@@ -77,7 +78,7 @@ class Probe(BaseModel):
 
     Attributes:
         sha256: the SHA-256 of all outputs; empty if the recipe has nothing to probe.
-        gradient: the checksum of a micro-batch's gradient in training mode; empty if it was not taken.
+        gradient: the checksum of a micro-batch's gradient in training mode; empty if it was not measured.
         values: numbers by name, ``loss_window`` among them; None for a number that isn't finite.
         sample: up to 32 evenly spaced numbers of the outputs, for a comparison within a tolerance.
     """
@@ -94,7 +95,7 @@ def check_health(probe: Probe, limits: Mapping[str, Limits], before: Probe | Non
     """Return a line for each number of the probe that isn't finite or breaks a limit.
 
     Args:
-        before: the probe of the checkpoint before, for the limit ``jump``.
+        before: the probe of the previous checkpoint, for the limit ``jump``.
     """
     lines = [f"{name} is not finite" for name, value in probe.values.items() if value is None]
     for name, limit in limits.items():
@@ -105,17 +106,17 @@ def check_health(probe: Probe, limits: Mapping[str, Limits], before: Probe | Non
 
 
 def compare_probes(saved: Probe, found: Probe, tolerance: float) -> str:
-    """Return how the resumed model's probe differs from the saved one, as a message; empty if it does not.
+    """Return a message about how the resumed model's probe differs from the saved probe; empty if they agree.
 
     Args:
         tolerance: the largest difference, relative to the largest number; 0 for equality to the bit. Gradients are
-            compared only at 0.
+            compared only if the tolerance is 0.
     """
     return _compare_outputs(saved, found, tolerance) or ("" if tolerance else _compare_gradients(saved, found))
 
 
 def explain(difference: str, gate: Gate) -> str:
-    """Return the meaning of a difference that `compare_probes` has found in a model whose whole state was restored."""
+    """Return an explanation of a difference that `compare_probes` has found although all state was restored."""
     meaning = "the model, the loss or the probe reads state that no checkpoint has"
     if gate.how == "tolerance":
         meaning = f"either {meaning}, or this machine computes less exactly than resume.tolerance = {gate.tolerance:g}"

@@ -22,7 +22,7 @@ USUAL_BATCH_SIZE = 32
 
 
 class Stateful(Protocol):
-    """An object with state that the next step depends on, such as an average of weights or a normaliser."""
+    """An object with state that the next step depends on, for example an average of weights or a normaliser."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -39,48 +39,51 @@ class Recipe:
         data: map-style (``len(data)`` samples, ``data[index]``), or iterable. Random numbers drawn in it and in
             ``collate`` are seeded for each micro-batch. On resume, iterable data with ``state_dict`` and
             ``load_state_dict`` continues where it was; other iterable data is read again from its beginning, and has to
-            yield the same samples. Each loader worker reads iterable data on its own: the data has to divide itself
-            among them by ``torch.utils.data.get_worker_info``. With ``batch_size=None`` it gives batches; see
-            ``batch_size``.
-        optimizer: an optimizer over the model's parameters, with the base learning rates; or several, by name. With a
-            ``loss`` all of them step along its gradient.
+            yield the same samples. Each loader worker reads iterable data on its own, so the data has to divide itself
+            among the workers with ``torch.utils.data.get_worker_info``. With ``batch_size=None`` the data yields
+            batches; see ``batch_size``.
+        optimizer: an optimizer over the model's parameters, with the base learning rates; or several optimizers, by
+            name. With a ``loss``, all of them step along the gradient of this loss.
         loss: a function from ``(model, batch)`` to a scalar tensor, the mean over the collated batch.
         step: in place of ``loss``, a function that takes a batch and makes the whole step: it computes gradients and
             steps the optimizers. It returns the loss, or numbers to record by name. ``model`` is in ``train()`` mode.
             Gradients are averaged over several ranks when an optimizer steps, and autocast is on if the configuration
-            has ``mixed_precision``. Gradients that it computes and doesn't pass to an optimizer's step are saved.
+            has ``mixed_precision``. Gradients that it has accumulated and that no optimizer's step has used yet are
+            saved.
         batch_size: samples of a micro-batch over all ranks together. None in two cases: ``data`` is an iterable of
-            batches with ``state_dict`` and ``load_state_dict``, and gives each rank a part of its own; or ``data`` is a
-            torch ``DataLoader``, whose batches come in its own order and are divided among the ranks.
+            batches with ``state_dict`` and ``load_state_dict``, and yields different batches on each rank; or ``data``
+            is a torch ``DataLoader``, whose batches keep its own order and are divided among the ranks.
         grad_accum: micro-batches whose gradients make one step.
         steps_per_epoch: the length of an epoch, by default one pass over ``data``. Required for data without a length.
         clip_norm: the largest norm of the gradient; None for no clipping.
         schedule: a `Schedule`, or torch schedulers over ``optimizer``, stepped after every step. A
             ``ReduceLROnPlateau`` is stepped at the end of every epoch instead, with the epoch's mean loss. For several
-            optimizers, any of these by the optimizers' names.
+            optimizers, a dict of these by the optimizers' names.
         evaluate: a function from the model, in ``eval()`` mode, to a few numbers by name; called at the end of every
             epoch. Its changes of the model's buffers and attributes, and of random generators, are undone; its changes
-            of ``extras`` stay. Texts (``str``) and pictures (``bytes`` of a PNG or an SVG) among the numbers are shown
-            to people: at most 1 MiB each, no part of the state.
+            of ``extras`` stay. It may also return texts (``str``) and pictures (``bytes`` of a PNG or an SVG), at most
+            1 MiB each, which are shown to people and aren't part of the state.
         measured: names of metrics of ``evaluate`` that differ each time, such as times and memory. They are logged and
             shown, but are not part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
         after_step: a function called after every step, when the weights have changed, for example to update an average.
         extras: further objects with state, by name, saved and restored with the rest. Modules are moved to the device.
-            Of each extra every rank has its own state.
-        synchronized: names of extras that are modules which all ranks train together: gradients are averaged over the
-            ranks when an optimizer of the recipe, or one among the extras, steps, and buffers are the main rank's.
+            Every rank has its own state of each extra.
+        synchronized: names of the extras (modules) that all ranks train together. Their gradients are averaged over the
+            ranks when an optimizer of the recipe or of the extras steps, and their buffers are those of the main rank.
         anneals: values that are functions of the step, by name; ``loss`` reads their ``value``.
         probe: a function from the model, in ``eval()`` mode, to tensors and numbers by name, which show whether a
-            resumed model is the saved one. Its changes of the model's buffers and attributes are undone. The default is
-            the loss and the model's output on the first micro-batch (of a stream only if it is at most 256 KiB).
+            resumed model equals the saved model. Its changes of the model's buffers and attributes are undone. The
+            default is the loss and the model's output on the first micro-batch (of a stream only if it is at most 256
+            KiB).
         health: limits for the probe's numbers and for the built-in ``loss_window``; see `holdfast.recipe.probe`.
         collate: a function from a list of samples to a batch, by default torch's.
         data_sha256: content hash of the data, part of the fingerprint.
-        content: further content hashes by name that are part of the fingerprint: a tokenizer's, a vocabulary's.
+        content: further content hashes by name that are part of the fingerprint, for example of a tokenizer or a
+            vocabulary.
         sources: further parts of the recipe's code: modules, and files or folders (a header, a JSON file) by path
             relative to the recipe's module. Modules that the recipe imports count without being listed.
         parallelize: a function from ``(model, mesh)`` that shards the whole model in place, for ``compute.parallel =
-            "fsdp"`` on several ranks: by torch's ``parallelize_module`` over ``mesh["tensor"]``, say, and
+            "fsdp"`` on several ranks, for example with torch's ``parallelize_module`` over ``mesh["tensor"]`` and
             ``fully_shard`` over ``mesh["replicate", "shard"]``. ``mesh`` is a ``DeviceMesh`` of the shape
             ``compute.mesh``. The default shards each block of the model.
         sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
@@ -118,7 +121,8 @@ class Recipe:
     sample_size: int = 1
     unit: str = "samples"
     flops_per_sample: float | None = None
-    # True in the subclass for a user's own loop: the loop makes the steps, and the object holds what the loop keeps.
+    # True in the subclass for a user's own loop: the loop makes the steps, and the recipe contains the objects that the
+    # loop registers.
     has_own_loop: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

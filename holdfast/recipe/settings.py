@@ -10,12 +10,12 @@ from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
 from holdfast.recipe.annotations import DEVICE, Function, own_parameters, takes_run
 
-# A parameter of this name whose annotation is a pydantic model takes all settings together.
+# A parameter with this name, annotated as a pydantic model, takes all settings together.
 WHOLE = "settings"
 
 
 def _list_parameters(function: Function) -> list[inspect.Parameter]:
-    """Return a function's parameters, without those for its `Run` and for the device."""
+    """Return a function's parameters, except those for the `Run` and for the device."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
     except Exception:  # an annotation that only a type checker can resolve
@@ -75,7 +75,7 @@ def _check_settings(function: Function, settings: Mapping[str, Any]) -> BaseMode
             table = ".".join(["settings", *names[:-1]])
             hint = f"add {names[-1]} under [{table}]" + (f": {description}" if description else "")
             raise RecipeError(f"{key} is missing", hint=hint) from None
-        # An error of the whole model, such as of a validator over several fields, has all settings as its input.
+        # An error of the whole model, for example from a validator over several fields, has all settings as its input.
         value = f" = {first['input']!r}" if names else ""
         raise RecipeError(f"{key}{value}: {first['msg']}", hint=description) from None
 
@@ -84,7 +84,7 @@ def _describe_field(model: type[BaseModel], names: Sequence[str]) -> str:
     """Return the description of a field of a model; empty if it has none.
 
     Args:
-        names: the names that lead to the field: further names go into models inside the model.
+        names: the path to the field: the name of a field of the model, then names of fields in nested models.
     """
     field = model.model_fields.get(names[0]) if names else None
     if field is None:
@@ -95,7 +95,10 @@ def _describe_field(model: type[BaseModel], names: Sequence[str]) -> str:
 
 
 def _refuse_unknown(model: type[BaseModel], settings: Mapping[str, Any], table: str = "settings") -> None:
-    """Raise RecipeError if the settings, or a table in them, have a key without a field: pydantic would ignore it."""
+    """Raise RecipeError if the settings, or a table in them, have a key without a field.
+
+    Pydantic would ignore the key.
+    """
     known = dict(model.model_fields)
     aliases = {each.alias: each for each in known.values() if each.alias}
     for key, value in settings.items():
@@ -108,7 +111,7 @@ def _refuse_unknown(model: type[BaseModel], settings: Mapping[str, Any], table: 
 
 
 def _takes_any(function: Function) -> bool:
-    """Return whether a function has no parameters but its `Run`, from which it reads its settings."""
+    """Return whether a function's only parameter is its `Run`, from which it reads its settings."""
     return takes_run(function) and not _list_parameters(function)
 
 
@@ -116,7 +119,7 @@ def resolve_settings(function: Function, settings: Mapping[str, Any]) -> dict[st
     """Check settings against a function's parameters and return them together with the defaults of the others.
 
     A parameter ``settings`` that is annotated as a pydantic model takes all settings, as the model's fields. A function
-    whose only parameter is its `Run` reads its settings from that; then any settings are accepted.
+    whose only parameter is its `Run` reads its settings from the `Run`, so any settings are accepted.
 
     Raises:
         RecipeError: a setting is unknown (the hint names the nearest known one), missing, or of the wrong type.
@@ -128,7 +131,7 @@ def resolve_settings(function: Function, settings: Mapping[str, Any]) -> dict[st
 
 
 def make_arguments(function: Function, settings: Mapping[str, Any], device: object) -> dict[str, Any]:
-    """Return the arguments for a function apart from its `Run`: its settings, and the device if it takes that.
+    """Return the arguments for a function except its `Run`: its settings, and the device if it has such a parameter.
 
     Raises:
         RecipeError: see `resolve_settings`.
