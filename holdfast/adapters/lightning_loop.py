@@ -201,7 +201,7 @@ class Boundary:
         )
 
     def _log(self) -> None:
-        """Log the numbers of the last step, and those that Lightning logged afterwards, such as in a validation."""
+        """Log the last step's numbers, and the numbers that Lightning has logged since then, such as a validation's."""
         logged, numbers = self._trainer._logger_connector._callback_metrics, self._outputs.numbers
         later = {
             name: each
