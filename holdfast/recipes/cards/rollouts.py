@@ -1,4 +1,4 @@
-"""Rollouts: games of the policy against itself and its league. A game continues in the next step."""
+"""Rollouts: games of the policy against itself and its league. An unfinished game continues in the next rollout."""
 
 import math
 from dataclasses import dataclass
@@ -14,20 +14,23 @@ from holdfast.recipes.cards.policy import Policy, Sampler, entropy, reset_rows
 
 @dataclass(frozen=True)
 class Rollout:
-    """Some ticks of all games: in each tick one action in each game. Shapes are (ticks, rows, ...).
+    """Some ticks of all games; a tick is one action in each game.
+
+    Shapes are (ticks, rows, ...), with a row for each game.
 
     Attributes:
         seen, legal, seat: see `games.View`.
         action: the action that was taken.
         chance: the logarithm of the probability with which the action was sampled.
         value: the value that the policy expected.
-        is_own: whether the policy acted, and not an opponent of the league.
+        is_own: whether the policy chose the action; False for an opponent from the league.
         ended: whether the game ended with the action.
-        won: what each seat won in the game that ended, otherwise 0; (ticks, rows, 2).
+        won: each seat's return if a game ended, otherwise 0; (ticks, rows, 2).
         memory: the games' memories before the first tick; (rows, 2, 2, hidden).
-        next_seat, next_value: the seat that moves after the last tick, and the value that the policy expects; (rows,).
+        next_seat, next_value: the seat that moves after the last tick, and the value that the policy expects there;
+            (rows,).
         entropy: the mean entropy of the policy's own choices, without smoothing.
-        noop_rate: the share of no-ops among the policy's own choices that include one.
+        noop_rate: how often the policy chose a no-op when a no-op was legal, from 0 to 1.
     """
 
     seen: Tensor
@@ -48,7 +51,7 @@ class Rollout:
 
 @dataclass
 class Choices:
-    """Sums over the policy's choices: decisions with more than one legal action."""
+    """Sums over the policy's choices, which are decisions with more than one legal action."""
 
     noops: Tensor
     entropy: float = 0.0
@@ -57,10 +60,10 @@ class Choices:
     with_noop: int = 0
 
     def add(self, chances: Tensor, legal: Tensor, action: Tensor, is_counted: Tensor) -> None:
-        """Add one decision in each row of ``is_counted``.
+        """Add one decision for each row in which ``is_counted`` is True.
 
         Args:
-            chances: the policy's chances, without smoothing.
+            chances: the policy's probabilities, without smoothing.
         """
         noops = self.noops.to(legal.device)
         is_choice = is_counted & (legal.sum(-1) > 1)
@@ -76,12 +79,12 @@ class Choices:
 
     @property
     def noop_rate(self) -> float:
-        """Return the share of no-ops among the choices that include one; 0 for a game without no-ops."""
+        """Return how often a no-op was chosen when a no-op was legal, from 0 to 1; 0 for a game without no-ops."""
         return self.noop_count / self.with_noop if self.with_noop else 0.0
 
 
 class Rollouts:
-    """The games of one rank, with all that the next rollout depends on.
+    """The games of one rank, with all state that the next rollout depends on.
 
     Attributes:
         memory: the memories of all games; (rows, 2, 2, hidden).
@@ -94,7 +97,7 @@ class Rollouts:
     ) -> None:
         """
         Args:
-            draw: the generator from which actions and opponents are drawn.
+            draw: the random generator that draws actions and opponents.
         """
         self._games, self._policy, self._league, self._sampler, self._draw = games, policy, league, sampler, draw
         self._rows = range(rows)
@@ -107,7 +110,7 @@ class Rollouts:
         """Play ``ticks`` actions in each game, and return the rollout. A new game follows each game that ends.
 
         Args:
-            noops: which actions do nothing; (actions,).
+            noops: which actions are no-ops; (actions,).
         """
         memory, choices = self.memory, Choices(noops)
         done = [self._tick(choices) for _ in range(ticks)]
@@ -130,7 +133,7 @@ class Rollouts:
         self.own_seat[rows] = torch.randint(SEATS, (len(rows),), generator=self._draw)
 
     def leave(self, slots: Tensor) -> None:
-        """Begin new games wherever the opponent has left the league."""
+        """Begin new games in all rows whose opponent has left the league."""
         self.begin(torch.isin(self.opponent, slots).nonzero().squeeze(1))
 
     def _view(self) -> View:
