@@ -1,7 +1,7 @@
 """The hardware contract: the table of terms that two environments must share for equal bits, and their comparison.
 
-"identical" is a promise: everything on which the bits depend is equal, as far as the libraries' makers document it.
-"not promised" predicts nothing: the bits may still be equal, and often are.
+The verdict "identical" is a promise: everything that the bits depend on is equal, as far as the libraries'
+documentation says. "not promised" predicts nothing: the bits may still be equal, and often are.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class Term:
 
     Attributes:
         key: the property's key in `describe_environment`.
-        on: the devices on which a difference may change bits. Empty: the property is only recorded.
+        on: the devices on which a difference may change bits; if empty, the property is only recorded.
         why: how a difference changes bits, or why it doesn't. (The key is part of ``holdfast doctor --json``.)
         compared: the part of the property's value that is compared, as a key of `PARTS`.
         source: the documentation behind the claim, unless it is obvious.
@@ -41,7 +41,7 @@ class Term:
     free: str = ""
 
 
-# The parts of an environment that decide, with three ranks or more, in which order NCCL adds.
+# The properties of an environment on which, with three ranks or more, NCCL's order of summation depends.
 TOPOLOGY = ("nodes", "gpus_per_node", "links")
 VIRTUAL = "only with compute.virtual_ranks would the bits be equal"
 
@@ -103,7 +103,7 @@ TERMS = (
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of the contract: a cause of other bits that no term covers.
+    """A limit of the contract: a cause of different bits that no term covers.
 
     Attributes:
         on: the devices on which this cause matters.
@@ -124,7 +124,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The promise to a run that was trained in one environment and continues in another.
+    """Whether equal bits are promised to a run that was trained in one environment and continues in another.
 
     Attributes:
         reasons: a line for each difference that rules out the promise; empty if equal bits are promised.
@@ -139,16 +139,17 @@ def judge(
 ) -> Verdict:
     """Decide whether a run trained in the environment ``saved`` continues in ``current`` with equal bits.
 
-    Both are results of `describe_environment`. A value that one of them lacks counts as different, since nothing can be
-    promised about it. On a device without terms nothing is promised.
+    Both environments are results of `describe_environment`. If either lacks a value, the value counts as different,
+    because nothing can be promised about it. On a device without terms nothing is promised.
 
     Args:
-        ranks: the saved and the current number of ranks; None if it isn't known, or with virtual ranks.
+        ranks: the saved and the current number of ranks; None for an unknown number, or with virtual ranks.
     """
     device = saved.get("device") or current.get("device")
     terms = terms_on(device)
     if current.get("device") not in (None, device):
-        terms = tuple(term for term in terms if term.key == "device")  # nothing else can be compared
+        # without an environment nothing else can be compared
+        terms = tuple(term for term in terms if term.key == "device")
     parts = [(term, part_of(term, saved), part_of(term, current)) for term in terms]
     reasons = [line for term, old, new in parts for line in _differences(term, old, new)]
     for where, missing in (
@@ -168,11 +169,11 @@ def judge(
 
 
 def list_changed(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return each package that the recipe imported and that has another version or other files now, or is missing.
+    """Return each package that the recipe imported and whose version or files have changed, or that is missing.
 
     Each entry has the package's name, its saved description, and its description now, which is empty if the package is
-    missing. What an older record lacks (all packages, or their files) isn't compared. Holdfast isn't compared either,
-    because its version and code have records of their own.
+    missing. If an older record lacks packages or their files, these aren't compared. Holdfast isn't compared either,
+    because other records contain its version and code.
     """
     versions, now = saved.get("packages"), current.get("packages")
     if not isinstance(versions, Mapping) or not isinstance(now, Mapping):
@@ -204,7 +205,7 @@ def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
 def _changed_topology(
     saved: Mapping[str, Any], current: Mapping[str, Any], ranks_then: int | None, ranks: int | None
 ) -> list[str]:
-    """Return a line if NCCL may add in another order than before. The sum of two ranks has only one order."""
+    """Return a line if NCCL may sum in another order than before. With two ranks there is only one order."""
     if saved.get("device") != "cuda" or ranks is None or ranks != ranks_then or ranks < 3:
         return []
     old, new = (each.get("topology") or {} for each in (saved, current))
@@ -216,12 +217,12 @@ def _changed_topology(
 
 
 def terms_on(device: str | None) -> tuple[Term, ...]:
-    """Return the terms that count on a device; none for a device without a contract."""
+    """Return the terms that apply to a device; an empty list for a device without a contract."""
     return tuple(term for term in TERMS if device in term.on)
 
 
 def part_of(term: Term, environment: Mapping[str, Any]) -> Any:
-    """Return the part of an environment that the term compares; None if it is missing or has an unknown form."""
+    """Return the part of an environment that the term compares; None if this part is missing or has an unknown form."""
     value = environment.get(term.key)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Settings of a process under which the same step gives the same bits: environment, torch's flags, seeds."""
+"""Settings of a process with which the same step gives the same bits: environment variables, torch's flags, seeds."""
 
 import contextlib
 import functools
@@ -13,18 +13,21 @@ from typing import Any
 from holdfast.config import Determinism
 from holdfast.errors import DeterminismError
 
-# The interpreter, cuBLAS and torch's compiler read these variables once, when they start. Later changes have no effect.
+# The environment variables that the interpreter, cuBLAS and torch's compiler read once, at their start. Later changes
+# have no effect.
 PREAMBLE = {
     # One workspace per stream makes cuBLAS reproducible. Source: cuBLAS documentation, "Results Reproducibility".
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONHASHSEED": "0",
-    # torch.use_deterministic_algorithms would set this, too, but it imports torch._inductor first, which takes 2 s.
+    # Set here, because torch.use_deterministic_algorithms, which also sets this, first imports torch._inductor, which
+    # takes 2 s.
     "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
 
 # By default NCCL chooses its algorithm from measurements and from the hardware, so that equal jobs may sum in different
-# orders. NVLS and CollNet sum in switches, whose order no job controls. A variable that the user has set stays as set,
-# and a resume compares it. Sources: NVIDIA/nccl#1497, #2360; Megatron Core, Deterministic Training.
+# orders. NVLS and CollNet sum in network switches, whose order no job controls. If the user has set one of these
+# variables, Holdfast keeps the value, and a resume compares it. Sources: NVIDIA/nccl#1497, #2360; Megatron Core,
+# Deterministic Training.
 COLLECTIVES = {
     "NCCL_ALGO": "Ring",
     "NCCL_PROTO": "Simple",
@@ -34,7 +37,8 @@ COLLECTIVES = {
 
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
-# The position in the state of NumPy's and Python's generator, a Mersenne Twister, after a seed and before any draw.
+# NumPy's and Python's generators are Mersenne Twisters, whose state has this position after seeding and before any
+# draw.
 FRESH = 624
 
 # The flags of `read_flags` that `apply` sets in strict mode, with their values.
@@ -49,21 +53,21 @@ STRICT = {
 
 
 def preamble(settings: Determinism) -> dict[str, str]:
-    """Return the environment variables that a rank's interpreter has to be started with."""
+    """Return the environment variables with which a rank's interpreter has to be started."""
     threads = str(settings.threads)
     inductor = {"TORCHINDUCTOR_DETERMINISTIC": "1" if settings.mode == "strict" else "0"}
     return PREAMBLE | inductor | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 def choose_collectives(settings: Determinism) -> dict[str, str]:
-    """Return the environment variables with which only the ranks and their links decide the order of NCCL's sums."""
+    """Return environment variables that make NCCL's order of summation depend only on the ranks and their links."""
     return COLLECTIVES if settings.mode == "strict" else {}
 
 
 def apply(settings: Determinism, seed: int) -> None:
     """Make this process deterministic and seed its generators. Call it before the model is built.
 
-    It seeds Python, NumPy and torch (the CPU and every GPU). In strict mode torch from now on raises an error for an
+    It seeds Python, NumPy and torch (the CPU and every GPU). In strict mode, torch then raises an error for each
     operation without a deterministic implementation.
 
     Raises:
@@ -74,7 +78,7 @@ def apply(settings: Determinism, seed: int) -> None:
     torch.set_num_threads(settings.threads)
     if settings.mode == "strict":
         missing = sorted(name for name, value in PREAMBLE.items() if os.environ.get(name) != value)
-        # If the variable was set after Python's start, it has no effect.
+        # Read the interpreter's own flag, because a variable that was set after Python's start has no effect.
         if sys.flags.hash_randomization and "PYTHONHASHSEED" not in missing:
             missing.append("PYTHONHASHSEED")
         if missing:
@@ -93,10 +97,10 @@ def apply(settings: Determinism, seed: int) -> None:
 
 @contextlib.contextmanager
 def strictly() -> Iterator[None]:
-    """Use deterministic algorithms in the block, in fast mode, too. Afterwards torch's flags are as before.
+    """Use deterministic algorithms in the block, even in fast mode. Restore torch's flags after the block.
 
-    An operation without a deterministic algorithm only warns: in fast mode this interpreter may have been started
-    without the `preamble`, which cuBLAS needs.
+    An operation without a deterministic algorithm only causes a warning, because in fast mode this interpreter may have
+    been started without the `preamble`, which cuBLAS needs.
     """
     import torch
 
@@ -114,7 +118,7 @@ def strictly() -> Iterator[None]:
 def read_flags() -> dict[str, Any]:
     """Return torch's settings that choose kernels or the order of a sum, by the names in torch's documentation.
 
-    It takes some microseconds: `check_unchanged` calls it after every step.
+    This has to be fast (a few microseconds), because `check_unchanged` calls it after every step.
     """
     import torch
 
@@ -186,15 +190,17 @@ def reseed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
-    # torch.manual_seed takes a hundred times as long: it records its caller for each kind of device that isn't there.
+    # Seed each generator directly, because torch.manual_seed takes a hundred times as long: it records its caller for
+    # each missing kind of device.
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
 
 
 def read_seeds() -> dict[str, Any]:
-    """Return a mark of each global generator's seed, by the name of the function that seeds it.
+    """Return a value that identifies each global generator's seed, by the name of the function that seeds it.
 
-    For torch's generator the mark is the seed. For NumPy's and Python's it is the state, or None if a number was drawn.
+    For torch's generator the value is the seed. For NumPy's and Python's generators it is the state, or None if a
+    number was drawn.
     """
     import numpy as np
     import torch
@@ -209,7 +215,7 @@ def read_seeds() -> dict[str, Any]:
 
 
 def describe_replaced(before: Mapping[str, Any], seed: int) -> list[str]:
-    """Return a line if the import of the recipe's module has seeded generators: the run's seed replaces those seeds.
+    """Return a warning if the import of the recipe's module has seeded generators. The run's seed replaces those seeds.
 
     Args:
         before: the result of `read_seeds` before the import.
@@ -226,7 +232,7 @@ def describe_replaced(before: Mapping[str, Any], seed: int) -> list[str]:
 
 
 def derive_seed(*names: int | str) -> int:
-    """Return a seed that follows from some names, such as the run's seed, a step and a share."""
+    """Return a seed derived by hashing some values, for example the run's seed, a step and a share."""
     text = "/".join(map(str, names))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") // 2
 
@@ -234,8 +240,8 @@ def derive_seed(*names: int | str) -> int:
 def separate_threads() -> None:
     """Give the threads that Python starts a separate generator for the functions of `random`.
 
-    This thread and torch's own threads keep the global generator: on a GPU the backward pass, which may call the
-    recipe's code, runs in a thread of torch.
+    This thread and torch's own threads keep the global generator, because on a GPU the backward pass, which may call
+    the recipe's code, runs in one of torch's threads.
 
     Call it before another module imports functions of `random` by name: such a name would still draw from the global
     generator in every thread.

@@ -1,7 +1,8 @@
 """The examination of this machine: its environment, its GPUs, and whether equal steps give equal bits on it.
 
-The command's own process has other variables and threads than a rank. So fresh interpreters, started like ranks, do the
-measuring: ``python -m holdfast.machine.doctor SETTINGS DEVICE`` prints its report as one line of JSON.
+The process of the command has other environment variables and threads than a rank. So fresh interpreters, started like
+ranks, make the measurements: ``python -m holdfast.machine.doctor SETTINGS DEVICE`` prints its report as one line of
+JSON.
 """
 
 import json
@@ -70,7 +71,7 @@ def examine(settings: Determinism, device: DeviceChoice = "auto", within_s: floa
 
 
 def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
-    """Return the findings from the reports of several processes that made the same measurements."""
+    """Return the findings from comparing the reports of several processes that made the same measurements."""
     first = reports[0]
     again = [report["step"] for report in reports]
     threads = first["environment"]["threads"]
@@ -88,7 +89,7 @@ def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
 
 
 def judge_records(records: Iterable[Mapping[str, Any]], current: Mapping[str, Any]) -> Finding:
-    """Return whether a run's attempts on machines like this one had the same self-test; see `compare_with_records`."""
+    """Return the finding whether this machine's self-test equals those of a run's attempts on similar machines."""
     line, is_unstable = compare_with_records(records, current)
     if line:
         return Finding("self-test, in the run's attempts", line, False if is_unstable else None)
@@ -106,7 +107,7 @@ def _differing(steps: list[Bits]) -> list[str]:
 
 
 def judge_gpus(report: GpuReport, compute: Compute, seen_by_torch: int) -> tuple[Finding, ...]:
-    """Return which GPUs a run with these settings would take, and their health.
+    """Return the findings about the GPUs that a run with these settings would take, and about their health.
 
     Args:
         seen_by_torch: the number of GPUs that torch sees.
@@ -136,7 +137,10 @@ def judge_gpus(report: GpuReport, compute: Compute, seen_by_torch: int) -> tuple
 
 
 def judge_libraries(installed: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Return for each library whether Holdfast's tests have run with its version. Another version is no fault."""
+    """Return, for each library, whether Holdfast was tested with the installed version.
+
+    An untested version isn't a fault.
+    """
     described = describe_versions(installed)
     return tuple(
         Finding(name, seen if is_tested else f"{seen}: no test has seen it", True if is_tested else None)
@@ -146,7 +150,8 @@ def judge_libraries(installed: Mapping[str, str]) -> tuple[Finding, ...]:
 
 def _start(settings: Determinism, device: DeviceChoice, within_s: float) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "holdfast.machine.doctor", settings.model_dump_json(), device]
-    strict = settings.model_copy(update={"mode": "strict"})  # steps are measured in strict mode, whatever the setting
+    # measure steps in strict mode, whatever the configuration says
+    strict = settings.model_copy(update={"mode": "strict"})
     environment = os.environ | determinism.preamble(strict)
     started: list[subprocess.Popen[str]] = []
     try:
@@ -182,7 +187,7 @@ def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str,
 def _make_process_report(settings: Determinism, device: str) -> dict[str, Any]:
     """Return the report of one process: its environment, and digests of one step's bits.
 
-    The step is computed twice, and then once with more threads.
+    The step is computed twice with the rank's number of threads, and then once with more threads.
 
     Raises:
         DeterminismError: this interpreter was started without the preamble of `holdfast.machine.determinism`.

@@ -15,8 +15,8 @@ from typing import Any
 
 from holdfast.machine.gpus.report import read_links
 
-# Patterns of the variables that choose kernels or an order of summation. Those that are set are recorded. Variables for
-# logs, caches and timeouts are left out: they differ between machines and don't change bits.
+# Patterns of the environment variables that choose kernels or an order of summation. Matching variables are recorded.
+# Variables for logs, caches and timeouts are excluded, because they differ between machines and don't change bits.
 PROCESS_VARIABLES = ("PYTHONHASHSEED", "GLIBC_TUNABLES", "TORCHINDUCTOR_DETERMINISTIC", "TORCH_LINEAR_FLATTEN_3D")
 CPU_VARIABLES = (
     "OMP_NUM_THREADS", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "MKL_*THREADS", "MKL_DYNAMIC", "MKL_CBWR",
@@ -35,13 +35,14 @@ GPU_VARIABLES = (
     "NCCL_NCHANNELS_PER_NET_PEER",
 )  # fmt: skip
 
-# Prefixes of x86's and Arm's vector extensions, so that future ones match too. (smep does not belong to sme.)
+# Prefixes of x86's and Arm's vector extensions, so that future extensions match, too. (smep doesn't belong to the
+# prefix sme.)
 VECTOR = re.compile(r"avx|fma|f16c|amx|xop|asimd|neon|sve|sme(?!p)|fphp|i8mm|bf16")
 
 
 @dataclass(frozen=True)
 class Places:
-    """The files in which Linux describes its CPU, the CPU's caches and NVIDIA's driver."""
+    """The files in which Linux describes the CPU, its caches and NVIDIA's driver."""
 
     cpuinfo: Path = Path("/proc/cpuinfo")
     caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -77,7 +78,10 @@ def chooses_kernels(name: str, patterns: tuple[str, ...] = PROCESS_VARIABLES + C
 
 
 def _describe_cpu(places: Places) -> dict[str, Any]:
-    """Return the CPU's name, family, vector instructions and caches. Clouds often name different CPUs alike."""
+    """Return the CPU's name, family, vector instructions and caches.
+
+    The name isn't enough: clouds often name different CPUs equally.
+    """
     shown = _read_cpuinfo(places.cpuinfo)
     family = " ".join(
         f"{label} {shown[name]}".strip()
@@ -136,12 +140,13 @@ def _describe_gpus(places: Places) -> dict[str, Any]:
         "gpus": [
             {"name": gpu.name, "sm": [gpu.major, gpu.minor], "sm_count": gpu.multi_processor_count} for gpu in gpus
         ],
-        "gpu_uuids": [f"GPU-{gpu.uuid}" for gpu in gpus if hasattr(gpu, "uuid")],  # as nvidia-smi names them
+        # spelled as nvidia-smi spells them
+        "gpu_uuids": [f"GPU-{gpu.uuid}" for gpu in gpus if hasattr(gpu, "uuid")],
     }
 
 
 def _describe_topology() -> dict[str, Any]:
-    """Return the links between the ranks' GPUs. Between three or more GPUs they decide in which order NCCL adds."""
+    """Return the links between the ranks' GPUs. With three or more GPUs, NCCL's order of summation depends on them."""
     ranks, of_node = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     links = read_links() if ranks > 2 else None
     return {"nodes": ranks // of_node, "gpus_per_node": of_node, "links": links}

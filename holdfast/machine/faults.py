@@ -1,9 +1,9 @@
 """Named points at which a test may kill this process; without a test they do nothing.
 
-``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a kill. The parts are: a point below; the pass at
-which to kill (counted from 1 in each process); the processes to kill with SIGKILL (``self``, ``other`` for a rank's
-attempt or an attempt's ranks, or ``both``); and a file that the fault creates. While that file exists the fault does
-nothing, so it kills once, however many processes inherit the variable.
+``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a kill. The parts are: one of the points below; at
+which pass through this point to kill (counted from 1 in each process); the processes to kill with SIGKILL (``self``,
+``other`` for a rank's attempt or an attempt's ranks, or ``both``); and a file that the fault creates. While that file
+exists the fault does nothing, so it kills only once, however many processes inherit the variable.
 
 ``HOLDFAST_FLIP="1:/tmp/struck"`` flips one bit in the self-test of rank 1 (`holdfast.machine.self_test`), in the matrix
 product of its second step. While the file exists, no bit is flipped. ``HOLDFAST_FLIP="1:"`` flips this bit in each step
@@ -19,10 +19,10 @@ from holdfast.machine.processes import is_rank
 
 # The names of the points. A kill at any of them leaves a run that resumes and a store that verifies.
 POINTS = (
-    "payload-written",  # in a rank: the payload is written, but may not be on the disk yet
+    "payload-written",  # in a rank: the payload is written, but perhaps not durable
     "payload-durable",  # in a rank: the payload is durable and has its final name
     "metadata-durable",  # in a rank: the checkpoint is complete and may be adopted
-    "chunk-reported",  # in the attempt: it knows of the checkpoint and has not committed it
+    "chunk-reported",  # in the attempt: the checkpoint is reported, but not committed
     "commit-recorded",  # in the attempt: the commit counts, but latest.json is stale
     "latest-replaced",  # in the attempt: the commit is done
 )
@@ -31,16 +31,16 @@ REHEARSAL_POINTS = (
     "rehearsal-lived",  # the living ranks have trained the steps
     "rehearsal-restored",  # the new ranks hold the checkpoint
     "rehearsal-trained",  # the new ranks have trained the steps, and nothing is compared yet
-    "rehearsal-noted",  # the trails are equal, and the ranks that don't go on have ended
+    "rehearsal-noted",  # the trails are equal, and the ranks that aren't needed any more have ended
 )
 
 # The points of a run with a near folder.
 NEAR_POINTS = (
-    "near-durable",  # in a rank: the near folder has the whole checkpoint, and the store has nothing of it
-    "near-copied",  # in the attempt: the store has all of a near checkpoint but its metadata
+    "near-durable",  # in a rank: the near folder has the whole checkpoint, the store has none of it
+    "near-copied",  # in the attempt: the store has a near checkpoint without its metadata
 )
 # The point of a run that saves into its near folder between commits.
-BETWEEN_POINTS = ("between-durable",)  # in a rank: the folder has the whole checkpoint, and still the one before it
+BETWEEN_POINTS = ("between-durable",)  # in a rank: the folder has this checkpoint and the previous checkpoint
 
 _passes: collections.Counter[str] = collections.Counter()
 
@@ -62,9 +62,9 @@ def reach(point: str) -> None:
 
 
 def takes_flips() -> tuple[bool, bool]:
-    """Return whether HOLDFAST_FLIP asks to flip a bit in the first and the second step of this rank's self-test.
+    """Return whether HOLDFAST_FLIP asks to flip a bit in the self-test's first step, and whether in its second step.
 
-    If only in the second one, create its file.
+    If it asks for a flip in the second step only, create its file.
     """
     rank, _, struck = os.environ.get("HOLDFAST_FLIP", "").partition(":")
     if rank != os.environ.get("RANK", "0"):
@@ -78,7 +78,7 @@ def takes_flips() -> tuple[bool, bool]:
 
 
 def _other_side() -> list[int]:
-    """Return the processes at the other end of the command pipe: a rank's parent, or an attempt's ranks."""
+    """Return the processes at the other end of the order pipe: the attempt of a rank, or the ranks of an attempt."""
     if is_rank(os.getpid()):
         return [os.getppid()]
     lines = [path.read_text("utf-8") for path in Path("/proc/self/task").glob("*/children")]

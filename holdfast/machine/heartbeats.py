@@ -1,7 +1,7 @@
-"""The heartbeat of each rank: a few numbers, in memory shared with the attempt, that tell what the rank is doing.
+"""The heartbeat of each rank: a few numbers about the rank's activity, in memory shared with the attempt.
 
 A rank writes the numbers while it trains, which costs four microseconds a step, and never waits for a reader.
-`holdfast.rank.hanging` reads them once a second. Nothing here imports torch.
+`holdfast.rank.hanging` reads the numbers once a second. Nothing here imports torch.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from holdfast.machine.host import name_host
 
 # The environment variable with the path of the file that the ranks of this machine share with their attempt.
 HEARTBEATS_VARIABLE = "HOLDFAST_HEARTBEATS"
-# A rank that gets this signal writes the stacks of its threads to its standard error. Not SIGUSR1, with which batch
-# systems announce the end of a job, so that a loop may have a handler of its own.
+# A rank that gets this signal writes the stacks of its threads to its standard error. The signal isn't SIGUSR1, because
+# batch systems announce the end of a job with SIGUSR1, and a user's loop may handle it.
 STACKS_SIGNAL = signal.SIGUSR2
 GPU = ", GPU "
 RECORD_BYTES = 256
-NUMBERS = 8  # the integers of a record: process, phases, phase, place, marks, step, rank, standing
+NUMBERS = 8  # the integers of a rank's record: process, phases, phase, place, marks, step, rank, standing
 
 
 class Phase(enum.IntEnum):
@@ -44,12 +44,12 @@ class Phase(enum.IntEnum):
 
 # The phases whose durations are measured.
 MEASURED = (Phase.STEP, Phase.EVALUATING)
-SUMS = 2  # the sums of a record, after the longest times: the seconds in steps, and those of them at SYNCING
+SUMS = 2  # the sums of a record, after the longest times: the seconds in steps, and of these the seconds at SYNCING
 TEXT_AT = 8 * (NUMBERS + len(MEASURED) + SUMS)
 
 
 class Place(enum.IntEnum):
-    """The part of a phase that a rank is in."""
+    """The part of its present phase that a rank executes."""
 
     COMPUTING = 0
     LOADING = 1
@@ -58,7 +58,7 @@ class Place(enum.IntEnum):
 
 
 class RankStanding(enum.IntEnum):
-    """The standing of a rank among the others: whether it trains, or is about to end."""
+    """The state of a rank that other ranks have to know: whether the rank trains, or is about to end."""
 
     TRAINING = 0
     LEAVING = 1
@@ -71,18 +71,18 @@ class RankStanding(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Beat:
-    """One look at a rank's heartbeat.
+    """A rank's heartbeat, as read at one moment.
 
     Attributes:
         pid: the rank's process id.
         phases: the number of phases that the rank has begun.
-        marks: the number of times that the rank has come to another place.
-        step: the step that the rank trains; in other phases the step that it trained last.
+        marks: how many times the rank's place has changed.
+        step: the step that the rank trains; in phases without training, the step that it trained last.
         standing: whether the rank still trains with the others.
-        longest_s: the longest step and the longest evaluation so far, in seconds; 0 for none. The process's first step
-            doesn't count: it also compiles, starts loader workers and connects the ranks.
+        longest_s: the longest step and the longest evaluation so far, in seconds; 0 if there was none. The process's
+            first step doesn't count, because it also compiles, starts loader workers and connects the ranks.
         steps_s: the seconds that the rank has spent in whole steps; the process's first step doesn't count.
-        syncing_s: the seconds of these at the place SYNCING.
+        syncing_s: how many of these seconds the rank has spent at the place SYNCING.
         where: the rank's host, and its GPU if it has one.
     """
 
@@ -105,10 +105,10 @@ class Beat:
 
     @property
     def position(self) -> tuple[int, bool, int]:
-        """Return how far the rank has come, in an order that holds for all ranks of a run.
+        """Return the rank's progress as a value that can be compared between all ranks of a run.
 
-        The number of places comes last in this order, because ranks may pass different numbers of places before they
-        wait for each other.
+        The number of places is compared last, because ranks may pass different numbers of places before they wait for
+        each other.
         """
         return self.phases, self.place is Place.SYNCING, self.marks
 
@@ -142,7 +142,7 @@ class Heartbeats:
         return _read_all(self._memory)
 
     def close(self) -> None:
-        """Delete the file. Ranks that have joined keep their memory, and no other can join."""
+        """Delete the file. Ranks that have joined keep the shared memory, and no other rank can join any more."""
         self.path.unlink(missing_ok=True)
 
 
@@ -152,7 +152,7 @@ class Heartbeat:
     def __init__(self, path: Path, rank: int, number: int | None = None) -> None:
         """
         Args:
-            number: the rank's number on this machine; by default its rank.
+            number: the rank's number on this machine; by default the rank's number among all ranks.
 
         Raises:
             OSError, ValueError, IndexError: there is no such file, or it has no record of this number.
@@ -165,7 +165,7 @@ class Heartbeat:
         self._sums = record[:TEXT_AT].cast("d")[-SUMS:]
         self._text = record[TEXT_AT:]
         self._phase, self._step, self._began = Phase.BUILDING, 0, 0.0
-        self._syncing_since = 0.0  # 0 at another place
+        self._syncing_since = 0.0  # 0 if the rank is at another place
         self._steps_s, self._syncing_s = 0.0, 0.0
         self._has_trained = False
         self.note_device("cpu")
@@ -191,7 +191,7 @@ class Heartbeat:
         self._numbers[1] += 1
 
     def mark(self, place: Place) -> None:
-        """Record that the rank has come to a place in the present phase."""
+        """Record that the rank has reached a place in the present phase."""
         if place is Place.SYNCING:
             self._syncing_since = self._syncing_since or time.monotonic()
         elif self._syncing_since:
@@ -205,7 +205,7 @@ class Heartbeat:
         self._syncing_since = 0.0
 
     def stand(self, standing: RankStanding) -> None:
-        """Change the rank's standing."""
+        """Change the rank's standing; see `RankStanding`."""
         self._numbers[7] = standing
 
     def read_all(self) -> dict[int, Beat]:
@@ -228,7 +228,7 @@ class Heartbeat:
 
 
 def name_device(device: str) -> str:
-    """Return a name for a device of this machine, which torch names so: the host, and the GPU's number."""
+    """Return a name for a device of this machine, given torch's name: the host, and for a GPU its number."""
     place, listed = "", os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if device.startswith("cuda"):
         number = int(device.partition(":")[2] or 0)
@@ -280,13 +280,13 @@ def begin(phase: Phase, step: int | None = None) -> None:
 
 
 def mark(place: Place) -> None:
-    """Record that this rank has come to a place in the present phase."""
+    """Record that this rank has reached a place in the present phase."""
     if _own is not None:
         _own.mark(place)
 
 
 def stand(standing: RankStanding) -> None:
-    """Change this rank's standing."""
+    """Change this rank's standing; see `RankStanding`."""
     if _own is not None:
         _own.stand(standing)
 

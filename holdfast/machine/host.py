@@ -5,9 +5,9 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-# Another name, with which tests let several machines train on one.
+# The environment variable with another name for this machine, with which tests simulate several machines.
 VARIABLE = "HOLDFAST_HOST"
-# The key in an environment of the hosts of ranks on several nodes, by rank.
+# The key in an environment for the hosts of ranks on several nodes, by rank.
 HOSTS = "hosts"
 
 

@@ -1,15 +1,16 @@
 """The libraries whose private parts Holdfast relies on: the tested versions and the installed ones.
 
-The package sets no upper bound for most of them, because a bound would keep every user from newer versions. `holdfast
-doctor` says if an installed version was never tested. `make test-versions` tests the oldest and the newest version.
+Holdfast's package sets no upper bound for most libraries, because a bound would exclude newer versions for every user.
+`holdfast doctor` reports an installed version that was never tested. `make test-versions` tests the oldest and the
+newest version.
 """
 
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-# By library: the oldest version that pyproject.toml allows, and the newest version with which the tests of Holdfast's
-# use of this library have passed.
+# For each library: the oldest version that pyproject.toml allows, and the newest version with which Holdfast's tests of
+# this library have passed.
 TESTED = {
     "torch": ("2.9.0", "2.14.1"),
     "accelerate": ("1.15.0", "1.15.0"),
@@ -32,7 +33,7 @@ def find_installed() -> dict[str, str]:
 
 
 def describe_versions(installed: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
-    """Return a text on the version of each installed library of `TESTED`, and whether the version is a tested one."""
+    """Return, for each installed library of `TESTED`, a text with its version, and whether this version was tested."""
     described = {}
     for name, here in installed.items():
         oldest, newest = TESTED[name]

@@ -1,21 +1,22 @@
-"""The part of one rank, which a process trains alone in place of that rank, to judge it."""
+"""The part of a step that one rank trained, which an audit's process trains again, alone, to check that rank."""
 
 import json
 import os
 from dataclasses import asdict, dataclass
 
-# The variable of a process that trains a part; empty in every other rank.
+# The environment variable with the part that a process trains; empty in every ordinary rank.
 PART_VARIABLE = "HOLDFAST_PART"
 
 
 @dataclass(frozen=True)
 class RankPart:
-    """The part of one rank of a run.
+    """The part of a run's steps that one rank trained.
 
     Attributes:
         rank: the rank's number.
         ranks: the number of ranks of the run.
-        shares: the shares that the rank trained, in its order; empty without virtual ranks.
+        shares: the numbers of the virtual ranks that the rank trained, in the rank's order; empty without virtual
+            ranks.
     """
 
     rank: int
@@ -28,7 +29,7 @@ class RankPart:
 
 
 def read_part() -> RankPart | None:
-    """Return the part that this process trains; None if it trains as a rank of its own."""
+    """Return the part that this process trains; None if this process is an ordinary rank."""
     text = os.environ.get(PART_VARIABLE)
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""This process's pod, asked for at the API of Kubernetes from inside, with the token that Kubernetes puts there."""
+"""A client of the Kubernetes API for this process's own pod, with the token that Kubernetes puts into the pod."""
 
 import json
 import logging
@@ -16,11 +16,12 @@ from typing import Self
 log = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S = 5.0
-# The longest wait for an attempt's ending, after its save. The grace period has 15 s for all that follows the save.
+# The longest wait for the pod's status when an attempt ends, after its save. The grace period has 15 s for everything
+# after the save.
 DISRUPTION_WITHIN_S = 2.0
-MAX_BYTES = 2**22  # etcd holds no larger object than 1.5 MB
-# The variable with the pod's name, which the pod's manifest sets; the folder where Kubernetes puts the pod's token; and
-# the variables with the API's address.
+MAX_BYTES = 2**22  # more than any answer: etcd stores objects of up to 1.5 MB
+# In this order: the environment variable with the pod's name, which the pod's manifest sets; the folder with the pod's
+# token, which Kubernetes creates; and the environment variables with the API's address.
 POD_VARIABLE = "POD_NAME"
 RIGHTS = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
@@ -28,7 +29,7 @@ HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PO
 
 @dataclass(frozen=True)
 class PodApi:
-    """The API of a Kubernetes cluster, seen from inside a pod.
+    """The Kubernetes API, as a pod uses it for itself.
 
     Attributes:
         url: the pod's own URL.
@@ -76,11 +77,11 @@ class PodApi:
         self._ask(request)
 
     def read_disruption(self) -> str:
-        """Return why Kubernetes disrupts the pod, as its condition DisruptionTarget says; empty if it has none.
+        """Return why Kubernetes disrupts the pod, from its condition DisruptionTarget; empty without this condition.
 
         Raises:
             OSError: the API can't be reached, or refuses.
-            ValueError: the answer is no pod.
+            ValueError: the answer doesn't describe a pod.
         """
         pod = json.loads(self._ask(urllib.request.Request(self.url)))
         conditions = pod.get("status", {}).get("conditions", []) if isinstance(pod, dict) else []
@@ -91,7 +92,8 @@ class PodApi:
 
     def _ask(self, request: urllib.request.Request) -> bytes:
         """Send a request with the pod's token, and return the answer's body."""
-        token = (self.rights / "token").read_text("utf-8").strip()  # the kubelet replaces it every hour
+        # read it each time, because the kubelet replaces the token every hour
+        token = (self.rights / "token").read_text("utf-8").strip()
         request.add_header("Authorization", f"Bearer {token}")
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if self.url.startswith("https:"):
@@ -102,10 +104,10 @@ class PodApi:
 
 
 def find_disruption(within_s: float = DISRUPTION_WITHIN_S) -> str:
-    """Return why Kubernetes disrupts this process's pod; empty if it doesn't, or if nobody says so in time.
+    """Return why Kubernetes disrupts this process's pod; empty if it doesn't, or if the API doesn't answer in time.
 
-    One request, in a thread of its own. A pod that doesn't name itself in `POD_VARIABLE`, or has no token, isn't asked
-    for. If the API refuses or doesn't answer, log one warning.
+    This makes one request, in a separate thread. It makes no request if `POD_VARIABLE` doesn't name the pod, or if the
+    pod has no token. If the API refuses or doesn't answer, it logs one warning.
 
     Args:
         within_s: the longest wait, in seconds.

@@ -1,4 +1,4 @@
-"""Preemption notices: a thread asks the cloud and a drain file whether this machine goes away, and when.
+"""Preemption notices: a thread polls the cloud and a drain file, to learn when this machine will be taken away.
 
 =======  ==========================================================  =========================  ==================
 cloud    request                                                     meaning                    time that is left
@@ -39,8 +39,8 @@ GCP_WITHIN_S = 30.0
 MAX_WITHIN_S = 365 * 24 * 3600.0
 MAX_DRAIN_BYTES = 1024
 AZURE_ENDS = {"Preempt", "Terminate", "Reboot", "Redeploy"}
-# The folder with the firmware's description of the machine, which names the cloud. (Azure's asset tag is the same on
-# all of its machines.)
+# The folder with the firmware's description of the machine, and the texts in it by which each cloud is recognized.
+# (Azure's asset tag is the same on all of its machines.)
 FIRMWARE = Path("/sys/class/dmi/id")
 AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 METADATA_URLS = {
@@ -55,10 +55,11 @@ class Notice:
     """A notice that this machine, or this process, is about to end.
 
     Args:
-        reason: the reason, as a person reads it.
-        within_s: seconds that are left, from now on; at most a year, which every timeout can hold.
-        is_advice: the machine may go away; save a checkpoint, and train on.
-        is_at_once: stop after the current step; ``within_s`` is the time for the save alone.
+        reason: the reason, for messages.
+        within_s: the seconds that are left from now on; limited to a year, so that it is a valid timeout.
+        is_advice: whether the machine is only likely to be taken away, so that the attempt saves a checkpoint and
+            trains on.
+        is_at_once: whether to stop after the current step. Then ``within_s`` is the time for the save alone.
     """
 
     reason: str
@@ -68,7 +69,7 @@ class Notice:
     _deadline: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        within_s = self.within_s if self.within_s > 0 else 0.0  # 0 also if it is NaN
+        within_s = self.within_s if self.within_s > 0 else 0.0  # NaN becomes 0, too
         object.__setattr__(self, "within_s", min(within_s, MAX_WITHIN_S))
         object.__setattr__(self, "_deadline", time.monotonic() + self.within_s)
 
@@ -90,8 +91,8 @@ def watch(sources: Sequence[Source], tell: Callable[[Notice], None], every_s: fl
     """Poll the sources of notices in a thread while the block lasts, and report each notice once.
 
     Args:
-        tell: called with each notice. Polling ends after the first notice that is not advice.
-        every_s: seconds from one round of polls to the next.
+        tell: a function that is called with each notice. Polling ends after the first notice that is not advice.
+        every_s: the seconds between two rounds of polls.
     """
     if not sources:
         yield
@@ -114,7 +115,7 @@ def _poll(sources: Sequence[Source], tell: Callable[[Notice], None], done: threa
         for source in sources:
             try:
                 notice = source()
-            except Exception as error:  # one broken source must not silence the others
+            except Exception as error:  # an error in one source must not stop the other sources
                 notice = None
                 if repr(error) not in told:
                     log.warning("can't ask for preemption notices: %r; a preemption may come unannounced", error)
@@ -141,7 +142,7 @@ def find_sources(drain_file: str | None) -> list[Source]:
 
 
 def find_cloud(firmware: Path = FIRMWARE) -> str:
-    """Return the name of this machine's cloud, as its firmware says; empty if it is in no cloud. Use no network."""
+    """Return the name of this machine's cloud, read from the firmware; empty if it is in no known cloud."""
     names = ("sys_vendor", "bios_version", "product_name", "chassis_asset_tag")
     said = {name: read_system_file(firmware / name) for name in names}
     # On machines with Xen only the BIOS version names Amazon.
@@ -179,7 +180,7 @@ def _decode(data: bytes) -> str:
 
 
 class MetadataServer:
-    """A client of a cloud's metadata server. A missing or malformed answer is no notice."""
+    """A client of a cloud's metadata server. A missing or malformed answer counts as no notice."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -196,7 +197,7 @@ class MetadataServer:
 
 
 def aws_sources(server: MetadataServer) -> list[Source]:
-    """Return the sources of IMDSv2: a spot interruption, and the advice that one is likely."""
+    """Return the sources of AWS's IMDSv2: a spot interruption, and the advice that an interruption is likely."""
 
     def ask(path: str) -> dict[str, Any]:
         token = server.ask("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
@@ -219,7 +220,7 @@ def aws_sources(server: MetadataServer) -> list[Source]:
 
 
 def gcp_sources(server: MetadataServer) -> list[Source]:
-    """Return the source of Compute Engine: the machine's preemption."""
+    """Return the source of Google's Compute Engine: the machine's preemption."""
 
     def preemption() -> Notice | None:
         answer = server.ask("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
@@ -240,7 +241,7 @@ def azure_sources(server: MetadataServer) -> list[Source]:
         ends = [event for event in found if event.get("EventType") in AZURE_ENDS]
         name = ask("instance/compute/name?api-version=2021-02-01&format=text") if ends else None
         for event in ends:
-            if name in event.get("Resources", []):  # a scale set's machines see one another's events
+            if name in event.get("Resources", []):  # ignore the events of other machines in the same scale set
                 return Notice(f"Azure has scheduled: {event['EventType']}", _seconds_until(event.get("NotBefore", "")))
         return None
 

@@ -1,4 +1,4 @@
-"""The processes of an attempt's ranks, found by a mark in their environment."""
+"""The processes of an attempt's ranks, found by a marker (an environment variable) that only they have."""
 
 import contextlib
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 
 # Every process of an attempt's ranks has this variable, with a value that is unique to the attempt's ranks.
 MARK_VARIABLE = "HOLDFAST_RANKS"
-# The variable with the largest number of steps of an epoch, to which a proof shortens epochs; 0 for no limit.
+# The environment variable with the largest number of steps of an epoch, to which a proof shortens epochs; 0 for no
+# limit.
 LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
 RANK_MODULE = "holdfast.rank"
 # The files with this container's memory limit and its memory in use, in bytes (cgroup 2, then 1).
@@ -17,15 +18,15 @@ CGROUP_MEMORY = (
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 STOPPED = "T"  # the state of a process after SIGSTOP
-# Indices of fields in /proc/PID/stat, counted from the state.
+# Indices of fields in /proc/PID/stat, counted from the field of the state.
 UTIME, STIME, NUM_THREADS, STARTED = 11, 12, 17, 19
 
 
 def find_processes(mark: str) -> list[int]:
-    """Return the ids of the processes with this mark: torchrun, ranks and forked loader workers.
+    """Return the ids of the processes with this marker: torchrun, ranks and forked loader workers.
 
-    Other programs that a recipe has started inherit the mark; their command line tells them apart. Finds processes on
-    Linux only.
+    Other programs that a recipe has started inherit the marker; they are recognized by their command line and excluded.
+    The search works only on Linux.
     """
     names = os.listdir("/proc") if Path("/proc/self/environ").exists() else []
     return [int(name) for name in names if name.isdecimal() and _has_mark(Path("/proc", name), mark)]
@@ -44,7 +45,7 @@ def is_rank(pid: int) -> bool:
 
 
 def read_command(pid: int) -> list[bytes]:
-    """Return the words of a process's command line; none if it can't be read."""
+    """Return the words of a process's command line; an empty list if it can't be read."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return []
@@ -53,7 +54,7 @@ def read_command(pid: int) -> list[bytes]:
 def leads_session(pid: int) -> bool:
     """Return whether a process leads a session.
 
-    torchrun and the ranks lead sessions. A loader worker, which ends when its rank has ended, doesn't.
+    torchrun and the ranks lead sessions. A loader worker doesn't; it ends when its rank has ended.
     """
     with contextlib.suppress(OSError):
         return os.getsid(pid) == pid
@@ -63,8 +64,8 @@ def leads_session(pid: int) -> bool:
 def is_running(pid: int) -> bool:
     """Return whether a process exists and has not ended. A zombie without other threads has ended.
 
-    A killed process is a zombie as soon as its main thread has ended. While its other threads end, the process still
-    has its memory, its GPU and its ports.
+    A killed process becomes a zombie when its main thread has ended. Until its other threads have ended, too, the
+    process still occupies memory, GPU and ports.
     """
     fields = _read_stat(pid)
     return fields[0] not in ("", "Z", "X") or int(fields[NUM_THREADS]) > 1
@@ -73,7 +74,7 @@ def is_running(pid: int) -> bool:
 def read_process(pid: int) -> tuple[str, float]:
     """Return the state of a process as one letter, and the seconds of processor time that it has used.
 
-    The state is that of its main thread; empty if it can't be read.
+    The state is the main thread's state; empty if it can't be read.
     """
     fields = _read_stat(pid)
     return fields[0], (int(fields[UTIME]) + int(fields[STIME])) / os.sysconf("SC_CLK_TCK")
@@ -82,7 +83,7 @@ def read_process(pid: int) -> tuple[str, float]:
 def read_age(pid: int) -> float:
     """Return the seconds since a process began; 0 if that can't be read.
 
-    Source: proc(5), /proc/PID/stat, starttime: the ticks from the machine's start on.
+    Source: proc(5), /proc/PID/stat, starttime: the clock ticks since the machine's start.
     """
     fields = _read_stat(pid)
     if len(fields) <= STARTED:
@@ -91,7 +92,7 @@ def read_age(pid: int) -> float:
 
 
 def _read_stat(pid: int) -> list[str]:
-    """Return the fields of a process's stat, from its state on; an empty state and zeros if the file can't be read.
+    """Return the fields of /proc/PID/stat from the state on; an empty state and zeros if the file can't be read.
 
     Source: proc(5), /proc/PID/stat, whose third field is the state.
     """
@@ -103,7 +104,7 @@ def _read_stat(pid: int) -> list[str]:
 
 
 def measure_memory(pids: Iterable[int]) -> int:
-    """Return the bytes of memory that some processes have in use; 0 for those that can't be read."""
+    """Return the bytes of memory that some processes use. A process that can't be read counts as 0."""
     return sum(_read_number(Path(f"/proc/{pid}/status"), "VmRSS:") for pid in pids) * 1024
 
 
@@ -114,12 +115,13 @@ def find_free_memory() -> int:
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
             cached = Path(used).with_name("memory.stat")
             left = int(Path(limit).read_text("utf-8")) - int(Path(used).read_text("utf-8"))
-            free.append(left + _read_number(cached, "inactive_file "))  # a cache, which the kernel frees on demand
+            # this memory is a cache, which the kernel frees on demand
+            free.append(left + _read_number(cached, "inactive_file "))
     return max(0, min(free))
 
 
 def _read_number(path: Path, name: str) -> int:
-    """Return the number after a name of the kernel's, such as the 5120 of ``VmRSS:  5120 kB``; 0 if it isn't there."""
+    """Return the number after a name in a kernel's file, such as 5120 in ``VmRSS: 5120 kB``; 0 without this name."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text("utf-8", "replace").splitlines():
             if line.startswith(name):

@@ -1,6 +1,6 @@
 """The self-test of a rank's device: one small training step, computed twice from equal numbers, gives equal bits.
 
-Each rank tests its own device once it has built its recipe, and `holdfast doctor` tests all of them. A device whose
+Each rank tests its own device once it has built its recipe, and `holdfast doctor` tests all devices. A device whose
 bits differ computes wrong numbers. The test takes a tenth of a second on a CPU core.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Bits = dict[str, str]  # for each part of a step, the SHA-256 of its result and gradients
 
-UNPROMISED = ("driver", "cpu_flags")  # keys that `judge` doesn't compare, although they may change bits
+UNPROMISED = ("driver", "cpu_flags")  # properties that `judge` doesn't compare, although they may change bits
 KEY = "self_test"  # the key of a `SelfTest` in a record's environment
 RECORDED = ("host", "where", "sha256", "flags")
 HINT = "train on another machine and have this one examined; --set compute.gpu_health=warn trains anyway"
@@ -35,12 +35,12 @@ class SelfTest:
 
     Attributes:
         host: the device's host.
-        where: the host, and the GPU if it is one.
+        where: the host, and the GPU's number if the device is a GPU.
         model: the device's model; devices of one host and model give equal bits.
         sha256: a digest of the step's bits.
         flags: a digest of torch's flags, which a recipe may set, and of Holdfast's version: two tests are comparable
-            only if these are equal.
-        differing: the parts of the step whose bits differed the second time.
+            only if their flags are equal.
+        differing: the parts of the step whose bits differed between the two computations.
     """
 
     host: str
@@ -51,7 +51,7 @@ class SelfTest:
     differing: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, str]:
-        """Return the test in the form in which an attempt's environment has it."""
+        """Return the test's entry in an attempt's environment."""
         return {name: getattr(self, name) for name in RECORDED}
 
 
@@ -64,7 +64,8 @@ def run_self_test(device: str) -> SelfTest:
     with determinism.strictly():
         first, second = (take_step(device, is_wrong=is_wrong) for is_wrong in faults.takes_flips())
     differing = tuple(part for part, bits in first.items() if bits != second[part])
-    flags = _digest(determinism.read_flags() | {"holdfast": __version__})  # a later version may compute another step
+    # include the version, because a later version may compute another step
+    flags = _digest(determinism.read_flags() | {"holdfast": __version__})
     return SelfTest(name_host(), name_device(device), _name_model(device), _digest(first), flags, differing)
 
 
@@ -78,13 +79,13 @@ def _name_model(device: str) -> str:
 
 
 def find_fault(tests: Sequence[SelfTest], name: str = "rank") -> str:
-    """Return a line that names the devices whose self-tests failed; empty if none has.
+    """Return a line that names the devices whose self-tests failed; empty if none failed.
 
-    A test fails if its own two steps differ, or if most tests of the same model on its host gave other bits than it.
-    If no bits have a majority, all of these are named.
+    A test fails if its own two steps differ, or if its bits differ from those of most devices of the same model on the
+    same host. If no result has a majority, all these devices are named.
 
     Args:
-        name: the message's word for the owner of a device, such as rank; a number follows it.
+        name: the word for a device's owner in the message, such as "rank"; a number follows this word.
     """
     lines = []
     for number, test in enumerate(tests):
@@ -103,19 +104,19 @@ def _is_like(one: SelfTest, other: SelfTest) -> bool:
 
 
 def compare_with_records(records: Iterable[Mapping[str, Any]], current: Mapping[str, Any]) -> tuple[str, bool]:
-    """Compare this machine's self-test with those that earlier attempts have on record.
+    """Compare this machine's self-test with the recorded self-tests of earlier attempts.
 
-    Only tests of equal machines and versions, by the hardware contract, and under equal flags are compared. No more
-    records are read once one has equal bits. Otherwise each host has one vote, its newest record, and a machine whose
-    bits most hosts gave is not blamed for those that differ.
+    Two tests are compared only if the hardware contract promises equal bits between their machines, and if their flags
+    are equal. If the first comparable record has equal bits, no more records are read. Otherwise each host's newest
+    record is one vote, and a machine that agrees with most hosts is not blamed.
 
     Args:
         records: the environments of attempts, the newest first.
         current: this machine's environment.
 
     Returns:
-        a line that says how they differ, which is empty if they don't or can't be compared; and whether this host gave
-        the other bits itself, with nothing changed, so that its hardware is at fault.
+        a line about the difference, which is empty if the tests agree or can't be compared; and whether this host
+        itself gave other bits before, although nothing has changed, so that its hardware is at fault.
     """
     now, others = _find_test(current), dict[str, Mapping[str, str]]()
     if now is None:
@@ -143,7 +144,7 @@ def compare_with_records(records: Iterable[Mapping[str, Any]], current: Mapping[
 
 
 def _find_test(environment: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Return the self-test in an environment; None if it has none, or one of another form."""
+    """Return the self-test in an environment; None if there is no self-test, or if it has an unknown form."""
     test = environment.get(KEY)
     is_known = isinstance(test, Mapping) and all(isinstance(test.get(name), str) for name in RECORDED)
     return test if is_known else None
@@ -162,17 +163,17 @@ def _name_gpus(environment: Mapping[str, Any]) -> set[str]:
 
 
 def refuse(fault: str) -> SelfTestFailed:
-    """Return the error for a fault that a self-test has found."""
+    """Return the error to raise for a fault that a self-test has found."""
     return SelfTestFailed(fault, hint=HINT)
 
 
 def take_step(device: str, seed: int = DEFAULT_SEED, *, is_wrong: bool = False) -> Bits:
     """Compute a small training step, forward, backward and optimizer, and return its bits, part by part.
 
-    It draws from a generator of its own and leaves those of the training as they are.
+    It draws from its own random generator, and doesn't change the generators of the training.
 
     Args:
-        is_wrong: whether a bit of its matrix product is flipped, for a test.
+        is_wrong: whether to flip a bit of the step's matrix product, to simulate a fault.
     """
     import torch
     from torch.nn import functional as F

@@ -1,10 +1,10 @@
-"""How long the ranks of a machine wait for each of them, from heartbeats: the rank lag, and the slow rank's name.
+"""The search for a slow rank: from heartbeats, how long the ranks of a machine wait for each rank ("rank lag").
 
-A rank that arrives last where the ranks meet waits least there. So the others' mean time at `Place.SYNCING` beyond a
-rank's own is the time for which they have waited for it.
+The rank that arrives last at a synchronization waits least there. So take the other ranks' mean time at
+`Place.SYNCING`, and subtract the rank's own time there: the result is how long the others have waited for this rank.
 
 Only ranks of one machine are compared, and only where the engine marks the places: in its own steps, and in the shares
-of a loop. On GPUs the host runs ahead of its device, so that only a rank with a slow host is found.
+of a user's loop. On GPUs the CPU runs ahead of the GPU, so only a rank with a slow CPU is found.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.machine.heartbeats import Beat, Phase
 
 LEAST_STEPS = 100
-LEAST_SHARE = 0.2  # two equal ranks beside two busy processes, on 2 cores: 0.01 to 0.06
+LEAST_SHARE = 0.2  # above the noise: two equal ranks beside two busy processes, on 2 cores, measure 0.01 to 0.06
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SlowRank:
 
     Attributes:
         where: the rank's host, and its GPU if it has one.
-        share: the share of a step in which the others wait, on average over the steps ``(start, stop]``.
+        share: the fraction of a step's time in which the others wait, on average over the steps ``(start, stop]``.
     """
 
     rank: int
@@ -39,9 +39,9 @@ class SlowRank:
 
 
 def measure_waits(before: Mapping[int, Beat], beats: Mapping[int, Beat]) -> dict[int, float]:
-    """Return the seconds for which the others have waited for each rank between two looks, on average; 0 at least.
+    """Return, for each rank, the mean seconds that the other ranks waited for it between two readings, at least 0.
 
-    Return nothing for a single rank, or if other processes have taken the ranks' places.
+    Return an empty dict for a single rank, or if new processes have replaced the ranks.
     """
     pids, now = ({rank: beat.pid for rank, beat in each.items()} for each in (before, beats))
     if len(beats) < 2 or pids != now:
@@ -52,20 +52,20 @@ def measure_waits(before: Mapping[int, Beat], beats: Mapping[int, Beat]) -> dict
 
 
 def are_at_one_step(beats: Mapping[int, Beat]) -> bool:
-    """Return whether all ranks train the same step, so that their sums are about the same steps."""
+    """Return whether all ranks train the same step, so that the sums in their heartbeats cover the same steps."""
     return len({(beat.phase is Phase.STEP, beat.step) for beat in beats.values()}) == 1
 
 
 class SlowRanks:
-    """The search over the life of one set of ranks."""
+    """The search for a slow rank during the life of one set of ranks."""
 
     def __init__(self) -> None:
         self._last: Mapping[int, Beat] = {}
 
     def find(self, beats: Mapping[int, Beat]) -> SlowRank | None:
-        """Return the slow rank of the steps since the last search that judged any, if there is one.
+        """Return the slow rank, if there is one, judged by the steps since the last judgement.
 
-        As long as these are fewer than `LEAST_STEPS`, nothing is judged.
+        If fewer than `LEAST_STEPS` steps were trained since then, return None.
         """
         last, waits = self._last, measure_waits(self._last, beats)
         if not waits:

@@ -19,12 +19,12 @@ TORCH_WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
 def settle_ranks(config: RunConfig) -> RunConfig:
     """Return the configuration with a number in place of ``compute.ranks = "all"``: one rank for each visible GPU.
 
-    With virtual ranks, there are at most as many data ranks, and whole groups of tensor-parallel ranks. Without a GPU
-    there is one rank. A configuration that has a number is returned unchanged.
+    With virtual ranks the number is limited by the number of virtual ranks, and a multiple of the size of a
+    tensor-parallel group. Without a GPU it is 1. A configuration that already has a number is returned unchanged.
 
     Raises:
         ConfigError: the configuration's mesh has another number of ranks.
-        GpuUnhealthy: the GPUs can't be counted, because one of them or the driver doesn't answer.
+        GpuUnhealthy: the GPUs can't be counted, because a GPU or the driver doesn't answer.
     """
     compute = config.compute
     if compute.ranks != "all":
@@ -40,7 +40,7 @@ def settle_ranks(config: RunConfig) -> RunConfig:
 
 
 def gather_nodes(config: RunConfig) -> RunConfig:
-    """Return the configuration with the ranks of all its nodes on one machine, for a command that trains there alone.
+    """Return the configuration with the ranks of all its nodes on this machine, for a command that uses no other.
 
     torchrun starts these ranks, even if Ray or another launcher starts the run's own ranks. With virtual ranks any
     number of ranks trains the same bytes, so the ranks of one node are enough.
@@ -60,7 +60,10 @@ def _count_visible(compute: Compute) -> int:
 
 
 def _ask_torch() -> int:
-    """Return the number of GPUs that torch sees in a fresh process: the attempt itself never imports torch."""
+    """Return the number of GPUs that torch sees.
+
+    Ask in a fresh process, because the attempt itself never imports torch.
+    """
     program = "import torch; print(torch.cuda.device_count())"
     try:
         exit_code, text = run_command([sys.executable, "-c", program], TORCH_WITHIN_S)
@@ -73,8 +76,8 @@ def _ask_torch() -> int:
 def check_gpus(compute: Compute) -> int:
     """Check that this machine has the GPUs that a run would take, and that they are healthy.
 
-    Return the number of GPUs that the run sees; 0 if it is to train on a CPU, or if nvidia-smi doesn't tell. If
-    nvidia-smi doesn't tell, the ranks count the GPUs that torch sees, and the GPUs' health is unknown.
+    Return the number of GPUs that the run sees; 0 if the run trains on a CPU, or if nvidia-smi doesn't list the GPUs.
+    In the last case the ranks count the GPUs that torch sees, and the GPUs' health is unknown.
 
     Raises:
         ConfigError: fewer GPUs are visible than there are ranks.
@@ -112,14 +115,14 @@ def too_few_gpus(ranks: int, found: str) -> ConfigError:
     """Return the error for more ranks than GPUs.
 
     Args:
-        found: a sentence that says how many GPUs there are.
+        found: a sentence with the number of GPUs.
     """
     hint = 'each rank needs its own GPU: ranks = "all" starts one rank for each GPU, device = "cpu" any number of ranks'
     return ConfigError(f"compute.ranks = {ranks}: {found}", hint=hint)
 
 
 def describe_visible(report: GpuReport, visible: tuple[Gpu, ...]) -> str:
-    """Return a sentence that says how many GPUs are visible."""
+    """Return a sentence with the number of visible GPUs."""
     if len(visible) == len(report.gpus):
         return f"this machine has {counted(len(visible), 'GPU')}"
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -127,7 +130,7 @@ def describe_visible(report: GpuReport, visible: tuple[Gpu, ...]) -> str:
 
 
 def explain_ranks(error: ConfigError, ranks: int) -> ConfigError:
-    """Return an error about the number of ranks that says that ``compute.ranks = "all"`` stands for this number."""
+    """Return an error about the number of ranks, and add that ``compute.ranks = "all"`` stands for this number."""
     named = f"compute.ranks = {ranks}:"
     if not error.message.startswith(named):
         return error

@@ -22,8 +22,8 @@ UNREACHABLE = re.compile("GPU is lost|GPU requires reset|fallen off the bus", re
 # only in the fields about a GPU's health.
 UNREADABLE = re.compile("Unknown Error|ERR!", re.I)
 HEALTH_FIELDS = ("uuid", "ecc_errors", "retired_pages", "remapped_rows", "gpu_recovery_action")
-# The fields that count uncorrected memory errors. They depend on the driver and the GPU: one total up to Volta, later
-# one field for each kind of memory.
+# The fields that count uncorrected memory errors. The fields depend on the driver and the GPU: up to Volta there is one
+# total, later one field for each kind of memory.
 UNCORRECTED = (
     "double_bit/total", "sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded",
     "dram_uncorrectable",
@@ -52,14 +52,14 @@ NO_ACTION = ("", "None", "N/A")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """A GPU, as nvidia-smi reports it.
 
     Attributes:
         index: the GPU's number in nvidia-smi.
         memory: the memory's size with its unit, such as ``81559 MiB``.
         is_split: whether the GPU is in MIG mode, in which a process sees only a part of it.
         faults: reasons not to train on the GPU, for a person.
-        notes: events for a person to know that don't speak against training on the GPU.
+        notes: events to tell a person about, which are no reason against training on the GPU.
     """
 
     index: int
@@ -81,7 +81,7 @@ class GpuReport:
     Attributes:
         gpus: all GPUs that nvidia-smi lists, in its order.
         problem: why nvidia-smi gave no answer; empty if it answered.
-        is_fault: whether the problem is the fault of a GPU or its driver. A machine without a GPU has none.
+        is_fault: whether a GPU or its driver has caused the problem; False on a machine without a GPU.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -93,7 +93,7 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     """Ask nvidia-smi for all GPUs and their health.
 
     Args:
-        within_s: seconds in which it must answer. A driver that hangs is a fault.
+        within_s: seconds in which nvidia-smi must answer. No answer in time is a fault of the driver.
     """
     program = shutil.which(PROGRAM)
     if program is None:
@@ -107,7 +107,8 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     if "No devices were found" in text:
         return GpuReport()
     shown = XML.search(text)
-    said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]  # the warnings around the XML
+    # cut off the warnings around the XML
+    said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]
     fault = next(filter(UNREACHABLE.search, said), "")
     with contextlib.suppress(ElementTree.ParseError):
         if shown and not fault:  # the XML may lack a GPU that is lost
@@ -117,9 +118,9 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
 
 
 def read_links(within_s: float = WITHIN_S) -> str | None:
-    """Return the links between this machine's GPUs, a row a GPU: ``X NV18, NV18 X``; None if they aren't known.
+    """Return the links between this machine's GPUs, with a row for each GPU: ``X NV18, NV18 X``; None if unknown.
 
-    NVLinks, switches and sockets have the names of ``nvidia-smi topo -m``.
+    The kinds of links are named as in ``nvidia-smi topo -m``.
 
     Args:
         within_s: seconds in which nvidia-smi must answer.
@@ -141,8 +142,8 @@ def run_command(command: list[str], within_s: float) -> tuple[int, str]:
     """Run a command. Return its exit code and its output.
 
     Raises:
-        subprocess.TimeoutExpired: the command did not end in time. It may live on: while its driver hangs, no signal
-            can kill it.
+        subprocess.TimeoutExpired: the command did not end in time. It may still run, because no signal can kill it
+            while its driver hangs.
     """
     process = subprocess.Popen(
         command,
@@ -165,7 +166,7 @@ def parse_report(text: str) -> GpuReport:
     """Return the report from the output of ``nvidia-smi -q -x``.
 
     Raises:
-        xml.etree.ElementTree.ParseError: the output is no XML.
+        xml.etree.ElementTree.ParseError: the output isn't XML.
     """
     return GpuReport(
         tuple(_parse_gpu(index, gpu) for index, gpu in enumerate(ElementTree.fromstring(text).iter("gpu")))

@@ -1,4 +1,4 @@
-"""The GPUs that a process sees, and those of them that a run takes."""
+"""The GPUs that a process sees, and which of these GPUs a run takes."""
 
 import os
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from holdfast.machine.gpus.report import Gpu, GpuReport
 def list_visible(report: GpuReport, environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...] | None:
     """Return the GPUs that a process with this environment sees, in its order.
 
-    Return None if the report doesn't tell: nvidia-smi gave no list, or the process sees a part of a GPU (MIG).
+    Return None if the report isn't sufficient: nvidia-smi gave no list, or the process sees a part of a GPU (MIG).
 
-    Source: CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES: an invalid entry hides itself and all after it.
+    Source: CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES: an invalid entry hides itself and all later entries.
     """
     if report.problem:
         return None
@@ -38,10 +38,10 @@ def _match(gpus: tuple[Gpu, ...], entry: str) -> list[Gpu]:
 
 
 def list_taken(visible: tuple[Gpu, ...], ranks: int, environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """Return the GPUs that a run with this number of ranks takes: the first ones that it sees.
+    """Return the GPUs that a run with this number of ranks takes: the first visible GPUs.
 
-    If the visible GPUs differ, return all of them: CUDA puts the fastest GPU first, and nvidia-smi doesn't tell which
-    GPU is the fastest.
+    If the visible GPUs are of different models, return all of them, because CUDA puts the fastest GPU first, and
+    nvidia-smi doesn't say which GPU is the fastest.
     """
     has_own_order = len({gpu.name for gpu in visible}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     return visible if has_own_order else visible[:ranks]
