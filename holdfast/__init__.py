@@ -1,7 +1,8 @@
 """Training that holds: resumable chunks, verified checkpoints, bit-exact resume.
 
-Say what to train in a function: one that returns a `Recipe`, or one that takes a `Run` and keeps its own loop.
-``holdfast new NAME`` writes an example of either, with its configuration. Train it from a shell, or from Python::
+Describe the training in a function that returns a `Recipe`, or in a function that takes a `Run` and has its own loop.
+``holdfast new NAME`` writes an example of either function, with its configuration. Train it from a shell, or from
+Python::
 
     holdfast train my_model.toml
 
@@ -65,7 +66,7 @@ __all__ = [
     "validate_fingerprint",
 ]
 
-# Names that are imported when they are first used, each from its module: `Run` and `Step` import torch.
+# Names that are imported when they are first used, each with its module, because `Run` and `Step` import torch.
 _LATER = {
     "AttemptView": "holdfast.attempt",
     "CheckpointVerdict": "holdfast.attempt",
@@ -83,7 +84,7 @@ warn_of_other(Path(__file__).parents[1])
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of `_LATER` when it is first used."""
+    """Import and return an object of `_LATER` when its name is first used."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)

@@ -52,7 +52,7 @@ from typing import Any, ClassVar, Literal
 # One of the gate's checks; see `GateTripped`.
 Check = Literal["state", "results", "health"]
 
-# The hint of an error in code whose traceback a rank has printed. An attempt puts the log's path in its place.
+# The hint of an error in code whose traceback a rank has printed. An attempt replaces this hint by the log's path.
 IN_LOG = "the traceback is in the attempt's log"
 
 # The hints of errors whose remedy is longer than a line; see `choose_hint`.
@@ -76,7 +76,7 @@ class HoldfastError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    # Exceptions are rebuilt from `args` when they cross a process; the keywords would be lost.
+    # When an exception is sent to another process, it is rebuilt from `args`, which lacks the keyword arguments.
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.hint, self.data))
 
@@ -143,17 +143,17 @@ class GateTripped(Damage, RuntimeError):
     def __init__(self, message: str, *, check: Check = "results", hint: str = "", **data: Any) -> None:
         """
         Args:
-            check: ``state``: a restored value differs from the loaded one; ``results``: all values are equal, and the
-                model computes something else from them than when it was saved; ``health``: a number breaks a limit.
+            check: ``state``: a restored value differs from the loaded value; ``results``: all values are equal, but the
+                model computes other results from them than when it was saved; ``health``: a number breaks a limit.
         """
         super().__init__(message, hint=hint, check=check, **data)
 
     @property
     def blames_checkpoint(self) -> bool:
-        """True if an older checkpoint may pass: one saved before the model became unhealthy.
+        """True if an older checkpoint, saved before the model became unhealthy, may pass.
 
-        The bytes of the refused checkpoint verify. If its values aren't restored, or give other results, the program or
-        the machine is the cause, and an older checkpoint wouldn't help.
+        The bytes of the refused checkpoint verify. If the restored values differ, or the model computes other results
+        from them, the program or the machine is the cause, and an older checkpoint wouldn't help.
         """
         return bool(self.data["check"] == "health")
 
@@ -185,8 +185,8 @@ class StoreDenied(StoreError, PermissionError):
 class Unreadable(StoreError, Damage):
     """A name on the store exists but can't be read: the disk reports an error, or it is a link, a pipe or a device.
 
-    Unlike a cloud that doesn't answer, this concerns a single name and doesn't pass. So it counts as damage, with exit
-    code 2.
+    Unlike a cloud that doesn't answer, this error concerns a single name, and retrying doesn't help. So it counts as
+    damage, with exit code 2.
     """
 
 
@@ -324,7 +324,7 @@ PAGES: dict[type, str] = {
 
 
 def choose_hint(error: HoldfastError) -> str:
-    """Return the hint to print for an error that ends a command: its own hint, or else the page with the remedy.
+    """Return the hint to print for an error that ends a command: the error's hint, or else the page with the remedy.
 
     The hint is empty if the error has neither.
     """

@@ -18,8 +18,8 @@ NAMES: tuple[Name, ...] = ("linear", "step", "cosine", "constant")
 class Schedule:
     """A factor on the base learning rate of every parameter group.
 
-    ``epochs`` is the schedule's own length and not the run's: if a run is extended, rates that were already used don't
-    change. After the schedule's end the last rate stays.
+    ``epochs`` is the schedule's own length and not the run's, so that extending a run doesn't alter rates that were
+    already used. After the schedule's end the rate stays at its last value.
 
     Args:
         name: ``linear`` and ``cosine`` fall from 1 to ``final_lr_scale`` over ``epochs``; ``step`` multiplies by
@@ -45,7 +45,7 @@ class Schedule:
             raise ConfigError(f"warmup_steps = {self.warmup_steps}: expected 0 or more")
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
-        """Return the factor for the optimizer step after ``step`` completed ones."""
+        """Return the factor for the next optimizer step after ``step`` completed steps."""
         warmup = min((step + 1) / (self.warmup_steps + 1), 1.0)
         length = self.epochs * steps_per_epoch - self.warmup_steps
         done = min(max(step - self.warmup_steps, 0) / length, 1.0) if length > 0 else 1.0
