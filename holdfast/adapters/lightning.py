@@ -11,7 +11,7 @@ from holdfast.terminal.distribution import spell_install
 try:
     import lightning.pytorch as pl
 
-    if not pl.__version__.startswith("2.6."):  # the version whose loops' private attributes the adapter uses
+    if not pl.__version__.startswith("2.6."):  # the adapter uses private attributes of version 2.6
         raise ImportError(f"found {pl.__version__}")
 except ImportError as error:
     message = f"holdfast.adapters.lightning needs Lightning 2.6: {error}; {spell_install('lightning')}"

@@ -120,7 +120,8 @@ class Boundary:
 
     def _keep(self) -> None:
         trainer = self._trainer
-        shard_again(list_fsdp_modules(trainer.lightning_module))  # after the sanity check
+        # because the sanity check has left the outermost module unsharded
+        shard_again(list_fsdp_modules(trainer.lightning_module))
         if isinstance(trainer.strategy, ModelParallelStrategy) and (whole := list_whole(trainer.lightning_module)):
             loop_of(self.run).refuse(
                 f"configure_model has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average its gradient",
@@ -232,7 +233,8 @@ class HeldLoader:
         return self._boundary.next_batch()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "state_dict", "load_state_dict"):  # the run keeps the position, not Lightning
+        # hide these attributes from Lightning, because the run saves the position
+        if name in ("_loader", "state_dict", "load_state_dict"):
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -259,13 +261,14 @@ class HeldFitLoop(_FitLoop):
             return
         trainer, boundary = self.trainer, self._boundary
         source = self._data_source
-        loader = trainer._data_connector._prepare_dataloader(  # with a DistributedSampler, if there are several ranks
+        loader = trainer._data_connector._prepare_dataloader(  # adds a DistributedSampler if there are several ranks
             _request_dataloader(source), shuffle=True, mode=RunningStage.TRAINING
         )
         self._data_source = _DataLoaderSource(boundary.hold(loader), source.name)
         limit, trainer.limit_train_batches = trainer.limit_train_batches, boundary.length
         if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None:
-            trainer.val_check_interval = min(trainer.val_check_interval, boundary.length)  # a proof shortens epochs
+            # a proof may have shortened the epoch
+            trainer.val_check_interval = min(trainer.val_check_interval, boundary.length)
         super().setup_data()
         trainer.limit_train_batches = limit
 

@@ -23,7 +23,7 @@ from holdfast.training.own_loop.run import Run, loop_of
 try:
     import torchtitan
 
-    if not torchtitan.__version__.startswith("0.3."):  # the version whose datasets' private attributes the adapter uses
+    if not torchtitan.__version__.startswith("0.3."):  # the adapter uses private attributes of version 0.3
         raise ImportError(f"found {torchtitan.__version__}")
     from torchtitan.tools.utils import device_type, get_local_device
     from torchtitan.trainer import Trainer
@@ -151,7 +151,7 @@ class _Held:
         self._has_begun = True
         goes_on = bool(self._goes_on())
         if goes_on and self._step is None:
-            raise Stopped  # a proof ends before the Trainer does
+            raise Stopped  # a proof trains fewer steps than the Trainer, so leave the Trainer's loop here
         return goes_on
 
     def _list_unsaved(self) -> list[tuple[str, Any]]:

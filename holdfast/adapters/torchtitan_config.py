@@ -74,7 +74,7 @@ def divide_steps(epochs: int, steps: int) -> int:
     Raises:
         RecipeError: the steps can't be divided into this number of epochs.
     """
-    if os.environ.get(LONGEST_EPOCH_VARIABLE, "0") != "0":  # a proof trains as many steps as it was asked for
+    if os.environ.get(LONGEST_EPOCH_VARIABLE, "0") != "0":  # a proof sets the number of steps itself
         return steps
     if steps % epochs:
         raise RecipeError(

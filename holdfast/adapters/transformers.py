@@ -155,7 +155,7 @@ class _Held:
         self._record_loss()
         self._step = next(self._steps, None)
         if self._step is None:
-            raise Stopped  # a proof trains fewer steps than the Trainer
+            raise Stopped  # a proof trains fewer steps than the Trainer, so leave the Trainer's loop here
 
     def end(self) -> None:
         """Record the last step of the Trainer.

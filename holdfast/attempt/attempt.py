@@ -121,7 +121,7 @@ class Attempt:
         self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
         self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
-        self._history: CostHistory | None = None  # only for an automatic chunk length
+        self._history: CostHistory | None = None  # None unless the chunk length is automatic
         self._chunk_s = 0.0  # how many seconds the last chunk's steps took
         self._line: Line | None = None
 
@@ -172,7 +172,7 @@ class Attempt:
         damaged checkpoint, its steps are trained again.
         """
         if self.is_complete and not self.is_stopping:
-            self._do_owed_upkeep()  # the upkeep may find that the last checkpoint is damaged
+            self._do_owed_upkeep()  # if the last checkpoint is damaged, this goes back to an earlier one
         if self.is_complete or self._stopping is Stopping.STOPPED:
             return None
         number = self.line.next_number + len(self._pipeline.uncommitted)
@@ -261,7 +261,7 @@ class Attempt:
             return False
         known.refuse_unfinished_import(self.journal)
         reason = known.find_reason(self.steps_per_epoch, self.total_steps)
-        self.journal.begin(self.config.recipe)  # raises an error for a run in a later version's format
+        self.journal.begin(self.config.recipe)  # raises an error if a later version has written the run's format
         present = self.ranks.present
         self.journal.claim_attempt(
             self.number, reason, self.ranks.host, os.getpid(), present.environment, lineage, self.ranks.began_at
@@ -612,7 +612,7 @@ class Attempt:
                     event = ranks.next_event(max(0.0, deadline - time.monotonic()))
                     if isinstance(event, Saved):
                         self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
-            except RankDied as error:  # if the ranks weren't silent, they have ended as ordered
+            except RankDied as error:  # not an error: unless they were silent, the ranks have ended as ordered
                 within_s = self.config.resume.stop_within_s
                 reason = (
                     f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"
@@ -640,7 +640,7 @@ class Attempt:
         """
         if not self._is_claimed or self.head is None or not self.is_complete:
             return False
-        self.upkeep.do()  # a damaged checkpoint is found here, and its steps are to be trained again
+        self.upkeep.do()  # if the last checkpoint is damaged, this goes back to an earlier one
         if self.is_complete:
             log.info("this was the run's last step: the run is complete")
         return self.is_complete
@@ -671,7 +671,7 @@ class Attempt:
             if ending.reason == "completed":
                 self._record_ending(ending)
             self._finish()
-        finally:  # a signal may end the wait
+        finally:  # record the ending even if a signal interrupts the wait
             self.close()
             if self._is_claimed and self.head is not None:
                 self.rehearsals.end(self.head)

@@ -21,7 +21,7 @@ from holdfast.terminal import interrupt
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 2.0  # how often to look on the store whether the attempt has ended
+LOOK_EVERY_S = 2.0  # the seconds between two checks on the store whether the attempt has ended
 MEET_AGAIN_AFTER_S = 1.0
 
 
@@ -111,7 +111,8 @@ class _NodeCarrier:
         try:
             self._follow(ranks)
         except HoldfastError as error:
-            if isinstance(error, RankDied) and not self._is_training:  # torchrun on node 0 has ended meanwhile
+            # the ranks died before they were connected: torchrun on node 0 has ended
+            if isinstance(error, RankDied) and not self._is_training:
                 raise NodesMissing(
                     "the ranks of this node didn't connect to those of the other nodes",
                     hint=f"see the end of {self._log_path}",

@@ -60,7 +60,7 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
     journal = Journal(open_store(config.store), config.run)
     known = Known.read(journal)
     _refuse_existing(config, journal, known)
-    if not os.path.lexists(source):  # before torch is imported, which takes seconds
+    if not os.path.lexists(source):  # checked before torch is imported, because that takes seconds
         raise ConfigError(
             f"there is no {source}", hint="give the file, or the folder, that the other program has saved"
         )

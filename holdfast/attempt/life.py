@@ -141,7 +141,7 @@ def live(
     # a caller that passes other acts, such as Prefect's flow, ensures that only one process starts the attempt
     if acts == Acts():
         refuse_launcher(config.compute)
-    ending, attempt = TOLD_BY_A_SIGNAL, None  # a second signal may come before `find_ending` returns
+    ending, attempt = TOLD_BY_A_SIGNAL, None  # recorded if a second signal arrives before `find_ending` returns
     try:
         own = [*make_observers(config.log.observers), Reporting(config), Sending(config), *make_measuring(config)]
         attempt = Attempt(config, number, [*observers, *own], acts.publish)

@@ -191,7 +191,7 @@ class Line:
             if latest and (latest.commit, latest.checkpoint_sha256) == (each.number, each.checkpoint_sha256):
                 break
             each = self.journal.find_parent(each)
-        with contextlib.suppress(RecordDamaged):  # restoring the commit finds this damage
+        with contextlib.suppress(RecordDamaged):  # restoring the commit reports this damage
             metadata = self.read_metadata(commit)
             return "; ".join(checkpoint.find_disagreements(commit, metadata)) if metadata else ""
         return ""
@@ -370,7 +370,7 @@ class Line:
         """Make a commit the head. Write the files that belong to its record, if a kill has prevented that."""
         self.head = commit
         self._mend_copies(commit)
-        with contextlib.suppress(RecordDamaged):  # restoring the commit finds this damage
+        with contextlib.suppress(RecordDamaged):  # restoring the commit reports this damage
             self._renew_latest()
 
     def _renew_latest(self) -> None:
@@ -378,7 +378,7 @@ class Line:
         assert self.head is not None
         metadata = self.read_metadata(self.head)
         if metadata is None:
-            return  # restoring the commit finds this damage
+            return  # restoring the commit reports this damage
         latest = self._read_latest()
         if latest == describe_latest(self.head, metadata):
             return
@@ -441,7 +441,8 @@ class Line:
                 if not self._is_refused(saved) and self._is_above_doubt(saved) and self._is_worth_copying(saved):
                     log.info("copying step %d from the near folder to the store", saved.step)
                     yield checkpoint.copy_checkpoint(self._near.store, saved, self.journal.store)
-        except (CheckpointDamaged, StoreError) as error:  # the run continues from its newest commit instead
+        # not an error, because the run can continue from its newest commit
+        except (CheckpointDamaged, StoreError) as error:
             log.warning("%s; nothing is adopted from the near folder", error)
 
     def _is_above_doubt(self, saved: Saved) -> bool:

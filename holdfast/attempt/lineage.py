@@ -205,7 +205,7 @@ def check_same_build(before: Present, present: Present, accept: Sequence[str]) -
         ConfigDrift: a setting has changed, or there is another change that is not accepted, such as an edited file.
     """
     if before.fingerprint != present.fingerprint:
-        accept = ()  # all commits of an attempt must have the same fingerprint
+        accept = ()  # accept no change of settings, because all commits of an attempt must have the same fingerprint
     changes = compare_identities(before.identity, present.identity, present.defaults)
     changes += compare_records(before.environment, present.environment)
     changes = check_drift(changes, accept, before.fingerprint, present.fingerprint)
@@ -319,7 +319,7 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
     names = [change.name for change in chosen] or [name for name in resume.accept_drift if name == BUILT]
     if not names:
         return error
-    # Torch's message continues with a line for every tensor.
+    # Keep two lines, because torch's message continues with a line for every tensor.
     first = " ".join(line.strip() for line in error.message.splitlines()[:2])
     lines = [f"{past.commit.path} can't be resumed with the accepted {', '.join(names)}: {first}"]
     return ConfigDrift(

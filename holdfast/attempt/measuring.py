@@ -157,7 +157,7 @@ class Measuring(Observer):
             readings.put("holdfast.run.steps", attempt.total_steps)
             is_complete = attempt.head is not None and attempt.head.step >= attempt.total_steps
             readings.put("holdfast.run.complete", int(is_complete))
-        if self._thread.ident is None:  # not in __init__: if the attempt is never constructed, nothing ends the thread
+        if self._thread.ident is None:  # not started in __init__, because nothing ends the thread if no attempt is made
             readings.put("holdfast.attempt", attempt.number)
             readings.put("holdfast.step", attempt.step)
             readings.follow("holdfast.attempt.age", lambda: time.time() - self._began)

@@ -62,7 +62,7 @@ class KillCostObserver(Observer):
         if commit.why != "adopted" and (cost := cost_of(commit, commit.step - self._committed_step)):
             self._costs = [*self._costs, cost][-RECENT_COMMITS:]
         self._committed_step = commit.step
-        self._step = max(self._step, commit.step)  # the ranks train on while a checkpoint is committed
+        self._step = max(self._step, commit.step)  # the ranks may already be ahead of the committed step
         self._publish(attempt)
 
     def _publish(self, attempt: AttemptView, speed: float = 0.0) -> None:
@@ -132,7 +132,7 @@ class KillCostAnnotations(KillCostObserver):
     def publish(self, attempt: AttemptView, cost: KillCost) -> None:
         self._newest = spell_annotations(cost)
         self._news.set()
-        if self._thread.ident is None:  # not in __init__: if the attempt is never constructed, nothing ends the thread
+        if self._thread.ident is None:  # not started in __init__, because nothing ends the thread if no attempt is made
             self._thread.start()
 
     def ended(self, attempt: AttemptView) -> None:

@@ -65,6 +65,6 @@ def _concerns(record: MachineRecord, hosts: set[str], gpus: set[str], is_on_cpu:
 
 
 def _list_gpus(compute: Compute) -> set[str]:
-    """Return the UUIDs of the GPUs that a run takes on this machine; an empty list if nvidia-smi doesn't list them."""
+    """Return the UUIDs of the GPUs that a run takes on this machine; an empty set if nvidia-smi doesn't list them."""
     visible = list_visible(read_report())
     return {gpu.uuid for gpu in list_taken(visible, compute.rank_count)} if visible else set()

@@ -131,7 +131,7 @@ class AttemptRanks:
         if self.running is None:
             self.running = start_ranks(self.config, self._number, newest, patience=PATIENCE**self.hangs)
         try:
-            gpus = self._check_gpus(self.running)  # while the ranks import torch
+            gpus = self._check_gpus(self.running)  # checked while the ranks import torch, which takes seconds
             self.built = self.running.expect(Ready)
         except BaseException as error:
             if isinstance(error, RecipeError) and error.hint == IN_LOG:
@@ -161,7 +161,7 @@ class AttemptRanks:
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""
         if self.config.compute.has_ray:
-            return 0  # each node checks its own GPUs
+            return 0  # with several nodes, each node checks its own GPUs
         try:
             return check_gpus(self.config.compute)
         except HoldfastError:
@@ -185,7 +185,7 @@ class AttemptRanks:
             judge_environment(past, self.present, self.config.resume)
         event = self._look(commit, past)
         if is_unexplained(event):
-            if self.config.compute.is_attached:  # no new ranks can be started
+            if self.config.compute.is_attached:  # ranks of another launcher can't be replaced
                 return explain_refusal(event, commit)
             log.warning("the gate refuses checkpoint %s: %s; new ranks check it again", commit.path, event.message)
             self.end_running()

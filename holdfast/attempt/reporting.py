@@ -59,7 +59,7 @@ class Reporting(Observer):
             return
         self._attempt = attempt.number
         self._news.set()
-        if self._thread.ident is None:  # not in __init__: if the attempt is never constructed, nothing ends the thread
+        if self._thread.ident is None:  # not started in __init__, because nothing ends the thread if no attempt is made
             self._thread.start()
 
     def _run(self) -> None:
@@ -82,7 +82,7 @@ class Reporting(Observer):
         try:
             publisher.publish(self._attempt)
         except Superseded:
-            pass  # the later attempt writes the report
+            pass  # a later attempt owns the run, and writes the report
         except Exception as error:  # a report must not end a run
             # If the attempt no longer waits for this thread, the end of the process makes the report fail ("cannot
             # schedule new futures after shutdown"). Don't warn of that.
@@ -101,7 +101,7 @@ def _is_due(attempt: AttemptView) -> bool:
     if journal.has_attempt(attempt.number):
         return True
     if attempt.head is None or not attempt.is_complete:
-        return False  # the attempt could not open the run
+        return False  # the attempt couldn't open the run, so there is nothing to report
     with contextlib.suppress(NameMissing):
         ended_at = journal.store.modified(record_name("endings", journal.attempts()))
         return journal.store.modified(REPORT) <= ended_at

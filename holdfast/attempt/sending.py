@@ -111,7 +111,7 @@ class SinkProcess:
         """Send an order. After the last order, close the pipe."""
         if self._process is None:
             return
-        with contextlib.suppress(OSError, ValueError):  # the process has died, or doesn't read
+        with contextlib.suppress(OSError, ValueError):  # ignore that the process has died, or reads nothing
             os.write(self._process.stdin.fileno(), f"{order.model_dump_json()}\n".encode())
         if order.is_end:
             self._process.stdin.close()

@@ -217,7 +217,7 @@ def _changed_topology(
 
 
 def terms_on(device: str | None) -> tuple[Term, ...]:
-    """Return the terms that apply to a device; an empty list for a device without a contract."""
+    """Return the terms that apply to a device; an empty tuple for a device without a contract."""
     return tuple(term for term in TERMS if device in term.on)
 
 

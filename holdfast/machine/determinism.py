@@ -123,7 +123,8 @@ def read_flags() -> dict[str, Any]:
     import torch
 
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    smallest = torch.full((), 5e-324, dtype=torch.float64)  # torch has no function that reads flush_denormal
+    # measured, because torch has no function that reads flush_denormal
+    smallest = torch.full((), 5e-324, dtype=torch.float64)
     return {
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "warn_only of torch.use_deterministic_algorithms": torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -25,7 +25,7 @@ from holdfast.terminal import counted
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 PROCESSES = 2
-WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
+WITHIN_S = 300.0  # long, because importing torch from a cold disk takes a minute
 
 
 @dataclass(frozen=True)

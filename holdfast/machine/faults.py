@@ -24,12 +24,12 @@ POINTS = (
     "metadata-durable",  # in a rank: the checkpoint is complete and may be adopted
     "chunk-reported",  # in the attempt: the checkpoint is reported, but not committed
     "commit-recorded",  # in the attempt: the commit counts, but latest.json is stale
-    "latest-replaced",  # in the attempt: the commit is done
+    "latest-replaced",  # in the attempt: the commit is complete
 )
 # The points of a rehearsal, all in the attempt; a run that isn't rehearsed doesn't pass them.
 REHEARSAL_POINTS = (
-    "rehearsal-lived",  # the living ranks have trained the steps
-    "rehearsal-restored",  # the new ranks hold the checkpoint
+    "rehearsal-lived",  # the living ranks have trained the rehearsal's steps
+    "rehearsal-restored",  # the new ranks have restored the checkpoint
     "rehearsal-trained",  # the new ranks have trained the steps, and nothing is compared yet
     "rehearsal-noted",  # the trails are equal, and the ranks that aren't needed any more have ended
 )

@@ -219,7 +219,7 @@ class Heartbeat:
         self.begin(phase)
         yield
         self.begin(outer)
-        self._began = math.inf  # the rest of an interrupted step is not measured
+        self._began = math.inf  # don't measure the rest of an interrupted step
 
     def note_device(self, device: str) -> None:
         """Note the device that this rank trains on, as torch names it."""

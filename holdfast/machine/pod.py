@@ -120,7 +120,7 @@ def find_disruption(within_s: float = DISRUPTION_WITHIN_S) -> str:
     def ask() -> None:
         try:
             answer.put(api.read_disruption())
-        except Exception as error:  # a malformed answer raises errors of many kinds
+        except Exception as error:  # any error, because a malformed answer raises errors of many kinds
             answer.put(error)
 
     threading.Thread(target=ask, name="pod", daemon=True).start()

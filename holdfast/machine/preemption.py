@@ -184,7 +184,8 @@ class MetadataServer:
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
+        # use no proxy, even if the environment names one
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(self, path: str, headers: Mapping[str, str], method: str = "GET") -> str | None:
         """Send a request; return the answer's text, or None if there is no answer or it reports a failure."""
@@ -192,7 +193,7 @@ class MetadataServer:
             request = urllib.request.Request(self._url + path, headers=dict(headers), method=method)
             with self._opener.open(request, timeout=ANSWER_WITHIN_S) as answer:
                 return str(answer.read().decode())
-        except (OSError, ValueError):  # urllib's errors are OSErrors
+        except (OSError, ValueError):  # urllib's errors inherit OSError
             return None
 
 

@@ -33,7 +33,7 @@ def find_processes(mark: str) -> list[int]:
 
 
 def _has_mark(process: Path, mark: str) -> bool:
-    with contextlib.suppress(OSError):  # the process has ended, or is another user's
+    with contextlib.suppress(OSError):  # ignore a process that has ended, or that belongs to another user
         variables = (process / "environ").read_bytes().split(b"\0")
         return f"{MARK_VARIABLE}={mark}".encode() in variables and is_rank(int(process.name))
     return False
@@ -112,7 +112,7 @@ def find_free_memory() -> int:
     """Return the bytes of memory that a new process can have on this machine, or in this container; 0 if unknown."""
     free = [_read_number(Path("/proc/meminfo"), "MemAvailable:") * 1024]
     for limit, used in CGROUP_MEMORY:
-        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+        with contextlib.suppress(OSError, ValueError):  # ignore the text "max", which means no limit
             cached = Path(used).with_name("memory.stat")
             left = int(Path(limit).read_text("utf-8")) - int(Path(used).read_text("utf-8"))
             # this memory is a cache, which the kernel frees on demand

@@ -22,9 +22,9 @@ if __name__ == "__main__":
 
     from holdfast.machine.determinism import separate_threads
 
-    separate_threads()  # before any module imports functions of `random` by name
+    separate_threads()  # called before any module imports functions of `random` by name
 
     from holdfast.rank.attending import await_code
-    from holdfast.rank.serving import main  # this import imports torch
+    from holdfast.rank.serving import main  # imported last, because this imports torch
 
     code = await_code(main())

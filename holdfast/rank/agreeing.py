@@ -52,7 +52,7 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
     versions = [
         Change(name=name, kind="package", saved=there.get(name, ABSENT), current=here.get(name, ABSENT))
         for name in VERSIONS
-        if name != "holdfast" and there.get(name) != here.get(name)  # compare_records compares "holdfast"
+        if name != "holdfast" and there.get(name) != here.get(name)  # except "holdfast", which compare_records compares
     ]
     records = [each for each in compare_records(there, here) if each.kind == "package" or not is_harmless(each)]
     differ = [*compare_identities(first.settings, second.settings, {}), *versions, *records]

@@ -17,7 +17,7 @@ END_VARIABLE = "HOLDFAST_END"
 # machine.
 BESIDE_VARIABLE = "HOLDFAST_BESIDE"
 STOPPED_EARLY = RunStopped.exit_code
-_told: list[int] = []  # the process ids of the attempts that got a signal
+_told: list[int] = []  # the process ids of the attempts to which this rank has sent SIGTERM
 
 
 def is_attached() -> bool:

@@ -100,7 +100,7 @@ def knock(name: str, within_s: float) -> Answer:
         with socket.socket(socket.AF_UNIX) as own:
             try:
                 own.connect(name)
-            except OSError:  # the first rank of this machine hasn't made the socket yet
+            except OSError:  # the first rank of this machine hasn't created the socket yet, so try again
                 time.sleep(LOOK_EVERY_S / 10)
                 continue
             own.settimeout(max(LOOK_EVERY_S, deadline - time.monotonic()))
@@ -122,7 +122,7 @@ def _receive(own: socket.socket) -> Answer:
         os.close(file)
     while more := own.recv(ANSWER_BYTES):
         text += more
-    if not text:  # the attempt has died
+    if not text:  # the attempt has died without an answer
         return Answer(code=RunStopped.exit_code)
     return Answer(files=files, **json.loads(text))
 
@@ -181,7 +181,7 @@ class Door:
         while len(self._guests) < self._count:
             if time.monotonic() > deadline or not is_running(self._first):
                 return False
-            with contextlib.suppress(OSError):  # no rank has connected, or it has disconnected again
+            with contextlib.suppress(OSError):  # ignore a timeout, and a rank that has disconnected
                 guest, _ = self._listening.accept()
                 with guest:
                     process, user = _read_peer(guest)

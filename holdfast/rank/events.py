@@ -51,4 +51,5 @@ class Events:
                 while line and self._pipe >= 0:
                     line = line[os.write(self._pipe, line) :]
         except BrokenPipeError:
-            self._is_first = False  # the attempt has died; the next one finds the saved checkpoints on the store
+            # the attempt has died, so send nothing more; the next attempt finds the saved checkpoints on the store
+            self._is_first = False

@@ -123,7 +123,7 @@ class Watch:
         last.beat, last.cpu_s = beat, cpu_s
 
     def _find_behind(self) -> list[int]:
-        """Return the ranks that have progressed least, if each has exceeded its bound; otherwise an empty dict."""
+        """Return the ranks that have progressed least, if each has exceeded its bound; otherwise an empty list."""
         first = min((seen.beat.position for seen in self._seen.values()), default=None)
         behind = {rank: seen for rank, seen in self._seen.items() if seen.beat.position == first}
         return [*behind] if all(map(self._is_late, behind.values())) else []

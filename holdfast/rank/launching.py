@@ -123,7 +123,7 @@ class Ranks:
         self.watch.patience = patience
         environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
         environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
-        environment |= {PATIENCE_VARIABLE: str(patience)}  # for the watches on the nodes of a Ray cluster
+        environment |= {PATIENCE_VARIABLE: str(patience)}  # read by the watches on the nodes of a Ray cluster
         environment |= {LIVED_VARIABLE: str(lived.absolute()) if lived else "", HELD_VARIABLE: "1" if is_held else ""}
         environment |= {PART_VARIABLE: part.to_text() if part else ""}
         with self._log.open() as log:

@@ -114,7 +114,7 @@ def _number_of(path: Path) -> int:
 def _read_sections(path: Path) -> Iterator[tuple[int, list[Line]]]:
     """Yield each section of a file: the step after which it begins, and its readable lines."""
     after, lines = -1, list[Line]()
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the last line may be cut short
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # ignore a last line that is cut short
         for text in path.read_text("utf-8").splitlines():
             line = json.loads(text)
             if "after" in line:

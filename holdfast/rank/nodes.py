@@ -89,7 +89,7 @@ class Nodes:
                 cause = decode_event(self._store.get(CAUSE).decode())
                 return cause.error if isinstance(cause, Failed) else error
         except (DistError, RuntimeError):
-            pass  # no rank has sent an error, or the key-value store has ended
+            pass  # the cause is unknown: no rank has sent an error, or the key-value store has ended
         return error
 
     def leave(self) -> None:

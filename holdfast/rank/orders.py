@@ -166,7 +166,7 @@ class Orders:
         wish = Wish.STOP if self._is_last_moment() else Wish.SAVE if self._saving.is_set() else Wish.NOTHING
         if self._agreement is None:
             return wish
-        self._saving.clear()  # send the wish only once
+        self._saving.clear()  # forget the wish, so that it is sent only once
         heartbeats.mark(Place.SYNCING)
         return self._agreement.exchange(wish, max(self._step_s, time.monotonic() - self._last_pause))
 

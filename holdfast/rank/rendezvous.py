@@ -96,7 +96,7 @@ def find_interface(address: str) -> str | None:
     """Return the name of the network interface that has this IPv4 address; None if no interface has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as request:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
+            with contextlib.suppress(OSError):  # skip an interface without an address
                 answer = fcntl.ioctl(request, SIOCGIFADDR, struct.pack("256s", name.encode()))
                 if socket.inet_ntoa(answer[ADDRESS]) == address:
                     return name

@@ -118,7 +118,7 @@ def serve(
         raise
     finally:
         if training.saver.between is not None:
-            with contextlib.suppress(Exception):  # no other save depends on this save
+            with contextlib.suppress(Exception):  # this save may fail, because no other save depends on it
                 training.saver.between.wait()
         training.saver.wait()
     if orders.is_orphaned and training.config.compute.has_rendezvous and training.accelerator.is_main_process:
@@ -230,7 +230,7 @@ def train_and_save(
         yield from steps(training, order.stop, is_pausing, report)
         train_s = time.monotonic() - began
         if record is not None:
-            record.complete(ran_on)  # the steps may have imported more modules
+            record.complete(ran_on)  # add the modules that the steps have imported
         heartbeats.begin(Phase.SAVING)
         is_stopping = orders.is_stopping()
         if training.record.has_new_steps:

@@ -66,7 +66,7 @@ class Survivor:
                 heartbeats.stand(RankStanding.SAVED)
                 if saved is not None:
                     _say(f"another rank is lost; step {saved.step} is saved in {saved.path}")
-        except Exception:  # the error that ends this rank is the lost connection
+        except Exception:  # only print the error, because this rank ends with the error about the lost connection
             traceback.print_exc()
             _say(f"step {training.progress.step} is not saved")
 

@@ -133,7 +133,7 @@ def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
     if saved.sha256 == found.sha256:
         return ""
     if not saved.sha256 or not found.sha256:
-        return ""  # the recipe had a probe only at the save, or has one only now
+        return ""  # can't be compared, because the recipe had a probe only at the save, or has a probe only now
     if not tolerance:
         return f"the probe gives another result than at the save{_describe_difference(saved, found)}"
     difference = _measure_difference(saved, found)

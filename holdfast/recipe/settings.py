@@ -18,7 +18,7 @@ def _list_parameters(function: Function) -> list[inspect.Parameter]:
     """Return a function's parameters, except those for the `Run` and for the device."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
-    except Exception:  # an annotation that only a type checker can resolve
+    except Exception:  # the function has an annotation that only a type checker can resolve
         parameters = inspect.signature(function).parameters
     own = own_parameters(function)
     return [each for name, each in parameters.items() if name not in own]

@@ -1,4 +1,4 @@
-"""Conversations to learn from: lines of JSON, or questions about the Python standard library and its own answers."""
+"""Conversations to learn from: lines of JSON, or questions about Python's standard library, answered by docstrings."""
 
 import ast
 import json

@@ -13,7 +13,7 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-TORCH_WITHIN_S = 300.0  # importing torch from a cold disk takes a minute
+TORCH_WITHIN_S = 300.0  # long, because importing torch from a cold disk takes a minute
 
 
 def settle_ranks(config: RunConfig) -> RunConfig:

@@ -111,7 +111,7 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]
     fault = next(filter(UNREACHABLE.search, said), "")
     with contextlib.suppress(ElementTree.ParseError):
-        if shown and not fault:  # the XML may lack a GPU that is lost
+        if shown and not fault:  # not after a fault, because the XML may lack a GPU that is lost
             return parse_report(shown[0])
     known = fault or next(iter(said), f"exit code {exit_code}")
     return GpuReport(problem=f"{PROGRAM} failed: {known}", is_fault=bool(fault))

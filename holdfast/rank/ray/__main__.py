@@ -12,7 +12,7 @@ from holdfast.rank.process import read_environment
 def main() -> int:
     """Run an attempt's ranks on Ray until they end. Return the exit code, which is 0 if an order ended them."""
     events = Events()  # from here on all output, including Ray's, goes to the log
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # set before Ray is imported
 
     from holdfast.rank.ray.relaying import relay_ranks
 

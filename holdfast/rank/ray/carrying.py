@@ -108,7 +108,7 @@ class Carrier:
         self._read_to = self._log_path.stat().st_size if self._log_path.exists() else 0
         try:
             self._ranks = Ranks(config, self._log_path, start.commit, patience=start.patience)
-            check_gpus(config.compute)  # while the ranks import torch
+            check_gpus(config.compute)  # checked while the ranks import torch, which takes seconds
         except HoldfastError as error:
             self._failed = error
             self.end()

@@ -149,7 +149,7 @@ class Relay:
         except HoldfastError as error:
             self._fail(Failure(error))
         except RayError:
-            pass  # `run` notices the lost node, too
+            pass  # ignore the lost node here, because `run` handles it
 
     def _check_store(self) -> None:
         """Check that all nodes see the attempt's claim, which this machine sees.

@@ -104,7 +104,7 @@ class Tree:
     def chances(self, policy: Policy, sampler: Sampler) -> dict[str, list[tuple[int, float]]]:
         """Return the probability of each legal action in each information state."""
         found: dict[str, list[tuple[int, float]]] = {}
-        memories = policy.begin(1)  # the last memory is for players who have not moved yet
+        memories = policy.begin(1)  # the last entry is the memory of players who have not moved yet
         for level in self._levels:
             seen = view(level.states).to(memories.device)
             logits, _, memory = policy.step(seen.seen, seen.seat, memories[level.before])

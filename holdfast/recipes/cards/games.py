@@ -195,4 +195,4 @@ def _sample(outcomes: Sequence[tuple[int, float]], share: float) -> int:
         share -= chance
         if share < 0:
             return action
-    return outcomes[-1][0]  # probabilities may add up to a bit less than 1
+    return outcomes[-1][0]  # reached only because probabilities may add up to slightly less than 1

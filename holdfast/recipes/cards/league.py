@@ -136,7 +136,7 @@ class League:
         All ranks call it together.
 
         Args:
-            step: the steps that the policy was trained.
+            step: the number of steps that the policy has been trained.
         """
         self._snapshots += 1
         counted = torch.tensor([self._wins, self._games], device=self._accelerator.device)
