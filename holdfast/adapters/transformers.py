@@ -35,8 +35,8 @@ def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: 
 
     Args:
         trainer: a `transformers.Trainer` whose ``train`` hasn't been called.
-        measured: the names of attributes, and of their dicts' items, whose values differ each time, such as times and
-            paths.
+        measured: the names of attributes, and of their dicts' items, whose values differ between equal trainings, such
+            as times and paths.
         options: further arguments of ``trainer.train``.
 
     Returns: the result of ``trainer.train``.

@@ -182,7 +182,7 @@ class Attempt:
         auto_steps = self._history.choose_steps() if self._history else FIRST_STEPS
         return self.config.next_stop(step, self.steps_per_epoch, auto_steps)
 
-    # ---- open: where to go on
+    # ---- open: find the commit to continue from
 
     def open(self) -> None:
         """Claim the run and restore the last verified checkpoint into the ranks; ``head`` is its commit.
@@ -401,7 +401,7 @@ class Attempt:
             self.close()
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
-                # if the ranks weren't silent, they ended in time, and had no new step to save
+                # ranks that answered ended in time: they had no new step to save
                 if error.data.get("is_silent"):
                     log.warning("no checkpoint could be saved before the machine is taken away; earlier commits stay")
                 return None
@@ -440,7 +440,7 @@ class Attempt:
             log.info("steps that are drawn and not trained: %s", self.config.skip or "none any more")
 
     def _note_failure(self, error: HoldfastError) -> HoldfastError:
-        """Record how the ranks failed. Return the error to raise: `NoProgress` if the failure before was the same."""
+        """Record how the ranks failed. Return the error to raise: `NoProgress` if the previous failure was the same."""
         self.ranks.hangs += isinstance(error, RankHung)
         if self._history and isinstance(error, RankDied):
             self._history.note_death()
@@ -612,7 +612,7 @@ class Attempt:
                     event = ranks.next_event(max(0.0, deadline - time.monotonic()))
                     if isinstance(event, Saved):
                         self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
-            except RankDied as error:  # not an error: unless they were silent, the ranks have ended as ordered
+            except RankDied as error:  # not an error if the ranks answered: they have ended as ordered
                 within_s = self.config.resume.stop_within_s
                 reason = (
                     f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"

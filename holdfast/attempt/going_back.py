@@ -23,7 +23,7 @@ def take_back(
 
     Args:
         number: the first commit to quarantine. An earlier commit has to verify; see `find_verified_before`.
-        stays: returns whether to leave a commit out of the quarantine.
+        stays: a function that returns True for a commit which must not be quarantined.
 
     Returns:
         The numbers of the quarantined commits, in their order.

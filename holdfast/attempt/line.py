@@ -42,7 +42,8 @@ from holdfast.machine.host import read_hosts
 from holdfast.provenance.changes import compare_identities
 from holdfast.provenance.drift import is_of_ranks
 
-# Quarantine is permanent, so a damaged checkpoint is read a second time first: the read itself may have failed.
+# How often a checkpoint that seems damaged is read before it is quarantined. Quarantine is permanent, and the first
+# read itself may have failed.
 READS = 2
 # The number of unhealthy checkpoints in a row after which the attempt ends. One checkpoint may be unhealthy; if the
 # checkpoint before it is unhealthy too, the cause is elsewhere.
@@ -282,7 +283,7 @@ class Line:
         return []
 
     def _read_before(self) -> checkpoint.Lines:
-        """Return the last lines of the trail up to the head; if this attempt made the head, from memory."""
+        """Return the last lines of the trail up to the head. If this attempt made the head, they are in memory."""
         if self.head is None:
             return []
         path, lines = self._watched

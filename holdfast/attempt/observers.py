@@ -95,7 +95,7 @@ def judge_restore(error: HoldfastError | None, commit: Commit, began: float) -> 
     """Return the gate's verdict on a commit after its restore.
 
     Args:
-        error: why the commit wasn't restored; None if it was.
+        error: why the commit wasn't restored; None if it was restored.
         began: when the restore began, on the clock of `time.monotonic`.
     """
     result: Literal["refused", "damaged"] = "refused" if isinstance(error, GateTripped | StateError) else "damaged"

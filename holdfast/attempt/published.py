@@ -152,7 +152,7 @@ class KillCostAnnotations(KillCostObserver):
             self._ends.wait(self.every_s)
 
     def _send(self, api: PodApi) -> bool:
-        """Send the newest annotations. Return whether it makes sense to send annotations again later."""
+        """Send the newest annotations. Return False if later annotations can't be sent either."""
         try:
             api.annotate(self._newest)
         except urllib.error.HTTPError as error:

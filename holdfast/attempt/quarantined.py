@@ -33,7 +33,7 @@ def check_machine(store: str, compute: Compute) -> None:
 
 
 def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved) -> str:
-    """Return why a checkpoint without a commit may come from a machine that computes wrongly; empty if it doesn't.
+    """Return why a machine that computes wrongly may have saved a checkpoint without a commit; empty if none may have.
 
     No file of the checkpoint says which attempt's ranks have saved it. So any attempt since the parent's commit may
     have saved it.

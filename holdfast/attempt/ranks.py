@@ -98,7 +98,7 @@ class AttemptRanks:
         """Start the attempt's first ranks, and wait until they have built the recipe.
 
         Args:
-            newest: the commit that will probably be restored; the ranks read it ahead.
+            newest: the commit that will probably be restored; the ranks begin to read its checkpoint early.
         """
         self.ahead = STARTED_AHEAD.get() or self.ahead
         self._start(newest)

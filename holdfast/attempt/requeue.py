@@ -115,7 +115,7 @@ def find_refusal(
     Args:
         before: the number of the run's last attempt before this one.
         error: the error that ended the attempt; None if it ended without an error, for example after a notice that this
-            machine goes away.
+            machine will be taken away.
 
     Returns:
         An empty text if the run is complete.

@@ -1,4 +1,4 @@
-"""The libraries whose private parts Holdfast relies on: the tested versions and the installed ones.
+"""The libraries whose private parts Holdfast relies on: the tested versions, and the installed versions.
 
 Holdfast's package sets no upper bound for most libraries, because a bound would exclude newer versions for every user.
 `holdfast doctor` reports an installed version that was never tested. `make test-versions` tests the oldest and the

@@ -4,7 +4,7 @@
 cloud    request                                                     meaning                    time that is left
 =======  ==========================================================  =========================  ==================
 AWS      IMDSv2 ``spot/instance-action``                             interruption               until its ``time``
-AWS      IMDSv2 ``events/recommendations/rebalance``                 advice: save, and go on
+AWS      IMDSv2 ``events/recommendations/rebalance``                 advice: save, train on
 GCP      ``instance/preempted``                                      preemption                 30 s
 Azure    ``scheduledevents``: Preempt, Terminate, Reboot, Redeploy   of this machine            until ``NotBefore``
 =======  ==========================================================  =========================  ==================
@@ -156,7 +156,7 @@ def find_cloud(firmware: Path = FIRMWARE) -> str:
 def read_drain_file(path: Path) -> Notice | None:
     """Return the notice of a drain file; None while there is no file.
 
-    Any file drains the machine. A number in it gives the seconds that are left; without a number, none are left.
+    The file's existence is the notice. A number in the file gives the seconds that are left; without a number, 0.
 
     Raises:
         OSError: the path can't be examined.

@@ -137,7 +137,7 @@ class AttachedRanks(Ranks):
         return [*self._process.pids]
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error of the rank that other ranks have lost; None if the lost rank is on another machine."""
+        """Return the error that ended the rank which other ranks have lost; None if that rank is on another machine."""
         cause = super()._find_cause()
         return None if cause is not None and cause.data.get("is_ordered") else cause
 

@@ -104,12 +104,12 @@ class Ranks:
         """
         Args:
             commit: the number of the commit that will probably be restored: the ranks begin to read it at once.
-            longest_epoch: the steps to which epochs are shortened, for a proof; 0 to leave them as they are.
+            longest_epoch: the number of steps to which epochs are shortened, for a proof; 0 for complete epochs.
             spawn: the function that starts the process; by default `Ranks.spawn`.
             patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
-            lived: the file for the steps that no commit has yet; see `holdfast.rank.lived`.
+            lived: the file for the steps that no commit contains yet; see `holdfast.rank.lived`.
             is_held: whether the ranks wait for `proceed` after they have imported torch.
-            part: the part that a single process trains in place of a rank of another training; usually None.
+            part: the part of another rank's steps that a single process trains again, to check that rank; usually None.
         """
         self.began = time.monotonic()
         self._compute, self._skip = config.compute, config.skip
@@ -236,7 +236,7 @@ class Ranks:
         self._events.put(Woken())
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error of the rank that other ranks lost; None if the ranks send nothing for `CAUSE_WITHIN_S`."""
+        """Return the error that ended the rank which others lost; None if nothing arrives for `CAUSE_WITHIN_S`."""
         with contextlib.suppress(queue.Empty):
             while event := self._events.get(timeout=CAUSE_WITHIN_S):
                 if isinstance(event, Failed) and not event.data.get("is_effect"):

@@ -101,8 +101,8 @@ class Nodes:
 def end_torchrun() -> None:
     """Wait for the end of this node's other ranks, and end this node's torchrun. Call it if torchrun's parent has died.
 
-    Otherwise torchrun would wait 300 s for the ranks of other nodes, and would keep the rendezvous's port, which the
-    next attempt needs. The main rank calls this after its save, when the checkpoint of all ranks is durable.
+    Without this call torchrun would wait 300 s for the ranks of other nodes, and would keep the rendezvous's port,
+    which the next attempt needs. The main rank calls this after its save, when the checkpoint of all ranks is durable.
     """
     others = [beat.pid for beat in heartbeats.read_beats().values() if beat.pid != os.getpid()]
     while any(map(is_running, others)):

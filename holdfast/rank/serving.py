@@ -460,7 +460,7 @@ def main() -> int:
             heartbeats.stand(RankStanding.REFUSED)
             traceback.print_exc()
         elif isinstance(failed, RankDied):
-            # raise nothing, because a traceback here would hide the traceback of the rank that died
+            # print no traceback, because it would hide the traceback of the rank that died
             print(failed, file=sys.stderr)
             survivor.save()
         else:

@@ -48,8 +48,7 @@ class Recipe:
         step: in place of ``loss``, a function that takes a batch and makes the whole step: it computes gradients and
             steps the optimizers. It returns the loss, or numbers to record by name. ``model`` is in ``train()`` mode.
             Gradients are averaged over several ranks when an optimizer steps, and autocast is on if the configuration
-            has ``mixed_precision``. Gradients that it has accumulated and that no optimizer's step has used yet are
-            saved.
+            has ``mixed_precision``. Accumulated gradients that no optimizer's step has used yet are saved.
         batch_size: samples of a micro-batch over all ranks together. None in two cases: ``data`` is an iterable of
             batches with ``state_dict`` and ``load_state_dict``, and yields different batches on each rank; or ``data``
             is a torch ``DataLoader``, whose batches keep its own order and are divided among the ranks.

@@ -51,7 +51,7 @@ def load_model(folder: str, tokens: int) -> nn.Module:
 
 
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Freeze a model and give each of its linear layers but the last a LoRA adapter of this rank.
+    """Freeze a model, and add a LoRA adapter of rank ``rank`` to each of its linear layers except the last.
 
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
     """

@@ -24,7 +24,7 @@ from holdfast.terminal.distribution import spell_install
 CLASSES = 10
 LARGEST = 16.0  # the value of a black pixel in the data
 HELD_OUT_FRACTION = 0.2
-CELL = 34  # pixels of a cell in the picture of the confusion matrix
+CELL = 34  # the size of a cell in the picture of the confusion matrix, in pixels
 
 Digit = tuple[Tensor, Tensor]
 Share = Annotated[float, Field(ge=0, lt=1)]

@@ -94,7 +94,7 @@ class Policy(nn.Module):
 
         Args:
             seen, seat: of shape (ticks, games, ...).
-            ended: whether a game ended with the tick, so that a new one follows; of shape (ticks, games).
+            ended: whether a game ended with the tick, so that a new game follows; of shape (ticks, games).
             memory: the memories before the first tick.
         """
         encoded, states = self.encode(seen), []
