@@ -1,6 +1,6 @@
 """Training that holds: resumable chunks, verified checkpoints, bit-exact resume.
 
-Describe the training in a function that returns a `Recipe`, or in a function that takes a `Run` and has its own loop.
+Say what to train in a function that returns a `Recipe`, or in a function that takes a `Run` and has its own loop.
 ``holdfast new NAME`` writes an example of either function, with its configuration. Train it from a shell, or from
 Python::
 
