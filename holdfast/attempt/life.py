@@ -120,10 +120,10 @@ def live(
 ) -> Outcome:
     """Train a run from the newest commit in its journal, until the run is complete or this process is told to end.
 
-    Two things tell the process to end: a notice, or a signal whose handler raises an exception that is no `Exception`,
-    such as SystemExit. The attempt then saves and commits the trained steps. However it ends, it records its ending and
-    leaves no rank behind. It sends each commit to the run's metric sinks and observers (``log.sinks`` and
-    ``log.observers``), exports metrics as ``log.metrics`` says, and keeps the run's report up to date.
+    Two things tell the process to end: a notice, or a signal whose handler raises an exception that isn't an
+    `Exception`, such as SystemExit. The attempt then saves and commits the trained steps. However it ends, it records
+    its ending and leaves no rank behind. It sends each commit to the run's metric sinks and observers (``log.sinks``
+    and ``log.observers``), exports metrics as ``log.metrics`` says, and keeps the run's report up to date.
 
     Args:
         observers: objects that are told of each step and commit; see `Observer`.

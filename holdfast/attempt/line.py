@@ -355,8 +355,8 @@ class Line:
     def follow(self) -> Commit:
         """Make the newest commit the head.
 
-        An earlier attempt has published that commit although this attempt had claimed the run, because it had checked
-        its ownership just before the claim.
+        An earlier attempt published this commit after the present attempt had claimed the run. That can happen if the
+        earlier attempt made its last check for later attempts just before the claim.
         """
         commit = self.journal.newest()
         self.next_number = self.journal.next_number()

@@ -362,7 +362,7 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
 
 
 def begin_from_ancestor(ranks: Ranks, ancestor: Ancestor) -> int:
-    """Load an ancestor's weights into ranks. Return the number of steps that anneals count as done.
+    """Load an ancestor's weights into ranks. Return the number of steps that anneals count as already trained.
 
     Raises:
         CheckpointDamaged: the ancestor is damaged.

@@ -64,7 +64,7 @@ def reach(point: str) -> None:
 def takes_flips() -> tuple[bool, bool]:
     """Return whether HOLDFAST_FLIP asks to flip a bit in the self-test's first step, and whether in its second step.
 
-    If it asks for a flip in the second step only, create its file.
+    If it asks for a flip in the second step only, create the file that it names.
     """
     rank, _, struck = os.environ.get("HOLDFAST_FLIP", "").partition(":")
     if rank != os.environ.get("RANK", "0"):

@@ -30,8 +30,8 @@ def pass_on_stop() -> None:
 
     Only a machine's first rank sends it, and only once.
 
-    A launcher also ends the remaining ranks if one has died. Then no signal is sent: the attempt finds the dead rank by
-    itself.
+    A launcher also ends the remaining ranks if one rank has died. Then this function sends no signal, because the
+    attempt itself notices the dead rank.
     """
     number = int(os.environ.get(BESIDE_VARIABLE, "0"))
     if number and not _told and all(is_running(beat.pid) for beat in heartbeats.read_beats().values()):

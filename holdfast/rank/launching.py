@@ -113,7 +113,8 @@ class Ranks:
         """
         self.began = time.monotonic()
         self._compute, self._skip = config.compute, config.skip
-        claim_recipe(config.recipe)  # the user's folders, to find the user's line in the stack of a rank that hangs
+        # register the user's folders, to find the user's line in the stack of a rank that hangs
+        claim_recipe(config.recipe)
         self._is_built = False  # whether the ranks have connected and built the recipe
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
@@ -236,7 +237,7 @@ class Ranks:
         self._events.put(Woken())
 
     def _find_cause(self) -> HoldfastError | None:
-        """Return the error that ended the rank which others lost; None if nothing arrives for `CAUSE_WITHIN_S`."""
+        """Return the error that a lost rank itself reports; None if no report arrives for `CAUSE_WITHIN_S`."""
         with contextlib.suppress(queue.Empty):
             while event := self._events.get(timeout=CAUSE_WITHIN_S):
                 if isinstance(event, Failed) and not event.data.get("is_effect"):

@@ -40,7 +40,7 @@ class LivedSteps:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Begin a section at the step whose state the ranks have now."""
+        """Begin a section of the file: the ranks have the state of ``step`` now, and train the steps after it."""
         self._lines, self._after, self._saved = [], step, step
         self._append([{"after": step}])
 
