@@ -26,7 +26,7 @@ STOPPED_WITHIN_S = 3.0
 
 
 class Reporting(Observer):
-    """Writes ``report.html`` into the run's folder: after commits, at most every ``log.report_every_s``, and at last.
+    """Writes the run's ``report.html``: after a commit, at most once in ``log.report_every_s`` seconds, and at the end.
 
     A thread of the lowest priority reads the new records on the store and writes the page. It doesn't delay training,
     because the ranks are other processes and only the end of the attempt waits for the thread.

@@ -48,8 +48,8 @@ def skip_steps(
         before = read_skips(journal)
         known = Steps.parse(before.skip) if before else Steps()
         newest = journal.newest()
-        # The process that wrote this list may have died before it had taken the run back, or may have had no signing
-        # key.
+        # An equal earlier call wrote this list, but may have died before it had taken the run back, or may have had no
+        # signing key. Complete that call.
         if before is not None and before.is_off == is_off and Steps.parse(before.changed) == steps:
             if key is not None:
                 sign_skips(journal, before, key)

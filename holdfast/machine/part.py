@@ -1,4 +1,4 @@
-"""The part of a step that one rank trained, which an audit's process trains again, alone, to check that rank."""
+"""The part of a step that one rank trained, and that another process trains again, alone, to check that rank."""
 
 import json
 import os

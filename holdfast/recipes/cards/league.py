@@ -131,7 +131,7 @@ class League:
     def add_snapshot(self, step: int, policy: Policy) -> Tensor:
         """Add a snapshot of the policy; if it has beaten the champion, make it the champion.
 
-        Return the slots that are free now.
+        Return the slots whose members have left the league.
 
         All ranks call it together.
 
