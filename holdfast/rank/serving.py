@@ -112,8 +112,8 @@ def serve(
         yield from obey(training, orders, events, record, ready.environment, survivor)
         orders.check()
     except BaseException:
-        # The save in progress may take long. Tell the other ranks of the error first, because they may wait for this
-        # rank.
+        # The save in progress may take long. First tell the other ranks that this rank trains no further, because they
+        # may wait for it.
         heartbeats.stand(RankStanding.LEAVING)
         raise
     finally:

@@ -19,8 +19,8 @@ TORCH_WITHIN_S = 300.0  # long, because importing torch from a cold disk takes a
 def settle_ranks(config: RunConfig) -> RunConfig:
     """Return the configuration with a number in place of ``compute.ranks = "all"``: one rank for each visible GPU.
 
-    With virtual ranks the number is limited by the number of virtual ranks, and a multiple of the size of a
-    tensor-parallel group. Without a GPU it is 1. A configuration that already has a number is returned unchanged.
+    With virtual ranks, the number of data-parallel ranks is at most the number of virtual ranks, and each of them is a
+    whole tensor-parallel group. Without a GPU it is 1. A configuration that already has a number is returned unchanged.
 
     Raises:
         ConfigError: the configuration's mesh has another number of ranks.

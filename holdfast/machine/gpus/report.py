@@ -107,7 +107,7 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     if "No devices were found" in text:
         return GpuReport()
     shown = XML.search(text)
-    # cut off the warnings around the XML
+    # the lines around the XML are warnings
     said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]
     fault = next(filter(UNREACHABLE.search, said), "")
     with contextlib.suppress(ElementTree.ParseError):
