@@ -1,7 +1,7 @@
 """A recipe of supervised fine-tuning: a causal language model learns the assistant's answers in conversations.
 
 By default a small new Qwen2 learns to explain the standard library from its docstrings, with a tokenizer that is
-trained on the same docstrings. Nothing is downloaded. The metric is the perplexity of held-out answers.
+trained on them: nothing is downloaded. Its metric is the perplexity of held-out answers.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from holdfast.terminal.distribution import spell_install
 log = logging.getLogger(__name__)
 
 LIBRARIES = ("jinja2", "peft", "tokenizers", "transformers")
-# One conversation in this many is held out.
+# One of this many conversations is held out.
 HELD_OUT_EVERY = 20
 # The target of a token that isn't learned. Source: torch, `cross_entropy`, ignore_index.
 NOT_LEARNED = -100
@@ -67,12 +67,11 @@ def chat(settings: Settings) -> Recipe:
     """Build the recipe.
 
     Raises:
-        RecipeError: a library isn't installed; a line of the data isn't a conversation; there are too few
-            conversations; or the template doesn't mark the answers or doesn't suit the tokenizer.
+        RecipeError: a library isn't installed; a line of the data is no conversation; there are too few conversations;
+            or the template doesn't mark the answers or doesn't suit the tokenizer.
     """
     check_installed()
-    # imported here, because these modules import transformers, which takes seconds
-    from holdfast.recipes import chat_models, chat_tokens
+    from holdfast.recipes import chat_models, chat_tokens  # they import transformers, which takes seconds
 
     conversations = read_conversations(settings.data, settings.limit)
     tokenizer = make_tokenizer(settings, conversations)
@@ -108,21 +107,21 @@ def chat(settings: Settings) -> Recipe:
 
 
 def check_installed() -> None:
-    """Check that the libraries of the extra `chat` are installed, and turn off their network access.
+    """Check that the libraries of the extra `chat` are installed, and keep them from the network.
 
     Raises:
         RecipeError: a library is missing.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads this variable once, when it is imported
+    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise RecipeError(f"the recipe chat needs {', '.join(missing)}", hint=spell_install("chat"))
 
 
 def make_tokenizer(settings: Settings, conversations: Sequence[Conversation]) -> Any:
-    """Return the tokenizer of the model's folder, or a tokenizer that is trained on the training conversations.
+    """Return the tokenizer of the model's folder, or one that is trained on the conversations to learn from.
 
-    The tokenizer is a ``PreTrainedTokenizerFast`` of transformers, with the chat template that the settings name.
+    It is a ``PreTrainedTokenizerFast`` of transformers, and has the template of the settings.
 
     Raises:
         RecipeError: the folder has no tokenizer; or the template doesn't mark the answers, or doesn't suit the
@@ -140,13 +139,13 @@ def make_tokenizer(settings: Settings, conversations: Sequence[Conversation]) ->
 
 
 def hold_out(values: Sequence[T]) -> tuple[list[T], list[T]]:
-    """Return the training values and the held-out values: one in `HELD_OUT_EVERY` is held out."""
+    """Return the values to learn from, and those that are held out: one of `HELD_OUT_EVERY`."""
     learned = [value for number, value in enumerate(values) if number % HELD_OUT_EVERY]
     return learned, list(values[::HELD_OUT_EVERY])
 
 
 def choose(encoded: Sequence[tuple[list[int], list[bool]]], settings: Settings) -> tuple[list[Sample], list[Sample]]:
-    """Return the training samples and the held-out samples, without samples that have no target.
+    """Return the samples to learn from and the held-out ones, without those that have no target.
 
     Raises:
         RecipeError: there are too few samples.
@@ -168,16 +167,13 @@ def choose(encoded: Sequence[tuple[list[int], list[bool]]], settings: Settings) 
 
 
 def make_sample(tokens: list[int], is_answer: list[bool]) -> Sample:
-    """Return tokens and targets.
-
-    A token of the assistant is its own target; the target of any other is `NOT_LEARNED`.
-    """
+    """Return tokens and their targets: the token itself if it is the assistant's, otherwise `NOT_LEARNED`."""
     found = torch.tensor(tokens)
     return found, found.masked_fill(~torch.tensor(is_answer), NOT_LEARNED)
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return an AdamW over the trainable weights: matrices with weight decay, gains and biases without."""
+    """Return an AdamW over the weights that are trained: matrices with weight decay, gains and biases without."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.dim() >= 2]
     others = [parameter for parameter in trained if parameter.dim() < 2]
@@ -194,7 +190,7 @@ def pad(samples: Sequence[Sample]) -> Sample:
 def answer_losses(model: nn.Module, batch: Sample) -> Tensor:
     """Return the loss of each token of the answers, in nats; shape (number of these tokens,).
 
-    No attention mask is needed, because the padding comes after all tokens, and no token attends to later tokens.
+    There is no attention mask: the padding comes after all tokens, and no token attends to later ones.
     """
     tokens, targets = batch
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]

@@ -27,13 +27,13 @@ def make_model(tokenizer: PreTrainedTokenizerFast, max_length: int, layers: int,
 
 
 def load_model(folder: str, tokens: int) -> nn.Module:
-    """Return the model of a folder in float32, whatever the precision of its files, so that small updates aren't lost.
+    """Return the model of a folder in float32, whatever precision its files have: small updates would be rounded away.
 
     Args:
         tokens: the number of the tokenizer's tokens.
 
     Raises:
-        RecipeError: the folder has no model, or its model has fewer tokens than the tokenizer.
+        RecipeError: the folder has no model, or one with fewer tokens than the tokenizer.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
@@ -51,11 +51,11 @@ def load_model(folder: str, tokens: int) -> nn.Module:
 
 
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Freeze a model, and add a LoRA adapter of rank ``rank`` to each of its linear layers except the last.
+    """Freeze a model and give each of its linear layers but the last a LoRA adapter of this rank.
 
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
     """
-    from peft import LoraConfig, get_peft_model  # imported here, because the import takes a second
+    from peft import LoraConfig, get_peft_model  # takes a second
 
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted: nn.Module = get_peft_model(model, config)

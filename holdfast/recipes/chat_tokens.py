@@ -1,4 +1,4 @@
-"""The tokens of conversations, and a mask for the assistant's tokens: tokenizers and chat templates."""
+"""The tokens of conversations, and which of them are the assistant's: tokenizers, chat templates, masks."""
 
 import hashlib
 import re
@@ -14,14 +14,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from holdfast.errors import RecipeError
 from holdfast.recipes.conversations import Conversation
 
-# The names of two templates: the template that comes with Holdfast, and the template of a model folder's tokenizer.
+# The template that comes with Holdfast, and the one that a model folder's tokenizer has.
 QWEN, OWN = "qwen2.5", "own"
-# The tokens for: padding and the end of a text, the beginning of a turn, the end of a turn.
+# In order: the padding and the end of a text, the beginning of a turn, the end of a turn.
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# A pattern for the markers that a template writes into a conversation, as Qwen, Llama, DeepSeek and Gemma spell them.
-# Each marker has to be a single token.
+# Marks that a template writes into a conversation, in the spellings of Qwen, Llama, DeepSeek and Gemma: each has to be
+# one token.
 MARK = re.compile(r"<\|[^|<>]+\|>|<\uff5c[^\uff5c<>]+\uff5c>|<(?:start|end)_of_turn>")
-# The tags in a template around the text to learn, as transformers finds them.
+# The marks of the text to learn, as transformers finds them.
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TOKEN_NAME = re.compile(r"\b(?:bos|eos|pad|unk|sep|cls)_token\b")
 
@@ -33,7 +33,7 @@ def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         size: the number of tokens.
 
     Raises:
-        RecipeError: ``size`` is too small for the 256 bytes and the special tokens.
+        RecipeError: the bytes and the special tokens are more than ``size``.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if size < len(alphabet) + len(SPECIAL_TOKENS):
@@ -121,17 +121,16 @@ def _find_template(name: str, tokenizer: PreTrainedTokenizerFast) -> str:
 def encode(
     conversation: Conversation, template: str, tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> tuple[list[int], list[bool]]:
-    """Return a conversation's tokens, and for each token whether the assistant says it.
+    """Return a conversation's tokens, and for each token whether it is the assistant's.
 
-    The text is cut at the beginning and the end of each answer, and each piece is tokenized separately, as happens when
-    a model answers. So no token spans a cut. For example, a line end before an answer and a line end at the answer's
-    beginning stay two tokens.
+    The text is cut where an answer begins and where it ends, and each piece is tokenized alone, as it is when a model
+    answers. So no token crosses a cut: a line end before an answer and the answer's first line end stay two tokens.
 
     Args:
-        max_length: the largest number of tokens; further tokens are cut off.
+        max_length: the largest number of tokens; further ones are cut off.
 
     Raises:
-        RecipeError: the template refuses the conversation, or a message contains one of the template's markers.
+        RecipeError: the template doesn't take the conversation, or a message has one of its marks.
     """
     for message in conversation.messages:
         if marks := {*MARK.findall(template)} & {*MARK.findall(message["content"])}:
@@ -140,8 +139,7 @@ def encode(
     cuts = [0, *(cut for span in spans for cut in span), len(text)]
     pieces = tokenizer([text[start:stop] for start, stop in pairwise(cuts)], add_special_tokens=False)["input_ids"]
     tokens = [token for piece in pieces for token in piece]
-    # every second piece is an answer
-    is_answer = [number % 2 == 1 for number, piece in enumerate(pieces) for _ in piece]
+    is_answer = [number % 2 == 1 for number, piece in enumerate(pieces) for _ in piece]  # every second is an answer
     return tokens[:max_length], is_answer[:max_length]
 
 
@@ -151,7 +149,7 @@ def render(
     """Return a conversation as text, and the start and the end of each answer in it.
 
     Raises:
-        RecipeError: the template refuses the conversation, or doesn't mark its answers.
+        RecipeError: the template doesn't take the conversation, or doesn't mark its answers.
     """
     try:
         texts, spans = render_jinja_template(

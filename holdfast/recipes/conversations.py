@@ -1,4 +1,4 @@
-"""Conversations to learn from: lines of JSON, or questions about Python's standard library, answered by docstrings."""
+"""Conversations to learn from: lines of JSON, or questions about the Python standard library and its own answers."""
 
 import ast
 import json
@@ -33,11 +33,11 @@ def read_conversations(data: str, limit: int | None = None) -> list[Conversation
     """Return the conversations of the standard library or of files.
 
     Args:
-        data: ``stdlib``, or an fsspec URL or glob of files. Each line is JSON of the form `SHAPE`.
+        data: ``stdlib``, or an fsspec URL or glob of files whose lines are JSON: `SHAPE`.
         limit: the largest number of conversations; None for all.
 
     Raises:
-        RecipeError: there is no file, or a line isn't a conversation; the message names the line.
+        RecipeError: there is no file, or a line is no conversation; the message names the line.
     """
     found = explain_standard_library() if data == STANDARD_LIBRARY else parse_files(data)
     return list(islice(found, limit))
@@ -55,7 +55,7 @@ def parse_line(line: bytes, place: str) -> Conversation:
     """Return the conversation of a line of JSON.
 
     Raises:
-        RecipeError: the line isn't JSON, or isn't a conversation with an answer.
+        RecipeError: the line is no JSON, or no conversation with an answer.
     """
     try:
         record = json.loads(line)
@@ -82,15 +82,15 @@ def _check_message(message: Any, number: int, place: str) -> dict[str, str]:
 def explain_standard_library() -> Iterator[Conversation]:
     """Yield a question about each public class and function of the standard library that has a docstring.
 
-    The answer is the docstring's first paragraph. Repeated answers are excluded, because the same answer could
-    otherwise be both in the training text and in the held-out text.
+    The answer is the docstring's first paragraph. A repeated answer is left out, because it might be both in the text
+    that is learned and in the text that is held out.
     """
     root, answers = find_standard_library(), set()
     for name in list_standard_library():
         module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         if any(part.startswith("_") for part in module.split(".")):
             continue
-        with warnings.catch_warnings(action="ignore"):  # ignore warnings of invalid escapes in the library's strings
+        with warnings.catch_warnings(action="ignore"):  # old escapes in the library's own strings
             tree = ast.parse((root / name).read_bytes())
         for definition, path in _list_public(tree, module):
             answer = (ast.get_docstring(definition) or "").partition("\n\n")[0].strip()

@@ -1,9 +1,9 @@
 """A recipe of a small convolutional network that reads handwritten digits, with nothing to download.
 
 The pictures are scikit-learn's: 1,797 digits of 8 x 8 pixels, in the order of their 13 writers (Alpaydin and Kaynak,
-"Optical Recognition of Handwritten Digits", 1998). The last fifth is held out, not a random fifth, whose digits would
-be by the same writers as the training pictures. Training pictures are augmented: rotated, shifted, with noise. The
-evaluation reads the held-out digits with an exponential moving average of the weights.
+"Optical Recognition of Handwritten Digits", 1998). The last fifth is held out: a random fifth would be by the same
+writers as the training pictures. Training pictures are augmented: rotated, shifted, with noise. The evaluation reads
+the held-out digits with an exponential moving average of the weights.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from holdfast.terminal.distribution import spell_install
 CLASSES = 10
 LARGEST = 16.0  # the value of a black pixel in the data
 HELD_OUT_FRACTION = 0.2
-CELL = 34  # the size of a cell in the picture of the confusion matrix, in pixels
+CELL = 34  # pixels of a cell in the picture of the confusion matrix
 
 Digit = tuple[Tensor, Tensor]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -49,7 +49,7 @@ def digits(
         width: channels of the first convolution; the second part has twice as many.
         rotate_degrees, shift_pixels, noise: the largest rotation and shift of a training picture, and the standard
             deviation of the noise on its pixels, which lie between 0 and 1.
-        average_decay: the decay of the moving average of the weights, per step.
+        average_decay: the share of the moving average of the weights that stays after a step.
         schedule_epochs: epochs until the learning rate is 0.
     """
     known, held_out = read_digits()
@@ -71,7 +71,7 @@ def digits(
 
 
 def read_digits() -> tuple[Digit, Digit]:
-    """Return the training digits and the held-out digits, each as pictures and labels.
+    """Return the digits to train on and those held out, each as pictures and labels.
 
     Pictures are float32 of shape (n, 1, 8, 8), from 0 (paper) to 1 (ink); labels are int64 of shape (n,).
 
@@ -98,10 +98,10 @@ def hash_digits(*parts: Digit) -> str:
 
 
 class Augmented(Dataset[Digit]):
-    """Digits that are randomly rotated and shifted, with noise, differently each time a sample is read.
+    """Digits that are rotated, shifted and given noise at random, anew each time a sample is read.
 
     The random numbers come from torch's global generator, which Holdfast seeds for each micro-batch. So a sample that
-    is read again after a kill, or by another loader worker, is augmented equally.
+    is read again after a kill, or by another loader worker, is augmented alike.
     """
 
     def __init__(self, known: Digit, rotate_degrees: float, shift_pixels: float, noise: float) -> None:
@@ -158,7 +158,7 @@ def measure(model: nn.Module, held_out: Digit) -> dict[str, float | bytes]:
 
 
 def draw_confusion(counts: list[list[int]]) -> bytes:
-    """Return a confusion matrix as an SVG: rows are digits, columns are answers, and higher counts are darker."""
+    """Return a confusion matrix as an SVG: a row for each digit, a column for each answer, darker for more of them."""
     side = CELL * (len(counts) + 1)
     shapes = [_draw_text(0, 0, "is \\ read", "#666", 8)]
     for digit, row in enumerate(counts):

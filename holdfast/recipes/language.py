@@ -1,8 +1,8 @@
 """A recipe of a byte-level language model, on the Python standard library's own sources or on any text.
 
-The model is a decoder-only transformer (pre-norm, rotary positions, tied embedding) on raw bytes, so it needs no
-tokenizer and no download. It learns to predict the next byte. Its metric is bits per byte on held-out text. At the end
-of each epoch it shows how it continues some of that text.
+The model is a decoder-only transformer (pre-norm, rotary positions, tied embedding) on raw bytes: it needs no tokenizer
+and no download. It learns to predict the next byte. Its metric is bits per byte on text held out from training. At the
+end of each epoch it shows how it continues some of that text.
 """
 
 import hashlib
@@ -76,8 +76,7 @@ def language(
     held_out = Windows(text[-held_out_bytes:], context)
     model = Decoder(context, layers, heads, width, dropout)
     if compiled:
-        # compile in place, because torch.compile(model) would change the names in the state, and so the content id
-        model.compile(dynamic=False)
+        model.compile(dynamic=False)  # in place: torch.compile(model) would change the state's names and the content id
     return Recipe(
         model=model,
         data=windows,
@@ -106,14 +105,14 @@ def read_corpus(data: str) -> bytes:
 def read_standard_library() -> bytes:
     """Return the sources of this Python's standard library, without its tests: megabytes of real text.
 
-    Files are ordered by the hash of their names, so that the held-out text comes from many modules.
+    Files are ordered by the hash of their names, so that the held-out text is of many modules.
     """
     root = find_standard_library()
     return b"\n".join((root / name).read_bytes() for name in list_standard_library())
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Non-overlapping windows of a text, each with its targets: the same bytes shifted by one.
+    """Windows of a text that don't overlap, each with its targets: the same bytes shifted by one.
 
     A sample is two uint8 tensors of shape (context,).
     """
@@ -175,7 +174,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         batch, context, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, context, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each of shape (batch, heads, context, width / heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, context, width / heads)
         mixed = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v, is_causal=True)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, context, width)))
         fed: Tensor = self.dropout(self.down(F.gelu(self.up(self.feed_norm(x)))))
@@ -215,8 +214,7 @@ def mean_loss(model: Model, batch: tuple[Tensor, Tensor]) -> Tensor:
 def evaluate(model: nn.Module, held_out: Windows, context: int, sample_bytes: int) -> dict[str, float | str]:
     """Return the bits per byte of held-out text and, unless ``sample_bytes`` is 0, samples after prompts from it."""
     device = next(model.parameters()).device
-    # Evaluate without torch.compile, because each new shape would cost a compilation, which takes longer than the
-    # evaluation.
+    # Not compiled: each new shape would cost a compilation, which takes longer than the whole evaluation.
     eager = model.forward
     found: dict[str, float | str] = {"bits_per_byte": bits_per_byte(eager, held_out, device)}
     if sample_bytes:
@@ -238,10 +236,9 @@ def bits_per_byte(model: Model, held_out: Windows, device: torch.device) -> floa
 
 
 def sample(model: Model, prompts: Tensor, count: int, context: int) -> Tensor:
-    """Sample the bytes that follow some prompts, with a random generator that is always seeded equally.
+    """Sample the bytes that follow some prompts, from a generator that always begins with the same seed.
 
-    So the samples of two epochs differ only because the model has changed. The random generators of training are not
-    used.
+    So two epochs' samples differ only because the model has changed. The generators of training stay unchanged.
 
     Args:
         prompts: bytes of shape (n, length).

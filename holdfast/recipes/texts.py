@@ -15,7 +15,7 @@ def read_files(data: str) -> list[tuple[str, bytes]]:
     """Return path and content of all files that an fsspec URL or glob matches, in the order of their paths.
 
     Raises:
-        RecipeError: a file can't be read, or no file matches.
+        RecipeError: a file can't be read, or there is none.
     """
     try:
         files = sorted(fsspec.open_files(data, "rb"), key=lambda file: str(file.path))
@@ -35,7 +35,7 @@ def find_standard_library() -> Path:
 def list_standard_library() -> list[str]:
     """Return the source files of this Python's standard library, without its tests, relative to its folder.
 
-    They are ordered by the hash of their names, so that any part of the list contains many modules.
+    They are ordered by the hash of their names, so that any part of the list is of many modules.
     """
     root = find_standard_library()
     skipped = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3"}

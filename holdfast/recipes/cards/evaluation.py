@@ -1,4 +1,4 @@
-"""The evaluation of a policy: complete games from a fixed seed, and the exact NashConv."""
+"""The evaluation of a policy: seeded games from their beginning, and exact NashConv."""
 
 import math
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from holdfast.recipes.cards.rollouts import Choices
 
 @dataclass(frozen=True)
 class Played:
-    """The result of complete games.
+    """The result of some games from their beginning.
 
     Attributes:
-        won: the return of each seat; shape (games, 2).
+        won: what each seat has won; (games, 2).
         lengths: how many actions each game took.
-        choices: statistics of the policy's choices.
+        choices: the policy's choices.
     """
 
     won: Tensor
@@ -28,7 +28,7 @@ class Played:
     choices: Choices
 
     def describe(self) -> dict[str, float]:
-        """Return the policy's results. The policy has seat 0 in the first game, seat 1 in the second, and so on."""
+        """Return the policy's results. It has seat 0 in the first game, then seat 1, and so on."""
         own = self.won[torch.arange(len(self.won)), torch.arange(len(self.won)) % SEATS]
         return {
             "win_rate": float((own > 0).double().mean()),
@@ -46,9 +46,9 @@ def play(
     """Play games to their ends. The same policy and seed play the same games.
 
     Args:
-        noops: which actions are no-ops.
-        is_alone: whether the policy plays both seats, without smoothing. Otherwise it plays one seat, against an
-            opponent that chooses among the legal actions with equal probability.
+        noops: which actions do nothing.
+        is_alone: whether the policy plays both seats, and without smoothing. If not, an opponent that chooses each
+            legal action with the same chance plays one of the seats.
     """
     games, draw = Games(game, count, seed), torch.Generator().manual_seed(seed)
     memory, choices = policy.begin(count), Choices(noops)
@@ -72,13 +72,13 @@ def play(
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a `Tree`: the information states in which a player moves for the n-th time.
+    """Information states in which a player is to move for the n-th time.
 
     Attributes:
         names: OpenSpiel's names of the information states.
         states: for each information state, a state of the game that belongs to it.
-        before: for each information state, the number of the same player's previous information state, counted over all
-            levels; -1 if there is none.
+        before: for each information state, the number of the same player's previous one, counted over all levels; -1 if
+            there is none.
     """
 
     names: list[str]
@@ -89,8 +89,8 @@ class Level:
 class Tree:
     """All information states of a small game, for the exact NashConv of a recurrent policy.
 
-    In a game of perfect recall, a player's information state determines everything that the player has seen before, and
-    so the memory of the player's LSTM.
+    In a game of perfect recall, a player's information state determines all that the player has seen before, and so
+    the memory of the player's LSTM.
     """
 
     def __init__(self, game: Any, levels: list[Level]) -> None:
@@ -102,9 +102,9 @@ class Tree:
 
     @torch.no_grad()
     def chances(self, policy: Policy, sampler: Sampler) -> dict[str, list[tuple[int, float]]]:
-        """Return the probability of each legal action in each information state."""
+        """Return the chance of each legal action in each information state."""
         found: dict[str, list[tuple[int, float]]] = {}
-        memories = policy.begin(1)  # the last entry is the memory of players who have not moved yet
+        memories = policy.begin(1)  # the last memory belongs to a player who has not moved yet
         for level in self._levels:
             seen = view(level.states).to(memories.device)
             logits, _, memory = policy.step(seen.seen, seen.seat, memories[level.before])

@@ -1,4 +1,4 @@
-"""OpenSpiel's games: load a game by name, and play many games at the same time."""
+"""OpenSpiel's games: the choice of a game by name, and many games played at a time."""
 
 import difflib
 import random
@@ -18,7 +18,7 @@ USUAL_NOOP = "Pass"
 
 
 def load_game(name: str) -> Any:
-    """Return a game by its name in OpenSpiel, with parameters in parentheses if the game has parameters.
+    """Return a game by the name that OpenSpiel gives it, with parameters in parentheses if it takes any.
 
     Raises:
         RecipeError: there is no such game, or the recipe can't play it.
@@ -56,10 +56,10 @@ def load_game(name: str) -> Any:
 
 
 def find_noops(game: Any, names: Sequence[str] | None) -> Tensor:
-    """Return which actions are no-ops, as booleans of shape (actions,).
+    """Return which actions do nothing, as booleans of shape (actions,).
 
     Args:
-        names: the game's names of its no-ops; None for "Pass", if the game has that action.
+        names: the names of these actions, as the game has them; None for "Pass" if the game has it.
 
     Raises:
         RecipeError: the game has no action of a given name.
@@ -77,7 +77,7 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 
 def name_actions(game: Any) -> list[str]:
-    """Return the names of all actions, by number; an empty name for an action without a name in the initial state."""
+    """Return the names of all actions, by number; empty for an action that has no name where a game begins."""
     state = game.new_initial_state()
     while state.is_chance_node():
         state.apply_action(state.legal_actions()[0])
@@ -93,7 +93,7 @@ def name_actions(game: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class View:
-    """The observations of the players to move, one player in each game.
+    """The observations of the players to move, one game each.
 
     Attributes:
         seen: float32 of shape (games, `count_inputs`).
@@ -110,7 +110,7 @@ class View:
 
 
 def count_inputs(game: Any) -> int:
-    """Return how many numbers an observation has."""
+    """Return how many numbers a player sees."""
     sees_all = game.get_type().provides_information_state_tensor
     return int(game.information_state_tensor_size() if sees_all else game.observation_tensor_size())
 
@@ -118,8 +118,8 @@ def count_inputs(game: Any) -> int:
 def view(states: Sequence[Any]) -> View:
     """Return the observations of the players to move in these states.
 
-    If the game offers it, an observation is the information state, which contains everything that the player has seen.
-    Otherwise it is the present observation, and the LSTM remembers the earlier observations.
+    An observation is the information state, which has everything that the player has seen, if the game offers it.
+    If not, it is the present observation, and the LSTM remembers the earlier ones.
     """
     seats = [state.current_player() for state in states]
     sees_all = bool(states) and states[0].get_game().get_type().provides_information_state_tensor
@@ -134,10 +134,9 @@ def view(states: Sequence[Any]) -> View:
 
 
 class Games:
-    """Games that are played at the same time, one in each row.
+    """Games that are played at a time, one in each row.
 
-    The state consists of each game's history, from which OpenSpiel restores the game, and of the random generator that
-    deals.
+    The state consists of each game's history, from which OpenSpiel restores the game, and of the generator that deals.
     """
 
     def __init__(self, game: Any, rows: int, seed: str | int) -> None:
@@ -190,9 +189,9 @@ class Games:
 
 
 def _sample(outcomes: Sequence[tuple[int, float]], share: float) -> int:
-    """Return the outcome at a point, from 0 to 1, of the cumulative probabilities."""
+    """Return the outcome at a point, from 0 to 1, of the cumulative chances."""
     for action, chance in outcomes:
         share -= chance
         if share < 0:
             return action
-    return outcomes[-1][0]  # reached only because probabilities may add up to slightly less than 1
+    return outcomes[-1][0]  # chances may add up to a bit less than 1

@@ -1,13 +1,13 @@
 """The league: past policies of the run as opponents.
 
 A snapshot of the policy joins the league at fixed steps. The league keeps the weights of its members in the run's own
-state, and doesn't read them from the run's older checkpoints, for three reasons. The steps of checkpoints depend on the
+state, and doesn't read them from the run's older checkpoints, for three reasons. Where checkpoints lie depends on the
 lengths of chunks and on deaths, so a resumed run would meet other opponents. A checkpoint is still being written while
-the next steps train. And retention deletes checkpoints. So after a resume every opponent comes from a checkpoint that
-was verified. In addition, each member's weights are compared with the SHA-256 that they had when the member joined.
+the next steps train. And retention deletes checkpoints. So every opponent comes out of a checkpoint that was verified
+against its commit; in addition, each member is compared with the SHA-256 that it had when it joined.
 
-All members together are one module, so that a checkpoint contains them once, and not once for each rank. Parts of a
-checkpoint in which no member has changed are copied from the previous checkpoint.
+All members together are one module, so that a checkpoint has them once, and not once for each rank. Parts of a
+checkpoint in which no member has changed are copied from the checkpoint before.
 """
 
 import copy
@@ -38,7 +38,7 @@ class Member:
 
     Attributes:
         number: the snapshot's number in the run, from 1.
-        step: the number of steps after which the snapshot was taken.
+        step: the steps that the policy was trained.
         slot: the snapshot's place among the league's modules.
         sha256: the hash of the snapshot's weights.
     """
@@ -50,10 +50,10 @@ class Member:
 
 
 def choose_buckets(numbers: Sequence[int], settings: LeagueSettings) -> dict[str, list[int]]:
-    """Return the numbers of the snapshots to keep, by bucket, newest first.
+    """Return which snapshots stay in which bucket, each newest first.
 
     Args:
-        numbers: the numbers of the league's snapshots.
+        numbers: the numbers of the snapshots that the league has.
     """
     ordered = sorted(numbers, reverse=True)
     recent, rest = ordered[: settings.recent], ordered[settings.recent :]
@@ -64,7 +64,7 @@ def choose_buckets(numbers: Sequence[int], settings: LeagueSettings) -> dict[str
 
 
 def wilson_lower(wins: float, games: float) -> float:
-    """Return the lower end of the 95 % confidence interval of a win rate.
+    """Return the lower end of the 95 % confidence interval of a share of wins.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927).
     """
@@ -80,14 +80,14 @@ class League:
     """The members, the champion among them, and the policy's games against the champion since the last snapshot.
 
     Attributes:
-        players: a module for each slot; its weights are used only if a member has the slot.
+        players: a module for each slot; their weights count only if a member has the slot.
         members: the members, oldest first.
         champion: the champion's number; 0 for none.
     """
 
     def __init__(self, settings: LeagueSettings, policy: Policy, accelerator: Accelerator) -> None:
         self._settings, self._accelerator = settings, accelerator
-        slots = settings.recent + settings.middle + settings.old + 1  # one slot more, for the champion
+        slots = settings.recent + settings.middle + settings.old + 1  # one for the champion
         self.players = nn.ModuleList(copy.deepcopy(policy) for _ in range(slots)).requires_grad_(False)
         self.members: list[Member] = []
         self.champion = 0
@@ -129,14 +129,12 @@ class League:
         self._wins += float((won[is_counted] > 0).sum() + 0.5 * (won[is_counted] == 0).sum())
 
     def add_snapshot(self, step: int, policy: Policy) -> Tensor:
-        """Add a snapshot of the policy; if it has beaten the champion, make it the champion.
-
-        Return the slots whose members have left the league.
+        """Add the policy, and promote it if it has beaten the champion. Return the slots of members that have left.
 
         All ranks call it together.
 
         Args:
-            step: the number of steps that the policy has been trained.
+            step: the steps that the policy was trained.
         """
         self._snapshots += 1
         counted = torch.tensor([self._wins, self._games], device=self._accelerator.device)
@@ -165,7 +163,7 @@ class League:
         return next(member for member in self.members if member.number == number)
 
     def _hash(self, slot: int) -> str:
-        """Return the SHA-256 of the weights in a slot, in the order of the module's ``state_dict``."""
+        """Return the SHA-256 of a slot's weights, in the order of the module."""
         digest = hashlib.sha256()
         for weight in self.players[slot].state_dict().values():
             digest.update(weight.cpu().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""The recurrent policy with a value function, and the distribution from which its actions are sampled."""
+"""The recurrent policy with a value, and the distribution from which its actions are sampled."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from holdfast import Anneal
 from holdfast.recipes.cards.games import SEATS
 
-# Probabilities are clamped to this minimum before the logarithm, because illegal actions have probability 0.
+# The smallest chance whose logarithm is taken. Chances of illegal actions are 0.
 TINY = 1e-12
 
 
@@ -20,17 +20,17 @@ class Sampler:
     smoothing: Anneal
 
     def chances(self, logits: Tensor, legal: Tensor) -> Tensor:
-        """Return each action's probability, (..., actions): the policy's, smoothed by a uniform distribution."""
+        """Return the chance of each action, (..., actions): the policy's, mixed with equal chances by the smoothing."""
         share = self.smoothing.value
         return (1 - share) * self.policy(logits, legal) + share * even(legal)
 
     def policy(self, logits: Tensor, legal: Tensor) -> Tensor:
-        """Return the probabilities without smoothing, because smoothing would hide a collapsed policy."""
+        """Return the chances without smoothing, which would hide a collapsed policy."""
         return (logits / self.temperature.value).masked_fill(~legal, -torch.inf).softmax(-1)
 
 
 def even(legal: Tensor) -> Tensor:
-    """Return the uniform distribution over the legal actions."""
+    """Return equal chances of all legal actions."""
     return legal / legal.sum(-1, keepdim=True)
 
 
@@ -53,8 +53,8 @@ def reset_rows(state: Tensor, rows: Tensor) -> Tensor:
 class Policy(nn.Module):
     """An LSTM with two heads: the logits of all actions, and the value of the game for the player to move.
 
-    Each game has a memory of shape (2, 2, hidden): for each of its 2 seats, the LSTM's hidden and cell state. A
-    player's memory changes only when the player acts, so that it never contains the opponent's hand.
+    Each game has a memory: the hidden and the cell state of both seats, of shape (2 seats, 2, hidden). A player's
+    memory changes only when the player acts, so that it never contains the opponent's hand.
     """
 
     def __init__(self, inputs: int, actions: int, hidden: int) -> None:
@@ -94,7 +94,7 @@ class Policy(nn.Module):
 
         Args:
             seen, seat: of shape (ticks, games, ...).
-            ended: whether a game ended with the tick, so that a new game follows; of shape (ticks, games).
+            ended: whether a game ended with the tick, so that a new one follows; of shape (ticks, games).
             memory: the memories before the first tick.
         """
         encoded, states = self.encode(seen), []

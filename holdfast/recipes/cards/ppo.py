@@ -17,7 +17,7 @@ from holdfast.recipes.cards.settings import TrainSettings
 
 
 class ReturnScale:
-    """The standard deviation of all returns so far. New returns are divided by it.
+    """The standard deviation of all returns so far, by which returns are divided.
 
     Source: Welford, "Note on a method for calculating corrected sums of squares and products" (1962).
     """
@@ -38,7 +38,7 @@ class ReturnScale:
 
     @property
     def value(self) -> float:
-        """Return the standard deviation; 1 as long as all returns are equal."""
+        """Return the deviation; 1 before returns differ."""
         deviation = (self.squares / self.count) ** 0.5 if self.count else 0.0
         return deviation or 1.0
 
@@ -55,7 +55,7 @@ class Targets:
 
     Attributes:
         advantage: by how much the action was better than expected.
-        returns: the return, which is the target of the value function.
+        returns: the value that the policy should have expected.
         weight: 1 for actions that are trained, otherwise 0.
     """
 
@@ -67,22 +67,21 @@ class Targets:
 def estimate(rollout: Rollout, scale: float, gamma: float, gae_lambda: float) -> Targets:
     """Return generalized advantage estimates along each seat's own actions.
 
-    The reward of a seat's action is the sum of the rewards until the seat's next action. Opponents' actions are not
-    trained. An action after which the seat has not moved again is not trained either, because its result isn't known.
-    All actions of the last tick are excluded: only actions that end a game have a known result there, and training on
-    these alone would favour ending games.
+    The reward of a seat's action is what the seat wins before its next action. Opponents' actions are not trained. An
+    action after which the seat has not moved again is not trained either, because its result isn't known. All actions
+    of the last tick are left out: of these only actions that end a game have a known result, and training them alone
+    would favour ending games.
 
     Source: Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (2016).
 
     Args:
         scale: the number by which returns are divided.
-        gamma: the discount from a seat's action to its next action.
+        gamma: the discount of each own action.
         gae_lambda: the decay of the estimates.
     """
     rows = torch.arange(rollout.seat.shape[1], device=rollout.seat.device)
     value, won = rollout.value, rollout.won / scale
-    # For each row and seat: the value and the advantage of the seat's next action, whether both are known, and the
-    # reward.
+    # For each row and seat: the value and the advantage of its next action, whether they are known, and the reward.
     after, above, reward = (value.new_zeros(len(rows), SEATS) for _ in range(3))
     is_known = torch.zeros_like(after, dtype=torch.bool)
     after[rows, rollout.next_seat], is_known[rows, rollout.next_seat] = rollout.next_value, True
@@ -107,8 +106,8 @@ class Learner:
 
     Attributes:
         model: the policy, which may be wrapped to average gradients over ranks.
-        ent_coef: the coefficient of the entropy in the loss, which changes with the step.
-        draw: the random generator that draws minibatches.
+        ent_coef: the share of the entropy in the loss, which changes with the step.
+        draw: the generator from which minibatches are drawn.
     """
 
     model: nn.Module
@@ -120,7 +119,7 @@ class Learner:
     draw: torch.Generator
 
     def improve(self, rollout: Rollout, targets: Targets) -> dict[str, Tensor]:
-        """Train the policy on a rollout. Return the statistics of the minibatches, averaged."""
+        """Improve the policy on a rollout. Return the means of the minibatches' numbers."""
         found: list[dict[str, Tensor]] = []
         for rows in self._draw_minibatches(rollout):
             numbers = self._losses(rollout, targets, rows)
@@ -132,13 +131,13 @@ class Learner:
         return {name: torch.stack([each[name] for each in found]).mean() for name in found[0]}
 
     def _draw_minibatches(self, rollout: Rollout) -> Iterator[Tensor]:
-        """Yield the rows of each minibatch. A row isn't split, because the LSTM runs along its ticks."""
+        """Yield the rows of each minibatch. A row stays whole, because the memory goes along it."""
         for _ in range(self.settings.passes):
             order = torch.randperm(rollout.seat.shape[1], generator=self.draw).to(rollout.seat.device)
             yield from order.chunk(self.settings.minibatches)
 
     def _losses(self, rollout: Rollout, targets: Targets, rows: Tensor) -> dict[str, Tensor]:
-        """Return a minibatch's loss, the terms of the loss, and how much the policy has changed."""
+        """Return the loss of a minibatch and its parts, and how far the policy has moved."""
         seen, seat, ended = rollout.seen[:, rows], rollout.seat[:, rows], rollout.ended[:, rows]
         logits, value = self.model(seen, seat, ended, rollout.memory[rows])
         weight = targets.weight[:, rows]
@@ -148,7 +147,7 @@ class Learner:
             return (numbers * weight).sum() / total
 
         chances = self.sampler.chances(logits, rollout.legal[:, rows])
-        taken = F.one_hot(rollout.action[:, rows], chances.shape[-1])  # deterministic on a GPU, unlike gather
+        taken = F.one_hot(rollout.action[:, rows], chances.shape[-1])  # unlike gather, deterministic on a GPU, too
         moved = (chances.clamp_min(TINY).log() * taken).sum(-1) - rollout.chance[:, rows]
         advantage = targets.advantage[:, rows]
         advantage = advantage - mean(advantage)

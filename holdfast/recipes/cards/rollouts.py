@@ -1,4 +1,4 @@
-"""Rollouts: games of the policy against itself and its league. An unfinished game continues in the next rollout."""
+"""Rollouts: games of the policy against itself and its league. A game continues in the next step."""
 
 import math
 from dataclasses import dataclass
@@ -14,23 +14,20 @@ from holdfast.recipes.cards.policy import Policy, Sampler, entropy, reset_rows
 
 @dataclass(frozen=True)
 class Rollout:
-    """Some ticks of all games; a tick is one action in each game.
-
-    Shapes are (ticks, rows, ...), with a row for each game.
+    """Some ticks of all games: in each tick one action in each game. Shapes are (ticks, rows, ...).
 
     Attributes:
         seen, legal, seat: see `games.View`.
         action: the action that was taken.
         chance: the logarithm of the probability with which the action was sampled.
         value: the value that the policy expected.
-        is_own: whether the policy chose the action; False for an opponent from the league.
+        is_own: whether the policy acted, and not an opponent of the league.
         ended: whether the game ended with the action.
-        won: each seat's return if a game ended, otherwise 0; (ticks, rows, 2).
+        won: what each seat won in the game that ended, otherwise 0; (ticks, rows, 2).
         memory: the games' memories before the first tick; (rows, 2, 2, hidden).
-        next_seat, next_value: the seat that moves after the last tick, and the value that the policy expects there;
-            (rows,).
+        next_seat, next_value: the seat that moves after the last tick, and the value that the policy expects; (rows,).
         entropy: the mean entropy of the policy's own choices, without smoothing.
-        noop_rate: how often the policy chose a no-op when a no-op was legal, from 0 to 1.
+        noop_rate: the share of no-ops among the policy's own choices that include one.
     """
 
     seen: Tensor
@@ -51,7 +48,7 @@ class Rollout:
 
 @dataclass
 class Choices:
-    """Sums over the policy's choices, which are decisions with more than one legal action."""
+    """Sums over the policy's choices: decisions with more than one legal action."""
 
     noops: Tensor
     entropy: float = 0.0
@@ -60,10 +57,10 @@ class Choices:
     with_noop: int = 0
 
     def add(self, chances: Tensor, legal: Tensor, action: Tensor, is_counted: Tensor) -> None:
-        """Add one decision for each row in which ``is_counted`` is True.
+        """Add one decision in each row of ``is_counted``.
 
         Args:
-            chances: the policy's probabilities, without smoothing.
+            chances: the policy's chances, without smoothing.
         """
         noops = self.noops.to(legal.device)
         is_choice = is_counted & (legal.sum(-1) > 1)
@@ -79,12 +76,12 @@ class Choices:
 
     @property
     def noop_rate(self) -> float:
-        """Return how often a no-op was chosen when a no-op was legal, from 0 to 1; 0 for a game without no-ops."""
+        """Return the share of no-ops among the choices that include one; 0 for a game without no-ops."""
         return self.noop_count / self.with_noop if self.with_noop else 0.0
 
 
 class Rollouts:
-    """The games of one rank, with all state that the next rollout depends on.
+    """The games of one rank, with all that the next rollout depends on.
 
     Attributes:
         memory: the memories of all games; (rows, 2, 2, hidden).
@@ -97,7 +94,7 @@ class Rollouts:
     ) -> None:
         """
         Args:
-            draw: the random generator that draws actions and opponents.
+            draw: the generator from which actions and opponents are drawn.
         """
         self._games, self._policy, self._league, self._sampler, self._draw = games, policy, league, sampler, draw
         self._rows = range(rows)
@@ -110,7 +107,7 @@ class Rollouts:
         """Play ``ticks`` actions in each game, and return the rollout. A new game follows each game that ends.
 
         Args:
-            noops: which actions are no-ops; (actions,).
+            noops: which actions do nothing; (actions,).
         """
         memory, choices = self.memory, Choices(noops)
         done = [self._tick(choices) for _ in range(ticks)]
@@ -133,7 +130,7 @@ class Rollouts:
         self.own_seat[rows] = torch.randint(SEATS, (len(rows),), generator=self._draw)
 
     def leave(self, slots: Tensor) -> None:
-        """Begin new games in all rows whose opponent has left the league."""
+        """Begin new games wherever the opponent has left the league."""
         self.begin(torch.isin(self.opponent, slots).nonzero().squeeze(1))
 
     def _view(self) -> View:

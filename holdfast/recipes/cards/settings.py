@@ -11,7 +11,7 @@ from holdfast.errors import ConfigError
 class Annealed(BaseModel):
     """A table with the settings of annealed values; see `Anneal.from_settings`.
 
-    A value without a setting ``<name>_final`` stays at ``<name>_initial``.
+    A value without ``_final`` stays at ``_initial``.
     """
 
     table: ClassVar[str]
@@ -94,7 +94,7 @@ class LeagueSettings(BaseModel):
 
 
 class EvaluationSettings(BaseModel):
-    """``[settings.evaluation]``: the measurements at the end of an epoch."""
+    """``[settings.evaluation]``: what is measured at the end of an epoch."""
 
     games: PositiveInt = Field(1000, description="seeded games against an opponent that plays at random")
     seed: NonNegativeInt = 7

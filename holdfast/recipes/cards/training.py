@@ -19,7 +19,7 @@ from holdfast.recipes.cards.settings import Annealed, Settings, TrainSettings
 def cards(run: Run, settings: Settings) -> None:
     """Train a recurrent policy by PPO against itself and its league.
 
-    A step is a rollout of all games, followed by PPO's updates on this rollout. Each rank plays its own games.
+    A step is a rollout of all games, and PPO's updates on it. Each rank plays games of its own.
 
     Raises:
         RecipeError: the game is unknown, or the recipe can't play it.
@@ -38,7 +38,7 @@ def cards(run: Run, settings: Settings) -> None:
     rollouts = Rollouts(games, own.rows, policy, league, sampler, draw)
     learner = Learner(model, optimizer, run.accelerator, sampler, ent_coef, own, draw)
     scale = ReturnScale()
-    # The statistics of the last rollout; NaN before the first rollout.
+    # The numbers of the last rollout; NaN before the first.
     behaviour = {"rollout_entropy": math.nan, "rollout_noop_rate": math.nan}
     run.keep(policy=policy, opponents=league.players, optimizer=optimizer, scheduler=scheduler)
     run.keep(league=league, rollouts=rollouts, scale=scale, behaviour=behaviour)
@@ -70,7 +70,7 @@ def cards(run: Run, settings: Settings) -> None:
 def make_scheduler(
     optimizer: torch.optim.Optimizer, settings: TrainSettings, epochs: float
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return a scheduler that lowers the learning rate linearly over ``epochs`` epochs, and then keeps it constant."""
+    """Return a scheduler that lowers the rate linearly over these epochs, and then keeps it."""
     steps = max(1, round(epochs * settings.steps_per_epoch))
     return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, settings.final_lr_scale, steps)
 
