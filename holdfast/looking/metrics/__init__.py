@@ -1,8 +1,8 @@
 """Metrics and spans for a dashboard: Prometheus scrapes them, or OpenTelemetry's protocol (OTLP) carries them.
 
 One table names all metrics, one set of readings holds their values, and two exporters carry them. The threads of an
-exporter belong to the attempt's process, not to a rank's: a step never waits for them. A library is imported when it is
-needed.
+exporter run in the attempt's process, not in a rank's, so a step never waits for them. An exporter's library is
+imported only if the exporter is used.
 """
 
 import importlib.util
@@ -24,20 +24,20 @@ class Exporter(Protocol):
     """Carries readings and spans out of the process. One thread calls its methods."""
 
     def tend(self) -> None:
-        """Do the exporter's regular work, if any is due. It is called every half second."""
+        """Do the exporter's regular work, if any is due. The attempt calls this every half second."""
 
     def add(self, span: SpanRecord) -> None:
         """Take a span of the attempt."""
 
     def add_dead(self, dead: DeadAttempt) -> None:
-        """Take the span of an earlier attempt, which died before it could send that itself."""
+        """Take the span of an earlier attempt that died before it could send its own span."""
 
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
-        """Deliver the rest, and end. The attempt has ended at this time, with these attributes."""
+        """Deliver everything that is still queued, and end. The attempt ended at this time, with these attributes."""
 
 
 def check_library(target: MetricsTarget) -> None:
-    """Check that the library of a target is installed, without importing all of it.
+    """Check that the library of a target is installed, without importing the library itself.
 
     Raises:
         ConfigError: the library isn't installed.

@@ -10,17 +10,18 @@ from holdfast.ledger.timeline import Life, Records, find_trainer, make_lives, re
 from holdfast.looking.metrics.readings import Readings
 from holdfast.looking.metrics.spans import DeadAttempt
 
-# Least seconds between two ledgers, and the largest share of the time that computing them may take.
+# The least seconds between two computations of the goodput ledger, and the largest share of the time that these
+# computations may take.
 LEDGER_EVERY_S, LEDGER_SHARE = 10.0, 0.01
-# Endings after which nothing has to start again by itself.
+# The endings after which no supervisor has to start another attempt.
 DONE = {"completed", "imported", "held", "released"}
-# The most attempts whose spans one attempt sends. All but the newest of them have been sent before, unless the attempts
-# between died too early; a receiver gets equal ids again.
+# The most attempts whose spans one attempt sends. All but the newest of these attempts have been sent before, unless
+# the attempts between died too early. A span that is sent twice has the same id each time.
 MOST_DEAD = 8
 
 
 class Books:
-    """The records of one run, for the attempt that owns it: read once, and then told of each new commit.
+    """The records of one run, for the attempt that owns the run. They are read once; `add` takes each new commit.
 
     `add` may be called from any thread. All other methods belong to one thread.
     """
@@ -66,10 +67,10 @@ class Books:
         self._next_at = time.monotonic() + max(LEDGER_EVERY_S, took_s / LEDGER_SHARE)
 
     def find_dead(self, number: int) -> list[DeadAttempt]:
-        """Return the attempts right before an attempt that died without a word, newest first; at most `MOST_DEAD`.
+        """Return the latest earlier attempts that died without recording an ending, newest first; at most `MOST_DEAD`.
 
-        Empty before the first `update`. The end of such an attempt is its last sign of life on record: a commit, or the
-        last step of one that a later attempt has adopted.
+        The list is empty before the first `update`. The end of a dead attempt is the time of its last commit, or of the
+        last step of a commit that a later attempt made from its checkpoint.
         """
         if self._records is None:
             return []
@@ -97,7 +98,7 @@ class Books:
         return DeadAttempt(life.number, key, min(life.began, life.claimed), ended, str(ending), attributes)
 
     def _count_endings(self, records: Records) -> None:
-        for reason in REASONS.values():  # begin at 0, so that Prometheus sees the first restart as a rise
+        for reason in REASONS.values():  # at first 0, so that Prometheus sees the first restart as a rise
             if reason.retries:
                 self._readings.put("holdfast.restarts", 0, reason.name)
         for record in records.attempts.values():
@@ -113,7 +114,7 @@ class Books:
             self._readings.add("holdfast.host.failures", 1, host)
 
     def end(self, number: int) -> Ending | None:
-        """Count the ending of an attempt, and return it; None if it is not on record.
+        """Count the ending of an attempt, and return the ending; None if none is on record.
 
         Raises:
             HoldfastError: the record can't be read.

@@ -1,4 +1,4 @@
-"""The metrics of each rank: its step, and the seconds for which the others waited for it; see `measure_waits`."""
+"""The metrics of each rank: its step, and the seconds for which the other ranks waited for it; see `measure_waits`."""
 
 from collections.abc import Mapping
 
@@ -8,14 +8,14 @@ from holdfast.machine.slow_ranks import are_at_one_step, measure_waits
 
 
 class Lag:
-    """Adds to the lag of each rank what it has grown by since the last look."""
+    """Counts the lag of each rank: the seconds for which the other ranks waited for it."""
 
     def __init__(self, readings: Readings) -> None:
         self._readings = readings
         self._last: Mapping[int, Beat] = {}
 
     def look(self, beats: Mapping[int, Beat]) -> None:
-        """Read the ranks' heartbeats. While they train different steps, their lag stays as it was."""
+        """Read the ranks' heartbeats. While ranks train different steps, leave their lag unchanged."""
         waits = measure_waits(self._last, beats) if are_at_one_step(beats) else {}
         for rank, beat in beats.items():
             self._readings.put("holdfast.rank.step", beat.step, str(rank))

@@ -1,7 +1,7 @@
 """The exporter for OpenTelemetry: sends the readings as metrics, and an attempt's spans, by OTLP over HTTP.
 
-The threads of OpenTelemetry's SDK send both. The queue and the time of each request are bounded: metrics and spans that
-the receiver doesn't accept in time are dropped.
+The threads of OpenTelemetry's SDK send metrics and spans. The queue and the time of each request are bounded: metrics
+and spans that the receiver doesn't accept in time are dropped.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from holdfast.looking.metrics.table import METRICS, Metric
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-# The longest time for one request with all its tries.
+# The longest time, in seconds, for one request including its retries.
 WITHIN_S = 5.0
 MOST_SPANS = 2048
 # The longest wait for metrics and spans together at the end of an attempt. A stopped attempt waits for less time than a
@@ -44,7 +44,7 @@ COMPLETE_WITHIN_S, STOPPED_WITHIN_S = 5.0, 2.0
 # The longest wait for a receiver that didn't take the last request.
 FAILING_WITHIN_S = 0.5
 SCOPE = "holdfast"
-# The operating system's error text inside a message of the SDK's HTTP client.
+# A pattern for the operating system's error text inside a message of the SDK's HTTP client.
 CAUSE = re.compile(
     r"\[Errno -?\d+\] (?P<errno>[^')\"]+)|(?P<late>timed out)|(?P<code>code: \d.*)|error (?P<other>.+) enc"
 )
@@ -144,7 +144,7 @@ class _Ids(RandomIdGenerator):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def following_from(self, key: str) -> Iterator[None]:
-        """Give the span that begins in the block ids that are derived from a key; random ids if the key is empty."""
+        """Inside the block, derive the ids of a new span and trace from a key; use random ids if the key is empty."""
         digest = hashlib.sha256(key.encode()).digest()
         self._fixed = (int.from_bytes(digest[:16]), int.from_bytes(digest[16:24])) if key else None
         yield
@@ -160,7 +160,7 @@ class _Ids(RandomIdGenerator):  # type: ignore[misc]
 
 
 class _Told(logging.Handler):
-    """Logs one warning if requests to the receiver fail, in place of the SDK's several lines for each request.
+    """Logs one warning if requests to the receiver fail. The SDK would log several lines for each request.
 
     Attributes:
         is_failing: whether the last finished request has failed.
@@ -169,7 +169,7 @@ class _Told(logging.Handler):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url, self._reason, self._has_warned = url, "", False
-        self._telling = threading.Lock()  # metrics and spans are sent by a thread each
+        self._telling = threading.Lock()  # one thread sends metrics, another sends spans
         self.is_failing = False
 
     def watch(self, exporter: Any) -> Any:
@@ -189,7 +189,7 @@ class _Told(logging.Handler):
         return exporter
 
     def tell(self, reason: str) -> None:
-        """Log why requests fail, but only at the first call."""
+        """Log why requests fail, at the first call only."""
         with self._telling:
             has_warned, self._has_warned = self._has_warned, True
         if not has_warned:
@@ -198,7 +198,7 @@ class _Told(logging.Handler):
             )
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason in the first line that the SDK logs."""
+        """Find the reason for the failure in the first line that the SDK logs, and keep it."""
         text = record.getMessage()
         found = CAUSE.search(text)
         self._reason = self._reason or (found[found.lastgroup or 0] if found else text)

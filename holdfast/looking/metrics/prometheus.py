@@ -16,10 +16,11 @@ from holdfast.looking.metrics.table import METRICS
 
 log = logging.getLogger(__name__)
 
-# How often the ports are tried again while all are taken: the process of the attempt before may still be ending.
+# Seconds between two tries of the ports while all are in use: the process of the previous attempt may still be ending.
 RETRY_S = 5.0
-# A complete run waits for one more scrape, so that Prometheus sees that it is complete: as long as the last two scrapes
-# were apart, and a half more. USUAL_S is taken after a single scrape; it is Prometheus's own example of an interval.
+# A complete run waits for one more scrape, so that Prometheus sees that it is complete. The wait is at most 1.5 times
+# the time between the last two scrapes. After a single scrape, USUAL_S is used as that time; it is the interval in
+# Prometheus's own example.
 USUAL_S, MOST_S, TIMES = 15.0, 60.0, 1.5
 
 
@@ -35,7 +36,7 @@ class PrometheusExporter:
         self._next_try, self._has_warned = 0.0, False
 
     def tend(self) -> None:
-        """Take a port, if that has not succeeded yet."""
+        """Start the server on a free port, if no earlier call has succeeded."""
         if self._server is not None or time.monotonic() < self._next_try:
             return
         self._next_try = time.monotonic() + RETRY_S
@@ -68,7 +69,7 @@ class PrometheusExporter:
         """Ignore a span: Prometheus has no spans."""
 
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
-        """Wait for a last scrape, if the run is complete and has been scraped; then free the port."""
+        """Wait for a last scrape, if the run is complete and has been scraped; then release the port."""
         if self._server is None:
             return
         if is_complete:
@@ -78,7 +79,7 @@ class PrometheusExporter:
 
 
 class _ReadingsCollector:
-    """Gives the readings to a scrape, and notes when one came."""
+    """A collector that returns the readings to a scrape, and records the time of the scrape."""
 
     def __init__(self, readings: Readings) -> None:
         self._readings = readings
@@ -88,7 +89,7 @@ class _ReadingsCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics with their values."""
-        is_awaited = self._is_awaited  # read it first: a scrape that began before `await_scrape` may have older values
+        is_awaited = self._is_awaited  # read before the values: an earlier scrape may return older ones
         for metric in METRICS.values():
             family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             found = family(metric.exposed, metric.meaning, labels=[*self._readings.common, *metric.labels])
@@ -104,7 +105,7 @@ class _ReadingsCollector:
             self._scraped.notify_all()
 
     def await_scrape(self) -> None:
-        """If there was a scrape before, wait until one that begins from now on has been answered, or time is up."""
+        """If Prometheus has scraped before, wait until a new scrape has been answered, or the time is up."""
         with self._scraped:
             if self._last:
                 self._is_awaited = True

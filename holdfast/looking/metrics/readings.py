@@ -1,4 +1,4 @@
-"""The present values of all metrics, which an attempt writes and an exporter reads in a thread of its own."""
+"""The current values of all metrics. The attempt writes them, and an exporter reads them in a thread of its own."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ Labels = tuple[str, ...]
 
 
 class Readings:
-    """The present value of each series. Every method may be called from any thread.
+    """The current value of each series. Every method may be called from any thread.
 
     Attributes:
         common: the labels that every series has.

@@ -9,7 +9,7 @@ class SpanRecord:
     """A stretch of time in an attempt.
 
     Attributes:
-        name: ``chunk``, ``save`` or ``restore``; the attempt's own span is its exporter's.
+        name: ``chunk``, ``save`` or ``restore``. The exporter itself makes the span of the whole attempt.
         began, ended: in seconds since 1970.
         children: the spans within it.
     """
@@ -26,8 +26,9 @@ class DeadAttempt:
     """An attempt that died before it could send its own span, as the run's records tell it.
 
     Attributes:
-        key: the token in the attempt's record, from which the ids of its trace and span follow; empty if it has none.
-        began, ended: in seconds since 1970; the end is its last sign of life on record.
+        key: the token in the attempt's record, from which the ids of its trace and span are derived; empty if the
+            record has no token.
+        began, ended: in seconds since 1970; the end is the time of its last commit or step on record.
         message: how it ended, for a person.
     """
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-# Words for units in the names that Prometheus has, as OpenTelemetry's specification translates them.
-# Source: https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/
+# The words for units in Prometheus's names of metrics, as OpenTelemetry's specification translates them. Source:
+# https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/
 WORDS = {"s": "seconds", "By": "bytes", "1": "ratio", "{unit}/s": "per_second"}
 
 
@@ -28,7 +28,7 @@ class Metric:
 
     @property
     def exposed(self) -> str:
-        """Return the metric's name in Prometheus, which OpenTelemetry's collector gives it, too."""
+        """Return the metric's name in Prometheus. OpenTelemetry's collector makes the same name."""
         parts = [self.name.replace(".", "_"), WORDS.get(self.unit, ""), "total" if self.kind == "counter" else ""]
         return "_".join(filter(None, parts))
 

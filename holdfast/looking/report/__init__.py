@@ -1,6 +1,7 @@
 """The report: a run, or several, as one HTML page that needs no network.
 
-Importing this imports numpy, which takes a quarter of a second. So import it only where a report is made.
+Importing this package imports numpy, which takes a quarter of a second. So import this package only where a report is
+made.
 """
 
 from holdfast.looking.report.comparing import make_comparison

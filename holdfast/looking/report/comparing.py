@@ -1,4 +1,4 @@
-"""Several runs on one page: their curves over each other, their settings that differ, and how they ended."""
+"""Several runs on one page: their curves in shared charts, the settings that differ, and how each run ended."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from holdfast.looking.report.page import make_curves_section, wrap
 from holdfast.looking.report.sections import describe_standing, show_all_problems
 from holdfast.provenance.fingerprint import flatten
 
-# Settings that say where a run lies, and differ between any two.
+# Settings that say where a run is stored; they differ between any two runs.
 PLACES = ("run", "store", "log.folder")
 MOST_AXES = 12
 

@@ -1,4 +1,4 @@
-"""The curves of a report's page: metrics of a run's line of commits, and of lines that were rolled back."""
+"""The curves of a report's page: metrics of the commits that count, and of commits that were rolled back."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,20 +8,22 @@ from holdfast.looking.report.gathering import History
 from holdfast.looking.report.numbers import round_all
 from holdfast.looking.report.sketch import Curve
 
-# The approximate number of points on a page, 16 bytes each. A curve's share of them is at least FEWEST, at most MOST.
+# The approximate number of points on a page, 16 bytes each. Each curve has at least FEWEST of these points, and at most
+# MOST.
 PAGE_POINTS = 120_000
 FEWEST, MOST = 200, 4000
 MOST_CURVES = 300
-# The most values that aren't finite, and the most pieces of rolled-back lines, that a curve shows.
+# The most infinite or NaN values, and the most series of rolled-back commits, that a curve shows.
 MOST_ODD, MOST_PIECES = 100, 40
 # Curves that a reader looks at first, in this order.
 FIRST = ("train/loss", "train/lr", "train/grad_norm", "run/steps_per_s")
-# The names of two curves that are computed from the commits' records, not from the trails.
+# The names of two curves that are computed from the commits' records. All other curves come from the trails (the
+# records of each step).
 SPEED, SAVE = "run/steps_per_s", "run/save_s"
 
 
 def make_curves(histories: Sequence[History]) -> dict[str, Any]:
-    """Return several runs' curves for the page's script: for each curve's name, the curve of each run that has it.
+    """Return the curves of several runs for the page's script: by the curve's name, the curve of each run that has one.
 
     Each curve keeps the least and the greatest value of each bucket of steps, so that no peak is lost.
     """
@@ -46,7 +48,7 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _add_speed(history: History) -> dict[str, Curve]:
-    """Return a run's curves by name: those of its trails, and speed and save time from its commits' records."""
+    """Return a run's curves by name: the curves of its trails, and speed and save time from its commits' records."""
     curves = {name: history.sketch.read(name) for name in history.sketch.names}
     speeds: list[tuple[int, int, float]] = []
     saves: list[tuple[int, int, float]] = []
@@ -80,7 +82,7 @@ def _draw(history: History, name: str, curve: Curve, most: int) -> dict[str, Any
 
 
 def _find_pieces(history: History, curve: Curve) -> Iterator[Curve]:
-    """Yield the points of each line of commits that was rolled back, the oldest first."""
+    """Yield the points of each series of commits that was rolled back, the oldest series first."""
     chain: list[int] = []
     for number in sorted(history.commits.keys() - history.line):
         if chain and history.commits[number].parent != chain[-1]:

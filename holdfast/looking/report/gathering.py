@@ -1,4 +1,4 @@
-"""Gather the records of a run for its report: read each once, in parallel, and list those that are lost.
+"""Gather the records of a run for its report: read each record once, in parallel, and list the lost ones.
 
 A damaged or missing record hides no other record: it becomes a line in `History.problems`.
 """
@@ -36,13 +36,13 @@ from holdfast.journal.skips import SKIPS, SkipRecord
 from holdfast.looking.report.sketch import Sketch
 from holdfast.looking.report.trails import read_commit_trail
 
-# The number of requests under way at once: a store may be far away.
+# The number of concurrent requests: each request to a remote store may take long.
 READERS = 32
 # The number of trails that are in memory at once.
 TRAILS_AT_ONCE = 256
 # The number of newest checkpoints whose metadata is read, for the probe's values.
 METADATA_READ = 24
-# The most problems that the report names; it only counts the others.
+# The most problems that the report names. Further problems are only counted.
 MOST_PROBLEMS = 200
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -50,7 +50,7 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 @dataclass(frozen=True)
 class History:
-    """Everything that a report shows of a run, as its records have it.
+    """Everything that a report shows of a run, read from the run's records.
 
     Attributes:
         record: ``run.json``; None if it is damaged.
@@ -61,9 +61,9 @@ class History:
         signed: the commits that have a signature, which the report doesn't check.
         prune: the newest report of retention.
         metadata: the metadata of the newest checkpoints that still exist, by commit.
-        shown: the newest text or picture of each name.
+        shown: the newest text or picture that the run has shown under each name.
         verdict: the verdict on the newest audited commit; None if no commit was audited.
-        certified: the commits that another host has trained again to the same bytes, each with that host.
+        certified: the commits that another host has trained again to the same bytes, each with the name of that host.
         skips: the skip lists, by number.
         problems: a line for each record that is damaged or lost, and for each broken link.
     """
@@ -91,7 +91,7 @@ class History:
 
     @property
     def newest(self) -> Commit | None:
-        """The commit that the run would continue from; None if there is none."""
+        """The commit that the run would continue from; None if no commit can be used."""
         counting = self.commits.keys() - self.quarantined.keys() - self.deleted
         return self.commits[max(counting)] if counting else None
 
@@ -119,7 +119,7 @@ class History:
 
 
 class Gatherer:
-    """Reads the records of one run. A second call of `gather` reads only those that are new."""
+    """Reads the records of one run. A second call of `gather` reads only new records."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -133,7 +133,7 @@ class Gatherer:
         """Read the run's new records, and return its history.
 
         Raises:
-            RunUnknown: there is no such run, and no record of one is left.
+            RunUnknown: no record of such a run exists.
             WrongUse: a later version of Holdfast wrote the run.
         """
         journal = self._journal
@@ -185,7 +185,7 @@ class Gatherer:
         return None
 
     def _read_all(self, pool: Executor, cls: type[AnyRecord], folder: str) -> dict[int, AnyRecord]:
-        """Return the records of a folder that can be read, by number."""
+        """Return the readable records of a folder, by number."""
         numbers = self._journal.numbers(folder)
         new = [
             number for number in numbers if record_name(folder, number) not in self._known.keys() | self._lost.keys()
@@ -249,7 +249,7 @@ class Gatherer:
                 self._drawn.add(number)
 
     def _read_shown(self, commits: list[Commit]) -> list[Shown]:
-        """Return the newest text or picture of each name, from the newest commit that has any."""
+        """Return the texts and pictures of the newest commit that has any; of each name only the last one."""
         commit = next((each for each in reversed(commits) if any(file.name == SHOWN for file in each.files)), None)
         if commit is None:
             return []
@@ -292,7 +292,7 @@ class Gatherer:
 def find_line(commits: dict[int, Commit], newest: int) -> frozenset[int]:
     """Return the numbers of a commit and of its ancestors, as far as their records can be read.
 
-    A lost record doesn't end the line: the line continues with the newest commit before it whose step is lower.
+    A lost record doesn't end the list: the list continues with the newest earlier commit whose step is lower.
     """
     line, number, step = set[int](), newest, None
     while number > 0:

@@ -16,7 +16,8 @@ from holdfast.looking.report.page import wrap
 from holdfast.looking.report.sections import show_all_problems
 from holdfast.store import Store
 
-# The most commits whose losses a sparkline has, each a request; the fewest; and those of a whole index, about.
+# The most and the fewest commits whose losses a sparkline shows, and the approximate number in a whole index. Each loss
+# takes a request to the store.
 SPARKS, LEAST_SPARKS, ALL_SPARKS = 64, 8, 2000
 WIDTH, HEIGHT = 160, 30
 
@@ -42,7 +43,7 @@ class Row:
 
 
 def read_rows(chosen: ChosenRuns) -> list[Row]:
-    """Return a row for each of these runs of a store, in their order. A damaged run hides no other."""
+    """Return a row for each of these runs of a store, in the given order. A damaged run gets a row that says so."""
     count = len(chosen.journals)
     sparks = min(SPARKS, max(LEAST_SPARKS, ALL_SPARKS // max(1, count)))
     return read_all(_read_row, chosen.journals, [sparks] * count)
@@ -61,14 +62,14 @@ def _read_row(journal: Journal, sparks: int) -> Row:
 
 
 def read_loss_curve(journal: Journal) -> list[tuple[int, float | None]]:
-    """Return step and mean loss of some of a run's commits that count, evenly chosen, in the order of their steps."""
+    """Return step and mean loss of evenly chosen valid commits of a run, in the order of their steps."""
     quarantined = set(journal.numbers("quarantine"))
     commits = [commit for commit in _choose_commits(journal, SPARKS) if commit.number not in quarantined]
     return [(commit.step, commit.shown_loss) for commit in sorted(commits, key=lambda each: each.step)]
 
 
 def _choose_commits(journal: Journal, most: int) -> list[Commit]:
-    """Return at most so many commits of a run, evenly chosen, and the newest, as far as they can be read."""
+    """Return up to this many readable commits of a run: the newest, and others at even distances."""
     numbers = journal.numbers("commits")
     commits = []
     for number in dict.fromkeys([*numbers[:: max(1, math.ceil(len(numbers) / most))], *numbers[-1:]]):
@@ -81,7 +82,7 @@ def make_index(store: Store, rows: Sequence[Row], place: str = "", now: float | 
     """Return the index of a store as HTML.
 
     Args:
-        note: which of the store's runs the rows are; empty if they are all.
+        note: which of the store's runs have a row; empty if all have one.
         place: the path from the page's folder to the store, for links to the runs' own reports; empty for no links.
     """
     problems = [f"{row.run}: {row.problem}" for row in rows if row.problem]

@@ -1,4 +1,4 @@
-"""The lives of a run: when each attempt trained, why it ended, and the time between them."""
+"""The lives of a run: when each attempt trained, why it ended, and the time between two attempts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from holdfast.ledger.timeline import Records, find_trainer, make_lives
 from holdfast.looking.report.gathering import History
 from holdfast.machine.slow_ranks import SlowRank
 
-# The look of an attempt's bar in the timeline, by the attempt's state in Prefect.
+# The class of an attempt's bar in the timeline, by the attempt's state in Prefect.
 LOOKS = {"Completed": "good", "Failed": "bad", "Crashed": "bad", "Cancelled": "calm", "Paused": "calm"}
 NO_ENDING, RUNNING = "no ending on record", "running"
 
@@ -22,13 +22,14 @@ class ReportedLife:
 
     Attributes:
         began: when its ranks were started.
-        ended: its end. If no end is on record, the end of the time in which it can have trained.
-        gap_s: seconds since the attempt before had ended.
-        first_step, last_step: the first and the last step that its ranks trained and that a commit holds, even a commit
-            that a later attempt adopted.
-        reason: why it ended; "running" for the last attempt, if its end is not on record: it trains, or died unseen.
+        ended: when it ended; if that is not on record, the latest time at which it can have trained.
+        gap_s: seconds between the end of the previous attempt and the beginning of this one.
+        first_step, last_step: the first and the last step that its ranks trained and that a commit contains. A later
+            attempt may have made that commit from a checkpoint of this attempt.
+        reason: why it ended. If the last attempt has no ending on record, "running": it still trains, or it died
+            without a record.
         look: the class of its bar: good, warn, bad, calm, live or unknown.
-        slow_rank: the rank for which the others waited longest in the steps of a commit; None if there is none.
+        slow_rank: the rank for which the other ranks waited longest in the steps of a commit; None if no rank was slow.
     """
 
     record: AttemptRecord
@@ -94,10 +95,10 @@ def _make(
 
 
 def find_starts(history: History) -> dict[int, int]:
-    """Return the commit that each attempt has continued from, and so has read back, by the attempt's number.
+    """Return the commit from whose checkpoint each attempt continued, by the attempt's number.
 
-    An attempt that trained nothing new, or that began the run, has no such commit. An attempt may have adopted the
-    commit before it continued from it.
+    An attempt that trained nothing new, or that began the run, has no such commit. An attempt may itself have made this
+    commit, from a checkpoint that a dead attempt had saved.
     """
     starts: dict[int, int] = {}
     for _, commit in sorted(history.commits.items()):
@@ -107,7 +108,7 @@ def find_starts(history: History) -> dict[int, int]:
 
 
 def find_look(reason: str) -> str:
-    """Return the class of the bar of an attempt that ended for a reason."""
+    """Return the class of an attempt's bar in the timeline, by the reason for the attempt's end."""
     if reason in ("preempted", "vanished"):
         return "warn"
     row = REASONS.get(reason)

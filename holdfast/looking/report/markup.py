@@ -8,7 +8,7 @@ VOID = {"img", "meta", "wbr"}
 
 
 class Markup(str):
-    """A piece of HTML, which `element` doesn't escape again."""
+    """A text that is HTML already, so that `element` doesn't escape it again."""
 
     __slots__ = ()
 
@@ -24,7 +24,7 @@ def join_html(*parts: object) -> Markup:
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """Return an element. A child or an attribute may hold any text; it can't become markup.
+    """Return an HTML element. Texts in children and attributes are escaped, so that no text can become markup.
 
     Args:
         children: texts, which are escaped, and pieces of markup.
@@ -50,7 +50,7 @@ def table(heads: Sequence[object], rows: Iterable[Sequence[object]], caption: st
 
 
 def table_of(heads: Sequence[object], body: Markup, caption: str, class_: str = "") -> Markup:
-    """Return a table whose body is markup already; see `table`."""
+    """Return a table whose body is already given as markup; see `table`."""
     head = element("tr", *(element("th", each, scope="col") for each in heads))
     inner = element("table", element("caption", caption), element("thead", head), body)
     return element("div", inner, class_=f"scroll {class_}".strip(), tabindex=0, role="region", aria_label=caption)

@@ -1,4 +1,4 @@
-"""A report's page as one file: its content security policy allows only its own script; its data can't become markup."""
+"""A report's page as one HTML file. Its content security policy allows only its own script. Its data is escaped."""
 
 import base64
 import hashlib
@@ -31,7 +31,7 @@ from holdfast.looking.report.timeline import make_timeline
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js", "curves.js", "tables.js", "parallel.js")
-# The characters of JSON that would begin a tag in HTML, or end a line.
+# The characters of JSON that would begin an HTML tag, or end a line in a script.
 UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
 
@@ -67,13 +67,13 @@ def make_page(history: History, now: float | None = None) -> str:
 
 
 def make_curves_section() -> Markup:
-    """Return the section that the page's script draws the curves into."""
+    """Return the empty section into which the page's script draws the curves."""
     empty = element("p", "The curves need JavaScript.", class_="empty")
     return section("Curves", "curves", element("div", empty, id="curve-grid"))
 
 
 def wrap(title: str, place: str, body: Markup, data: dict[str, Any], now: float) -> str:
-    """Return a whole page.
+    """Return a complete HTML page.
 
     Args:
         place: where the data comes from, as text.
@@ -100,7 +100,7 @@ def wrap(title: str, place: str, body: Markup, data: dict[str, Any], now: float)
 
 
 def _embed_json(data: object) -> str:
-    """Return plain values as JSON that can stand inside of an HTML element: no text in it can end the element."""
+    """Return plain values as JSON for use inside an HTML element: characters that could end the element are escaped."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(UNSAFE)
 
 

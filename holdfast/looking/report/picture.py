@@ -1,4 +1,4 @@
-"""A picture of a run for places that show an image and no page: its loss by step, and where attempts ended early."""
+"""A picture of a run for places that show no HTML: its loss by step, and the steps at which attempts ended early."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,8 @@ from holdfast.looking.report.timeline import MEANINGS
 
 WIDTH, HEIGHT = 640, 200
 LEFT, RIGHT, TOP, BOTTOM = 64, 620, 40, 168
-# The most endings that the picture draws. If there are more, it draws none: they would hide everything else.
+# The most endings that the picture draws. If there are more, the picture shows none of them, because they would hide
+# the curve.
 MOST_ENDINGS = 40
 # The colours of page.css in its light theme, because the picture has a white background on a page of any colour.
 COLORS = {"good": "#1a7f4b", "warn": "#95620a", "bad": "#c0312b", "calm": "#5b6472", "unknown": "#6b7280"}
@@ -21,9 +22,9 @@ Point = tuple[float, float]
 
 
 def draw_loss(journal: Journal) -> str:
-    """Return an SVG of a run's loss; empty if fewer than two commits have a finite loss.
+    """Return an SVG of a run's loss; an empty text if fewer than two commits have a finite loss.
 
-    It reads at most 65 commits and 40 endings, however long the run is.
+    At most 65 commits and 40 endings are read, however long the run is.
     """
     known = [(step, loss) for step, loss in read_loss_curve(journal) if loss is not None]
     if len(known) < 2 or known[0][0] == known[-1][0]:

@@ -13,13 +13,14 @@ class Publisher:
         self._gatherer = Gatherer(journal)
 
     def publish(self, attempt: int) -> None:
-        """Write the report as the run stands now.
+        """Write the report of the run's current state.
 
-        If this process sleeps just before the write, it may replace the newer page of a later attempt. So it looks for
-        a later attempt after the write. If there is one, it writes the page again, from the run's present records.
+        If this process is suspended just before the write, its page may replace the newer page of a later attempt. So
+        check for a later attempt after the write. If there is one, write the page again, from the run's current
+        records.
 
         Raises:
-            Superseded: an attempt after this one owns the run.
+            Superseded: a later attempt owns the run.
         """
         position, page = self._read_position(), make_page(self._gatherer.gather())
         self._journal.check_fence(attempt)

@@ -19,12 +19,12 @@ from holdfast.terminal import counted
 
 MOST_ROWS = 500
 MOST_CHANGES = 200
-# The keys of a rank's environment that are left out of its table: they have another table, or are too long.
+# The keys of a rank's environment that its table omits, because another table has them or their values are too long.
 LONG = ("sources", "source_bytes", "packages", "files", "built", "holdfast")
 
 
 def make_overview(history: History, lives: list[ReportedLife]) -> Markup:
-    """Return the facts that a reader looks for first."""
+    """Return the overview: the facts that a reader looks for first."""
     facts = [*_list_facts(history, lives), *_list_names(history)]
     listed = element("dl", *(element("div", element("dt", name), element("dd", value)) for name, value in facts))
     return join_html(show_all_problems(history.problems, f"holdfast verify {history.url}"), listed)
@@ -75,7 +75,7 @@ def describe_standing(history: History, lives: list[ReportedLife]) -> str:
 
 
 def show_all_problems(problems: Sequence[str], command: str) -> Markup:
-    """Return a box with the problems, and the command that reads everything back; nothing if there are none."""
+    """Return a box with the problems, and the command that reads everything back; nothing if there are no problems."""
     if not problems:
         return Markup()
     title = f"{counted(len(problems), 'problem')}: this page shows what is left"
@@ -88,7 +88,7 @@ def show_all_problems(problems: Sequence[str], command: str) -> Markup:
 
 
 def make_attempts(lives: list[ReportedLife], timeline: Markup) -> Markup:
-    """Return the timeline of attempts, and a table of them."""
+    """Return the section with a timeline and a table of the attempts."""
     if not lives:
         return section("Attempts", "attempts", element("p", "No attempt has begun yet.", class_="empty"))
     heads = ["attempt", "began (UTC)", "why", "host", "waited", "lived", "steps", "commits", "ended", "because"]
@@ -125,7 +125,7 @@ def _make_row(life: ReportedLife) -> list[object]:
 
 
 def _describe_slow(slow: SlowRank | None) -> str:
-    """Return the rank for which the others waited, and for how much of which steps; empty if there is none."""
+    """Describe the rank for which the others waited: in which steps, and for which share of their time."""
     return f"rank {slow.rank} on {slow.where}: {slow.share:.0%} of steps {slow.start:,}-{slow.stop:,}" if slow else ""
 
 
@@ -133,7 +133,7 @@ def _describe_slow(slow: SlowRank | None) -> str:
 
 
 def make_changes(history: History) -> Markup:
-    """Return the accepted changes with which each attempt began: settings, code, machine and ancestor."""
+    """Return a section with the changes that each attempt accepted: settings, code, machine and ancestor."""
     starts = find_starts(history)
     rows: list[list[object]] = []
     for number, record in sorted(history.attempts.items()):
@@ -151,11 +151,11 @@ def make_changes(history: History) -> Markup:
 
 
 def _list_start(history: History, attempt: int, claimed: object, start: int) -> Iterator[list[object]]:
-    """Yield a row for the commit that an attempt continued from.
+    """Yield a table row for the commit from which an attempt continued.
 
     Args:
-        claimed: the newest commit when the attempt began, as its record says.
-        start: the commit that it continued from, after it adopted or quarantined commits; 0 if that is unknown.
+        claimed: the newest commit when the attempt began, by the attempt's record.
+        start: the commit from which the attempt continued, once it had adopted or quarantined commits; 0 if unknown.
     """
     before: dict[str, object] = claimed if isinstance(claimed, dict) else {}
     known, number = history.commits.get(start), before.get("commit", "?")
@@ -177,7 +177,7 @@ def _list_changes(attempt: int, lineage: dict[str, Any]) -> Iterator[list[object
     try:
         for change in from_lineage(lineage.get("drift", {})):
             yield [attempt, "changed", str(change)]
-    except (AttributeError, KeyError, TypeError, ValueError):  # written by another version
+    except (AttributeError, KeyError, TypeError, ValueError):  # another version of Holdfast wrote the record
         yield [attempt, "changed", element("code", _to_text(lineage.get("drift")))]
     verdict = lineage.get("environment")
     if isinstance(verdict, dict) and verdict.get("promise") != "identical":
@@ -252,7 +252,7 @@ def make_settings(history: History) -> Markup:
 
 
 def _to_breakable(name: str) -> Markup:
-    """Return a dotted name that may break into a new line behind each dot."""
+    """Return a dotted name as markup in which a line may break after each dot."""
     first, *parts = name.split(".")
     return join_html(first, *(join_html(".", element("wbr"), part) for part in parts))
 

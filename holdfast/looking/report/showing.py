@@ -1,4 +1,4 @@
-"""The texts and pictures on a page: the newest of each name that a run has shown."""
+"""The texts and pictures that a run has shown, on its page: the newest one of each name."""
 
 import base64
 from collections.abc import Sequence
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from holdfast.checkpoint.shown import TEXT, Shown
 from holdfast.looking.report.markup import Markup, element, section
 
-# The most texts and pictures on a page, and their most bytes in all: each update of a report writes them again.
+# The most texts and pictures on a page, and their most bytes in total, because each update of a report writes all of
+# them again.
 MOST, MOST_BYTES = 24, 1_500_000
 
 

@@ -1,7 +1,8 @@
 """Curves of bounded size: each bucket of steps keeps its least and its greatest value.
 
 A bucket begins at a multiple of its width. So a curve that is thinned with a width and then with twice the width has
-the same points as a curve that is thinned with twice the width alone. A run of any length can be read piece by piece.
+the same points as a curve that is thinned with twice the width alone. So a run of any length can be read and thinned
+piece by piece.
 """
 
 from array import array
@@ -14,10 +15,10 @@ import numpy.typing as npt
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
-# The points that all curves of a run have in memory: 24 bytes each.
+# The most points that all curves of a run together have in memory, 24 bytes each.
 MOST_POINTS = 2_000_000
-# The widest bucket, in steps. It holds all steps of a commit, which keeps two points in any case, so a wider bucket
-# saves nothing.
+# The widest bucket, in steps. A bucket of this width covers all steps of a commit. Each commit keeps two points in any
+# case, so a wider bucket saves nothing.
 WIDEST = 2**32
 
 
@@ -46,7 +47,7 @@ class Curve:
     def thin(self, width: int) -> "Curve":
         """Return the least, the greatest and the first infinite or NaN value of every ``width`` steps of a commit.
 
-        The curve's first point and its last one stay, too.
+        The first and the last point of the curve are kept, too.
         """
         if width <= 1 or len(self) <= 2:
             return self
@@ -71,7 +72,7 @@ class Curve:
         return places[starts], places[np.append(starts[1:], len(places))[: len(starts)] - 1]
 
     def fit(self, most: int) -> "Curve":
-        """Return the curve thinned to about ``most`` points or fewer, in buckets that ignore the commits' borders."""
+        """Return the curve thinned to about ``most`` points or fewer. A bucket may contain several commits."""
         if len(self) <= most:
             return self
         span = int(self.steps[-1] - self.steps[0]) + 1
@@ -79,7 +80,7 @@ class Curve:
         return joined.thin(max(2, -(-2 * span // most)))
 
     def of(self, commits: Collection[int]) -> "Curve":
-        """Return the points of these commits, in the order of their steps."""
+        """Return a curve with only the points of these commits, in the order of their steps."""
         chosen = self._take(np.isin(self.commits, np.fromiter(commits, np.int64, len(commits))))
         order = np.argsort(chosen.steps, kind="stable")
         return chosen._take(order)
@@ -101,7 +102,7 @@ class Sketch:
         self._width = 1
         self._count = 0
         self._columns: dict[str, tuple[array[int], array[int], array[float]]] = {}
-        # By name and commit: how many values there are, and how many of them aren't finite.
+        # By name and commit: the number of values, and the number of infinite or NaN values.
         self._counts: dict[str, dict[int, tuple[int, int]]] = {}
 
     @property
@@ -110,7 +111,7 @@ class Sketch:
         return sorted(self._columns)
 
     def add(self, commit: int, name: str, steps: Iterable[int], values: Iterable[float]) -> None:
-        """Add all points of a commit, in the order of their steps, to the curve of a name.
+        """Add all points of a commit to the curve of this name, in the order of their steps.
 
         Call this only once for a commit and a name.
         """
@@ -125,9 +126,9 @@ class Sketch:
         self._counts.setdefault(name, {})[commit] = (added, odd)
 
     def settle(self) -> None:
-        """Thin all curves until they have no more points than allowed. Call it after each commit.
+        """Thin all curves until they have no more points than allowed. Call this after each commit.
 
-        A curve keeps two points of each commit at least, so that a rollback still finds them.
+        A curve keeps at least two points of each commit, so that a commit that is rolled back later still has points.
         """
         while self._count > self._most:
             self._width *= 2
@@ -139,7 +140,7 @@ class Sketch:
                 self._most = 2 * before
 
     def count(self, name: str, commits: Collection[int]) -> tuple[int, int]:
-        """Return how many values of a name these commits have, and how many of them aren't finite.
+        """Return how many values of this name the commits have, and how many of these values are infinite or NaN.
 
         Values that were thinned out count, too.
         """
@@ -147,7 +148,7 @@ class Sketch:
         return sum(values for values, _ in counts), sum(odd for _, odd in counts)
 
     def read(self, name: str) -> Curve:
-        """Return the points of a name's curve, in the order in which they were added."""
+        """Return the points of the curve of this name, in the order in which they were added."""
         commits, steps, values = self._columns[name]
         return Curve(np.array(commits, np.int64), np.array(steps, np.int64), np.array(values, np.float64))
 

@@ -1,4 +1,4 @@
-"""The trail of a commit as columns of numbers, by the names that metric sinks show."""
+"""The trail of a commit (a record of each step) as columns of numbers, by the names that metric sinks show."""
 
 import json
 from array import array
@@ -17,12 +17,12 @@ Columns = dict[str, tuple["array[int]", "array[float]"]]
 
 @dataclass(frozen=True)
 class Columned:
-    """The trail of one commit.
+    """The trail of one commit as columns.
 
     Attributes:
         name: the file that it was read from, or that it should be in.
         columns: steps and values by name.
-        problem: a line that says what is lost; empty if nothing is.
+        problem: a line that says which part of the trail is lost; empty if it is complete.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Columned:
 
 
 def read_commit_trail(folder: Store, commit: Commit) -> Columned:
-    """Read the trail of a commit: the copy that outlives the checkpoint, or the checkpoint's own."""
+    """Read the trail of a commit from the copy that outlives the checkpoint, or else from the checkpoint."""
     for name in name_trails(commit):
         columns: Columns = {}
         try:
@@ -46,9 +46,9 @@ def read_commit_trail(folder: Store, commit: Commit) -> Columned:
 
 
 def _add(columns: Columns, line: bytes) -> bool:
-    """Add a line's numbers to the columns; return False if it is no line of a trail."""
+    """Add the numbers of a line to the columns; return False if the line doesn't belong to a trail."""
     try:
-        fields = json.loads(line.decode())  # decoded here: json would first detect the encoding of bytes
+        fields = json.loads(line.decode())  # decode here, because json would first detect the encoding of bytes
         step, values = fields["step"], read_values(fields)
         if type(step) is not int or abs(step) > MOST_STEPS:
             return False

@@ -1,8 +1,8 @@
 """Metric sinks: TensorBoard, Weights & Biases, Trackio and MLflow show a run as one curve, however often it dies.
 
-A sink is fed from commits alone, so that it never draws a step which a later commit doesn't contain. Each sink is a
-process of its own, `python -m holdfast.looking.sinks`, which the attempt starts and never waits for while it trains. So
-no sink's library is ever loaded beside training.
+A sink gets its numbers from commits alone, so that it never draws a step which the run later loses. Each sink is a
+process of its own, `python -m holdfast.looking.sinks`. The attempt starts this process, and never waits for it while it
+trains. So no sink's library is ever loaded in a training process.
 """
 
 import importlib
@@ -24,7 +24,7 @@ CLASSES = {
     "trackio": "holdfast.looking.sinks.trackio:Trackio",
     "mlflow": "holdfast.looking.sinks.mlflow:MLflow",
 }
-# The sinks that need a library. MLflow's server is called over HTTP without one.
+# The sinks that need a library. The MLflow sink needs none, because it calls MLflow's server over HTTP.
 LIBRARIES = {"tensorboard", "wandb", "trackio"}
 SETTING = "log.sinks"
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
@@ -34,8 +34,8 @@ def check_usable(names: Iterable[str]) -> None:
     """Check that these sinks can be used on this machine, without importing their libraries.
 
     Raises:
-        ConfigError: a sink's library isn't installed, MLflow's server isn't named, or a sink of the user's own isn't
-            there, or not allowed.
+        ConfigError: a sink's library isn't installed, the address of MLflow's server isn't set, or a sink of the user's
+            own is missing or not allowed.
     """
     for name in names:
         if name not in CLASSES:

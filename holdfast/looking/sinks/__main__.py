@@ -1,8 +1,8 @@
 """`python -m holdfast.looking.sinks NAME ATTEMPT`: send a run's numbers to one sink, as the child of an attempt.
 
-The environment has the run's configuration. Standard input has a line of JSON for each `SinkOrder`: after each commit,
-and at the end. If standard input ends without the last order, the attempt has died. Each line on standard output is a
-warning for the attempt's log.
+The environment has the run's configuration. The attempt writes a `SinkOrder` to standard input as a line of JSON after
+each commit, and at the end. If standard input ends without the last order, the attempt has died. Each line on standard
+output is a warning for the attempt's log.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 class Sender:
     """Sends a run's numbers to one sink.
 
-    Only the first failure is reported. Each later order tries again, from the last step that the sink has.
+    Only the first failure is reported. Each later order tries again, beginning after the last step that the sink has.
     """
 
     def __init__(self, name: str, config: RunConfig, attempt: int, say: Say) -> None:
@@ -98,7 +98,7 @@ def main() -> None:
     worker.join(order.within_s)
     if worker.is_alive() and order is not DEAD:
         say(f"the sink {name} hasn't taken all data in {order.within_s:.0f} s; holdfast train, run again, sends it")
-    os._exit(0)  # doesn't wait for a library's thread, which may hang
+    os._exit(0)  # os._exit doesn't wait for a library's thread, which may hang
 
 
 def _work(sender: Sender, orders: "queue.SimpleQueue[SinkOrder]", lock: Path) -> None:
@@ -113,7 +113,7 @@ def _work(sender: Sender, orders: "queue.SimpleQueue[SinkOrder]", lock: Path) ->
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock for the block, so that the sink of a dead attempt ends before the next one's begins."""
+    """Hold a lock for the block, so that the sink of a dead attempt ends before the next sink begins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -127,7 +127,7 @@ def _take_output() -> Say:
     os.dup2(2, 1)
 
     def say(line: str) -> None:
-        with contextlib.suppress(OSError):  # the attempt has ended
+        with contextlib.suppress(OSError):  # the attempt has ended, so no process reads the pipe
             own.write(line + "\n")
             own.flush()
 

@@ -6,10 +6,10 @@ from holdfast.looking.sinks.sink import Sink
 
 
 def deliver(sink: Sink) -> None:
-    """Draw every commit that counts and that the sink lacks, the oldest first.
+    """Draw every valid commit that the sink lacks, the oldest first.
 
     Raises:
-        Superseded: a later attempt owns the run, and sends in place of this attempt.
+        Superseded: a later attempt owns the run, and sends the commits itself.
     """
     facts = sink.facts
     for commit in find_undrawn(sink):
@@ -21,10 +21,10 @@ def deliver(sink: Sink) -> None:
 
 
 def find_undrawn(sink: Sink) -> list[Commit]:
-    """Return the valid commits that a sink lacks, oldest first. Remove other commits that the sink drew in their place.
+    """Return the valid commits that a sink lacks, oldest first. Remove rolled-back steps from the sink.
 
-    The search goes from the newest commit to its parents, so it never reaches the commits of an abandoned line. It ends
-    at the first commit that the sink has: a sink draws commits in order, so it has all earlier ones, too.
+    The search goes from the newest commit to its parents, so it never reaches commits that were rolled back. It ends at
+    the first commit that the sink has: a sink draws commits in order, so it has all earlier ones, too.
     """
     journal = sink.facts.journal
     newest = commit = journal.newest()

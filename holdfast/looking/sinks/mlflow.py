@@ -1,8 +1,7 @@
 """MLflow: a run on a tracking server, over the server's REST API, so that no version of MLflow has to be installed.
 
 A tag identifies the run, so that every attempt finds it again. A second tag names the last step, and is set in the same
-request as the step's metrics. The server keeps one of several equal metrics, so a batch that is sent twice draws
-nothing twice.
+request as the step's metrics. The server stores equal metrics only once, so sending a batch twice changes nothing.
 """
 
 import base64
@@ -29,7 +28,7 @@ _UNFIT = re.compile(r"[^\w\-. :/]")
 
 
 class MLflow(Sink):
-    """A run in MLflow, which can't be rewound: steps up to the last one in MLflow are not sent again."""
+    """A run in MLflow. MLflow can't delete steps, so steps up to the last one in MLflow are not sent again."""
 
     hint = "set MLFLOW_TRACKING_URI to a server that answers, and MLFLOW_TRACKING_TOKEN to the token that it asks for"
 
@@ -98,17 +97,17 @@ def _to_ms(time_s: float) -> int:
 
 
 def _spell(value: float) -> float | str:
-    """Return a number as MLflow's JSON spells it: for a bare NaN, its server ignores all metrics of a request."""
+    """Return a number in MLflow's JSON spelling. At a bare NaN the server would ignore the whole request."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
 
 
 def _call(path: str, fields: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the server's answer to a request: POST with these fields, GET without any.
+    """Send a request and return the server's answer: a POST if fields are given, else a GET.
 
     Raises:
-        OSError: the server can't be reached, or refuses the request.
+        OSError: the server can't be reached, or it refuses the request.
     """
     url = f"{os.environ['MLFLOW_TRACKING_URI'].rstrip('/')}/api/2.0/mlflow/{path}"
     data = json.dumps(fields).encode() if fields is not None else None

@@ -1,4 +1,4 @@
-"""The lines that an attempt writes to the process of a sink."""
+"""The orders that an attempt sends to the process of a sink, a line of JSON each."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,5 +22,5 @@ class SinkOrder(BaseModel):
     within_s: float = 0.0
 
 
-# The last order, for a process whose attempt has died without sending one: send what is committed, and end.
+# The last order to use if the attempt has died without sending it: send the committed numbers, and end.
 DEAD = SinkOrder(is_end=True, within_s=20.0)

@@ -14,7 +14,7 @@ class Point:
     """One step in a sink.
 
     Attributes:
-        time: the approximate end of the step, in seconds since 1970, computed from the commit as all else is.
+        time: the approximate time of the step's end, in seconds since 1970, computed from the commit's record.
         values: numbers by name.
         note: how the attempt that trained this step began, if this is the attempt's first step.
     """
@@ -26,7 +26,7 @@ class Point:
 
 
 def read_points(journal: Journal, commit: Commit) -> list[Point]:
-    """Return the steps of a commit; none if its trail is lost or damaged."""
+    """Return the steps of a commit; an empty list if its trail (the record of each step) is lost or damaged."""
     try:
         lines = read_commit_lines(journal.store, commit)
     except RecordDamaged:
@@ -42,7 +42,7 @@ def read_points(journal: Journal, commit: Commit) -> list[Point]:
 
 
 def read_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in a line of a trail by the names that sinks show; docs/metrics.md lists them."""
+    """Return the numbers in a line of a trail, by the names that sinks show. docs/metrics.md lists these names."""
     return {name: float(value) for name, value in _name_values(line) if value is not None}
 
 

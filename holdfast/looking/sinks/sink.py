@@ -1,4 +1,4 @@
-"""The interface of a sink: the few methods that each has."""
+"""The interface of a sink: the few methods that every sink has."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,14 +13,15 @@ from holdfast.looking.sinks.points import Point
 
 @dataclass(frozen=True)
 class Facts:
-    """The run that a sink shows.
+    """The facts about a run that its sink needs.
 
     Attributes:
-        id: the run's id in the sink. It follows from the run's records, so that every attempt continues one curve.
+        id: the run's id in the sink. It is derived from the run's records, so that all attempts continue the same
+            curve.
         project: the project, or experiment, that the run belongs to in the sink.
         settings: the recipe, the seed and the recipe's settings, as plain values.
         folder: the folder on this machine into which a sink writes its files.
-        attempt: the number of the attempt that sends.
+        attempt: the number of the attempt that sends the numbers.
     """
 
     journal: Journal
@@ -35,7 +36,7 @@ class Facts:
         """Return the facts of a run that an attempt has claimed.
 
         Raises:
-            RecordDamaged: the run's own record, or its first attempt's, can't be read.
+            RecordDamaged: the run's own record, or the record of its first attempt, can't be read.
         """
         settings = {"recipe": config.recipe, "seed": config.seed, **config.settings}
         folder = Path(config.log.folder).absolute()
@@ -58,11 +59,11 @@ def find_id(journal: Journal) -> str:
 
 
 class Sink:
-    """A service or a folder that shows a run's numbers. Any method may raise any error; the sink is then opened again.
+    """A service or a folder that shows a run's numbers. Any method may raise. The caller then reopens the sink.
 
     Attributes:
         hint: what to do if the sink fails.
-        step: the last step that is drawn; 0 for none.
+        step: the last step that is drawn; 0 if no step is drawn.
     """
 
     hint: ClassVar[str] = ""
@@ -75,13 +76,13 @@ class Sink:
         """Find the run in the sink, and set `step`."""
 
     def has(self, commit: Commit) -> bool:
-        """Return whether a commit's steps, and so all steps before them, are drawn."""
+        """Return whether the steps of a commit are drawn. If they are, all earlier steps are drawn, too."""
         return commit.step <= self.step
 
     def rewind(self, number: int) -> None:
-        """Remove the steps of later commits than this one, if the sink can remove steps.
+        """Remove the steps of all commits after this one, if the sink can remove steps.
 
-        A sink that can't remove steps skips them when another commit has them again.
+        A sink that can't remove steps skips steps of the same numbers when a later commit contains them again.
         """
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:

@@ -1,7 +1,7 @@
 """TensorBoard: one event file for each commit, below ``<log.folder>/tensorboard/<run>``.
 
-A file's name has the commit's number and content id, and its bytes follow from the commit. So a new attempt writes the
-files that are missing on its machine, and the file of a commit that was rolled back is deleted.
+A file's name has the commit's number and content id, and its bytes are derived from the commit alone. So a new attempt
+can write the files that are missing on its machine. It deletes the file of a commit that was rolled back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ class TensorBoard(Sink):
         return self._path(commit).exists()
 
     def _path(self, commit: Commit) -> Path:
-        # TensorBoard reads the files in the order of their names, so the file of a newer commit comes later.
+        # TensorBoard reads the files in the order of their names, so the file of a newer commit needs a later name.
         return self.folder / f"{PREFIX}{commit.number:010d}.{commit.checkpoint_sha256[:12]}"
 
     def rewind(self, number: int) -> None:
@@ -46,11 +46,11 @@ class TensorBoard(Sink):
             drawn = path.name.removeprefix(PREFIX).partition(".")[0]
             if drawn.isdecimal() and int(drawn) > number:
                 path.unlink(missing_ok=True)
-        self.step = 0  # 0, so that no step is skipped: `has` looks at the files
+        self.step = 0  # 0, so that no step is skipped; `has` checks the files instead
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:
         path = self._path(commit)
-        temporary = path.with_name(f".{commit.number}.tmp")  # a name that TensorBoard doesn't read
+        temporary = path.with_name(f".{commit.number}.tmp")  # a temporary name that TensorBoard doesn't read
         with temporary.open("wb") as file:
             writer = RecordWriter(file)
             for event in _make_events(commit, points):

@@ -1,4 +1,4 @@
-"""Trackio: rows in its local database, one for each step. `trackio show` and `trackio sync` take them from there."""
+"""Trackio: rows in its local database, one for each step. `trackio show` and `trackio sync` read the rows there."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,8 +13,8 @@ from holdfast.looking.sinks.sink import Sink
 class Trackio(Sink):
     """A run in Trackio's database on this machine.
 
-    Each row has an id that follows from the run and the step, and the database ignores a second row of one id. So it
-    draws no step twice, also if databases of several machines are joined.
+    Each row has an id that is derived from the run and the step, and the database ignores a second row with the same
+    id. So no step is drawn twice, even if the databases of several machines are merged.
     """
 
     hint = "the folder of Trackio's database, TRACKIO_DIR, has to be writable"

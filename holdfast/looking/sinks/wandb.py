@@ -1,7 +1,8 @@
-"""Weights & Biases: the run's id follows from the run, so that every attempt continues one curve, offline too.
+"""Weights & Biases: the id at W&B is derived from the run, so that all attempts continue the same curve, offline too.
 
-Online the server says which step is the last. Offline each attempt writes a folder of its own, and `wandb sync` joins
-them: the last step is the highest that such a folder on this machine has, or that an attempt has noted on the store.
+Online, the server says which step is the last. Offline, each attempt writes a folder of its own, and `wandb sync` joins
+these folders. The last step then is the highest step in such a folder on this machine, or in the note of an attempt on
+the store.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ class Position(Record):
 
 
 class Wandb(Sink):
-    """A run at W&B, which can't be rewound: steps up to the last one at W&B are not sent again."""
+    """A run at W&B. W&B can't delete steps, so steps up to the last one at W&B are not sent again."""
 
     hint = "wandb login, or WANDB_MODE=offline and later wandb sync"
 
@@ -44,7 +45,7 @@ class Wandb(Sink):
         self._is_offline = wandb.setup().settings.mode in OFFLINE
 
     def open(self) -> None:
-        if self._is_offline:  # W&B's folder is made with the first step, since many attempts have no step to write
+        if self._is_offline:  # create W&B's folder only at the first step, because many attempts have no step to write
             self.step = max(self._read_note(), self._read_folders())
             return
         self._begin()
@@ -57,7 +58,7 @@ class Wandb(Sink):
             project=facts.project, id=facts.id, name=facts.run, resume="allow", dir=facts.folder, config=facts.settings,
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True,
-                x_disable_stats=True, x_disable_meta=True,  # no statistics of this process, because it doesn't train
+                x_disable_stats=True, x_disable_meta=True,  # no system statistics, because this process doesn't train
             ),
         )  # fmt: skip
 
@@ -78,7 +79,7 @@ class Wandb(Sink):
             self._note()
 
     def _note(self) -> None:
-        """Record on the store the last step that the offline folder has safely on disk."""
+        """Record on the store the last step that is durable in the offline folder."""
         facts = self.facts
         facts.journal.check_fence(facts.attempt)
         position = Position(id=facts.id, step=self.step, attempt=facts.attempt, created_at=now())
@@ -91,16 +92,16 @@ class Wandb(Sink):
         return 0
 
     def _read_folders(self) -> int:
-        """Return the last step in the newest folder on this machine that has any; 0 if none has."""
+        """Return the last step in the newest folder on this machine that contains a step; 0 if no folder does."""
         paths = self.facts.folder.glob(f"wandb/*run-*-{self.facts.id}/run-{self.facts.id}.wandb")
         newest_first = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
         return next(filter(None, map(_read_last_step, newest_first)), 0)
 
 
 def _read_last_step(path: Path) -> int:
-    """Return the last step in a file of W&B's, read with W&B's own reader; 0 for none.
+    """Return the last step in a W&B file, read with W&B's own reader; 0 if it contains no step.
 
-    A file that W&B couldn't finish is read up to its end. Its summary may be one step ahead of its steps.
+    A file that W&B couldn't finish is read as far as it goes. Its summary may be one step ahead of its steps.
     """
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
     last = ""

@@ -1,6 +1,6 @@
-"""The view of a watched run, or of a store's runs, as rich draws it on a terminal of any size. Pure.
+"""The view of a watched run, or of a store's runs, for a terminal of any size, drawn by rich. Pure functions.
 
-Every text from the store is made safe: a name may hold escape sequences.
+Every text from the store is made safe, because a name may contain terminal escape sequences.
 """
 
 import math
@@ -41,7 +41,7 @@ class Poll:
     Attributes:
         now: the time on this process's monotonic clock.
         trouble: why the last poll failed; empty if it succeeded.
-        silent_s: seconds since the last poll that succeeded, if they are many; else 0.
+        silent_s: seconds since the last poll that succeeded, if that is unusually long ago; else 0.
         notes: warnings of the engine.
     """
 
@@ -56,7 +56,7 @@ def draw_run(seen: Seen, poll: Poll, size: ConsoleDimensions, *, is_plain: bool 
 
     Args:
         size: the terminal's size. With fewer lines, fewer commits are shown; with fewer columns, fewer of their values.
-        is_plain: whether the terminal's encoding lacks bars.
+        is_plain: whether the terminal's encoding lacks block characters for bars.
     """
     age_s = max(0.0, poll.now - seen.sign_at)
     health = judge_health(seen, age_s)
@@ -78,7 +78,7 @@ def draw_run(seen: Seen, poll: Poll, size: ConsoleDimensions, *, is_plain: bool 
 def draw_store(
     url: str, runs: Sequence[Seen], poll: Poll, size: ConsoleDimensions, *, is_plain: bool = False
 ) -> RenderableType:
-    """Return the view of a store's runs, a line each; those that train come first if the terminal has few lines."""
+    """Return the view of a store's runs, a line each. If the terminal has few lines, running ones come first."""
     rows = []
     judged = [(seen, judge_health(seen, max(0.0, poll.now - seen.sign_at))) for seen in runs]
     shown = max(1, size.height - 6)
@@ -137,7 +137,7 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
 
 
 def find_losses(seen: Seen) -> list[float]:
-    """Return the mean losses of the commits that count, as far as they were read and are finite; oldest first."""
+    """Return the finite mean losses of the valid commits that were read, oldest first."""
     losses = [commit.shown_loss for commit in seen.commits if commit.number not in seen.quarantined]
     return [loss for loss in losses if loss is not None and math.isfinite(loss)]
 
@@ -220,7 +220,7 @@ def _draw_trouble(poll: Poll) -> Iterator[RenderableType]:
 
 
 def _make_table(rows: Sequence[Mapping[str, Text]], width: int) -> Table:
-    """Return a table of the columns that a terminal has room for. The last column takes what is left."""
+    """Return a table of the columns for which a terminal has room. The last column gets the remaining width."""
     names = [name for name in rows[0] if width >= LEAST_WIDTH.get(name, 0)]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=True)
     for name in names:

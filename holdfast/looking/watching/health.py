@@ -1,7 +1,8 @@
-"""The verdict on a watched run: whether it trains, stalls or waits, and for what. Pure functions.
+"""The verdict on a watched run: whether it trains, stalls or waits, and what it waits for. Pure functions.
 
-Between two commits a store shows no sign of life. So a run counts as stalled if its next commit takes much longer than
-the commits before: its attempt has died without a record, hangs, or trains slower. A reader can't tell which.
+A run writes nothing to its store between two commits. So a run counts as stalled if its next commit takes much longer
+than earlier commits took. Its attempt then has died without a record, hangs, or trains more slowly; the store doesn't
+show which.
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from holdfast.terminal import spell_s
 
 State = Literal["complete", "training", "starting", "stalled", "waiting", "ended", "unreadable"]
 
-# A commit is late after three times the expected time: a busy machine, or an evaluation, may double it.
+# A commit is late after three times the expected time, because a busy machine or an evaluation may double that time.
 LATE_FACTOR = 3.0
-# The shortest time after which a commit is late: tasks, records and a slow store take seconds.
+# The shortest time, in seconds, after which a commit is late, because tasks, records and a slow store take seconds.
 LATE_AFTER_S = 30.0
 
 

@@ -13,7 +13,7 @@ from holdfast.terminal import one_line
 
 
 class Lines:
-    """The lines about one run that were not printed yet."""
+    """The lines about one run: each call lists those that were not printed yet."""
 
     def __init__(self) -> None:
         self._commits: set[int] = set()
@@ -25,7 +25,7 @@ class Lines:
     def list_new(self, seen: Seen, now: float) -> Iterator[str]:
         """Yield the new lines about a run in chronological order."""
         recent = [commit for commit in seen.commits if commit.number not in self._commits]
-        if not self._commits and not self._attempts:  # older commits were read only for the loss curve
+        if not self._commits and not self._attempts:  # older commits are for the loss curve only
             recent = [commit for commit in recent if seen.find_parent(commit) or not commit.parent]
         self._commits |= {commit.number for commit in seen.commits}
         for number, record in seen.attempts:
@@ -71,9 +71,9 @@ def _describe_commit(seen: Seen, commit: Commit) -> str:
 def follow(
     reader: RunReader | StoreReader, every_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[str]:
-    """Yield a line for everything new, and poll the store in between; end when a single run is over.
+    """Poll the store and yield a line for everything new. If a single run is watched, end when that run is complete.
 
-    While the store can't be reached, yield one line about it, and ask it again.
+    If the store can't be reached, yield one line that says so, and continue to poll.
 
     Args:
         every_s: seconds between two polls.

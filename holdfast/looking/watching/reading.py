@@ -1,6 +1,6 @@
-"""The reading of a run for a live view: a bounded start, and then one listing a poll while nothing is new.
+"""Reading a run for a live view: a bounded number of requests first, then one listing for each poll without news.
 
-A store has no sign of life between two commits: a reader sees claims of attempts, commits, endings and quarantines.
+A reader of a store sees claims of attempts, commits, endings and quarantines. A run writes nothing between two commits.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ RECENT_COMMITS = 12
 # The number of older commits that are read for the curve of the loss, evenly spread over the run.
 OLDER_COMMITS = 28
 RECENT_ATTEMPTS = 6
-# Each poll lists the next of these folders. New commits come most often, so that every second poll lists them.
+# Each poll lists the next of these folders in turn. Commits are the most frequent records, so every second poll lists
+# their folder.
 TURNS = ("commits", "endings", "commits", "attempts", "commits", "quarantine")
 # The ledger of the run's time reads every record, so it is left out for longer runs, and renewed once in a while.
 LEDGER_COMMITS = 200
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 
 class RunReader:
-    """Reads one run. `seen` is replaced by each read, so that another thread may look at it at any time."""
+    """Reads one run. Each read replaces `seen` by a new object, so that another thread may use it at any time."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class RunReader:
     ) -> None:
         """
         Args:
-            recent, older: how many of the newest commits, and of the older ones, to read at most.
+            recent, older: the most newest commits, and the most older commits, to read.
             ledger_commits: the largest number of commits of a run whose ledger is made.
         """
         self.journal = journal
@@ -63,7 +64,7 @@ class RunReader:
 
         Raises:
             RunUnknown: there is no such run.
-            WrongUse: a later version of Holdfast wrote it.
+            WrongUse: a later version of Holdfast wrote the run.
         """
         try:
             record = self.journal.read_run()
@@ -80,7 +81,7 @@ class RunReader:
         return self.seen
 
     def _find_lost(self, newest: int) -> None:
-        """Note the newest commit and attempt that other records name, if they have no record of their own."""
+        """Note the newest commit and attempt that other records name but whose own records are missing."""
         latest = self.journal.read_latest()
         attempts, last = self.journal.attempts(), max(self.journal.numbers("endings"), default=0)
         named = {"commits": (newest, latest.commit if latest else 0), "attempts": (attempts, last)}
@@ -90,7 +91,7 @@ class RunReader:
                 self._missing[name] = f"{name} is missing"
 
     def poll(self) -> bool:
-        """Check for new records with one listing, and read all of them. Return whether there were any.
+        """Check for new records with one listing, and read them all. Return whether there were new records.
 
         Raises:
             RunGone: the run was moved or deleted.
@@ -117,7 +118,7 @@ class RunReader:
 
     def _find_commits(self) -> bool:
         newest = self.seen.newest
-        # The newest number itself is listed, too: if it is missing, the folder is gone.
+        # The listing includes the newest known number. If that record is missing, the folder was deleted.
         found = self.journal.numbers("commits", after=newest - 1 if newest > 1 else 0)
         if newest and newest not in found and not self.journal.exists():
             raise RunGone(f"the run's folder {self.journal.store.url} is gone: it was moved or deleted")
@@ -155,7 +156,7 @@ class RunReader:
         return self._read(record_name("attempts", number), lambda: self.journal.read_attempt(number))
 
     def _read_endings(self) -> bool:
-        """Read the endings of the shown attempts that were not known yet."""
+        """Read the endings, not known yet, of the attempts that the view shows."""
         known = {ending.number for ending in self.seen.endings}
         open_ = [number for number, _ in self.seen.attempts if number not in known]
         if not open_:
@@ -176,7 +177,7 @@ class RunReader:
         return has_news
 
     def _describe(self) -> None:
-        """Compute the length of the run and of its next chunk from the newest commit and the settings."""
+        """Compute the run's length and the last step of its next chunk from the newest commit and the settings."""
         head, config = self.seen.head, read_config(self.journal)
         metadata = None
         if head is not None:
@@ -204,14 +205,14 @@ class RunReader:
         return None
 
     def _find_sign(self) -> float:
-        """Return the time of the newest commit or claim, as its record says, on this machine's monotonic clock."""
+        """Return the recorded time of the newest commit or claim, converted to this machine's monotonic clock."""
         last = self.seen.attempts[-1][1] if self.seen.attempts else None
         times = [record.created_at for record in (self.seen.head, last) if record is not None]
         ages = [time.time() - seconds_of(each) for each in times]
         return time.monotonic() - max(0.0, min(ages, default=0.0))
 
     def _read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Return a record. If it is lost, note that and return None."""
+        """Return a record. If it is lost or damaged, note the loss and return None."""
         try:
             found = read()
         except NameMissing:
@@ -228,13 +229,13 @@ class StoreReader:
     """Reads the runs of a store. Each poll lists every run once; some polls also list the store.
 
     Attributes:
-        note: which runs of the store are read; empty if they are all.
+        note: which runs of the store are read; empty if all are.
     """
 
     def __init__(self, store: Store, most: int | None = None) -> None:
         """
         Args:
-            most: read only this many runs, the newest, and those that begin later.
+            most: read only this many runs, the newest ones, and all runs that begin later.
         """
         self.store, self.note = store, ""
         self._most = most
@@ -250,14 +251,14 @@ class StoreReader:
         return [found[run] for run in sorted(found)]
 
     def begin(self) -> list[Seen]:
-        """Find the store's runs, and read each for the first time."""
+        """Find the store's runs, and read each run for the first time."""
         chosen = choose_runs(self.store, self._most)
         self.note, self._left_out = chosen.note, chosen.left_out
         self._add(chosen.journals)
         return self.seen
 
     def _find_new(self) -> bool:
-        """Look for runs that have begun: no name that is known already is looked at again."""
+        """Look for new runs. Names that are already known are not checked again."""
         known = {*self._readers, *self._problems, *self._left_out}
         return self._add(find_runs(self.store, [name for name in self.store.list() if name not in known]))
 
@@ -287,7 +288,7 @@ class StoreReader:
 
 
 def _try_begin(reader: RunReader) -> str:
-    """Read a run for the first time; return why it can't be read, or an empty text."""
+    """Read a run for the first time. Return the reason if it can't be read, else an empty text."""
     try:
         reader.begin()
     except (Damage, StoreDenied, WrongUse) as error:

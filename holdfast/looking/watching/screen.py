@@ -43,7 +43,7 @@ class Poller:
         self._thread.start()
 
     def note(self, text: str) -> None:
-        """Keep a warning, to show it."""
+        """Keep a warning, so that the view shows it."""
         self._notes.append(text)
 
     def describe(self) -> Poll:
@@ -67,7 +67,7 @@ class Poller:
 
 
 class _Notes(logging.Handler):
-    """Passes the engine's warnings to the view. If they were printed, they would overwrite the view."""
+    """Passes the engine's warnings to the view, because printed warnings would overwrite the view."""
 
     def __init__(self, poller: Poller) -> None:
         super().__init__(logging.WARNING)
@@ -78,10 +78,10 @@ class _Notes(logging.Handler):
 
 
 def show_live(reader: RunReader | StoreReader, console: Console, every_s: float) -> None:
-    """Show a live view until a person presses q.
+    """Show a live view until the user presses q.
 
     Raises:
-        KeyboardInterrupt: a person pressed Ctrl-C.
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
     poller = Poller(reader.poll, every_s)
     is_plain = not console.encoding.startswith("utf")
@@ -132,9 +132,9 @@ def _wait_without_keys(within_s: float) -> str:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Read keys without waiting for Enter, within the block; yield a function that waits for keys and returns them.
+    """Let keys be read without Enter inside the block; yield a function that waits for keys and returns them.
 
-    Without a terminal on standard input no key comes, and the function only waits.
+    If standard input is no terminal, no key can be read, and the function only waits.
     """
     if not sys.stdin.isatty():
         yield _wait_without_keys
@@ -146,7 +146,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
         if not select.select([descriptor], [], [], within_s)[0]:
             return ""
         data = os.read(descriptor, 1024)
-        return data.decode("ascii", errors="ignore") if data else "q"  # nothing to read: the terminal is gone
+        return data.decode("ascii", errors="ignore") if data else "q"  # end of file: the terminal is closed
 
     try:
         tty.setcbreak(descriptor)

@@ -1,4 +1,4 @@
-"""All that a live view knows of a run, as one value."""
+"""Everything that a live view knows about a run, as one value."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ class Seen:
     """The state of a run, as far as a live view has read it.
 
     Attributes:
-        commits: the newest commits and some older ones, by number; those that are quarantined, too.
-        newest: the highest number of a commit, whether or not its record can be read.
+        commits: the newest commits and some older ones, by number, including quarantined commits.
+        newest: the highest number of a commit, even if its record can't be read.
         attempts: the newest attempts, by number; None for a record that can't be read.
         endings: the endings of these attempts, by number.
         quarantined: the numbers of all quarantined commits.
-        metadata: the metadata of the newest commit that counts; None if it is lost.
+        metadata: the metadata of the newest valid commit; None if it is lost.
         epochs: the number of epochs to train; None if the settings are lost.
         next_stop: the last step of the chunk after the newest commit; None if it isn't known.
         sign_at: the time of the newest commit or claim, on this process's monotonic clock.
-        ledger: where the time went so far; None if the run is too long for it.
+        ledger: the goodput ledger so far; None if the run has too many commits to compute it.
         missing: a line for each record that is lost or damaged.
         problem: why the run can't be read at all; empty if it can.
     """
@@ -52,7 +52,7 @@ class Seen:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the run is trained to its end, and no later attempt has begun to train it further."""
+        """Return whether the run is trained to its end, and no later attempt has begun to extend it."""
         if self.head is None or self.total_steps is None or self.head.step < self.total_steps:
             return False
         # If the record of the head's attempt is lost, `last_attempt` is lower than `head.attempt`, or 0.
@@ -60,7 +60,7 @@ class Seen:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the view may end: the run is complete, or it was completed and has lost records since."""
+        """Return whether the view may end: the run is complete, or it was complete and has lost records since then."""
         if self.is_complete:
             return True
         ending = self.find_ending(self.last_attempt)
