@@ -1,4 +1,4 @@
-"""`holdfast audit`: train committed steps of a run again, and compare with the checkpoint to the bit."""
+"""`holdfast audit`: train committed steps of a run again, and compare the result with the checkpoint bit by bit."""
 
 import logging
 import random
@@ -39,7 +39,7 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-# What to do with a run when a machine is found to have computed wrongly.
+# What to do with a run if an audit finds that a machine has computed it wrongly.
 OnFault = Literal["record", "rollback", "stop"]
 # The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
 OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}
@@ -55,7 +55,8 @@ class Audit(Differing, BaseModel):
         resumes: the steps at which the run may have resumed. The replay doesn't resume at these steps, so it shows a
             faulty resume as a difference.
         unchecked: the part of the training that was not checked, and why, for a person; empty if there is none.
-        expected, found: the committed content id and the replay's; ``found`` is empty if the gate refused the start.
+        expected, found: the committed content id, and the content id of the replay. ``found`` is empty if the gate
+            refused the start.
         gate: why the gate refused the checkpoint to start from; empty if the gate passed it.
         ranks: the number of ranks of the replay, if the caller chose one; None for the run's own number.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
@@ -109,13 +110,13 @@ class Audit(Differing, BaseModel):
 def audit_commit(
     journal: Journal, commit: Commit, start: int | None = None, ranks: int | None = None, trust: Trust = BY_DEFAULT
 ) -> Audit:
-    """Replay the steps up to a commit in fresh processes; compare the content id, and if it differs, the trails.
+    """Replay the steps up to a commit in fresh processes, and compare the content ids; if they differ, the trails, too.
 
     Args:
-        start: the number of the commit to begin with, 0 for the beginning of the run. By default it is the parent. If
-            the run may have been resumed from the parent, it is the parent's parent, because a replay from the parent
-            would repeat that resume with its faults.
-        ranks: the number of ranks of the replay; None for the run's.
+        start: the number of the commit to begin with, 0 for the beginning of the run. By default the replay begins with
+            the parent. If the run may have been resumed from the parent, the replay begins with the parent's parent,
+            because a replay from the parent would repeat that resume with its faults.
+        ranks: the number of ranks of the replay; None for the run's own number.
         trust: how to choose the recipe, and whether to accept the one in the run's records.
 
     Raises:
@@ -142,16 +143,16 @@ def audit_commit(
                 return Audit(**known)
             return Audit(**known, **_difference(journal, span, saved, folder))
     except GateTripped as error:
-        # The run differs even before the first step: the gate refuses the restored start.
+        # The gate refuses the restored start, so the run differs even before the first step.
         return Audit(**known, gate=str(error), different=error.data.get("different", []))
 
 
 def keep_audit(journal: Journal, audit: Audit, seed: int | None = None, share: float | None = None) -> None:
-    """Write an audit's record to the run, or log why it can't be written: the store may be read-only here.
+    """Write an audit's record to the run. If the store is read-only here, log a warning instead.
 
     Args:
         seed: the seed with which the commit was chosen; None if a person chose it.
-        share: the share of the run's training time for which it was chosen, if it was.
+        share: the share of the run's training time that audits may take, if the commit was chosen by one.
     """
     record = AuditRecord(
         commit=audit.commit,
@@ -176,13 +177,13 @@ def keep_audit(journal: Journal, audit: Audit, seed: int | None = None, share: f
 
 
 def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "record") -> list[str]:
-    """Quarantine the machine that a verdict names, and do what is asked; return lines for a person.
+    """Quarantine the machine that a verdict names, and hold or roll back the run if asked; return lines for a person.
 
-    The store may be read-only here; a warning says so.
+    If the store is read-only here, log a warning instead.
 
     Args:
-        on_fault: ``record``: nothing else; ``rollback``: quarantine the commits of that machine, see `roll_back`;
-            ``stop``: hold the run, see `stop_run`.
+        on_fault: what else to do. ``record``: nothing. ``rollback``: quarantine the commits of that machine, see
+            `roll_back`. ``stop``: hold the run, see `stop_run`.
     """
     if verdict.kind != "machine":
         return []
@@ -199,9 +200,10 @@ def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "r
 
 
 def go_back_now(journal: Journal) -> list[str]:
-    """Roll back what the machines in quarantine have trained of a run, once one of its commits has been certified.
+    """Quarantine the commits of a run that quarantined machines have trained, now that a commit has been certified.
 
-    When they were found, no right checkpoint may have been known. Return lines for a person.
+    Such a rollback needs a checkpoint that is known to be right. When the machines were quarantined, there may have
+    been none. Return lines for a person.
     """
     lines = []
     for record in list_quarantined(open_store(journal.store_url)):
@@ -213,7 +215,7 @@ def go_back_now(journal: Journal) -> list[str]:
 
 
 def _quarantine_machine(journal: Journal, verdict: AuditVerdict) -> str:
-    """Quarantine the machine that a verdict names; return a line for a person, empty if nothing is recorded."""
+    """Quarantine the machine that a verdict names; return a line for a person, empty if no record was made."""
     url = journal.store_url
     record = quarantine_machine(open_store(url), journal.run, verdict)
     if record is None:
@@ -224,7 +226,7 @@ def _quarantine_machine(journal: Journal, verdict: AuditVerdict) -> str:
 
 
 def _describe_machine(present: Present) -> dict[str, Any]:
-    """Return the environment of a replay without its code, which the commit's settings already name."""
+    """Return the environment of a replay without its code: the commit's settings already name the code."""
     return {name: value for name, value in present.environment.items() if name not in OF_THE_CODE}
 
 
@@ -316,7 +318,7 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
 
 
 def refuse_untrained(journal: Journal, commit: Commit) -> None:
-    """Raise WrongUse if a commit was imported, so that nobody has trained it here."""
+    """Raise WrongUse if a commit was imported: this run has not trained it, so it can't be replayed."""
     if commit.origin:
         raise _not_trained(journal, commit)
 
@@ -331,8 +333,8 @@ def _not_trained(journal: Journal, commit: Commit) -> WrongUse:
 def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     """Return the changes since a commit, and the reasons why equal bits aren't promised here."""
     past = Past.read(journal, commit)
-    # Leave changed packages to the reasons of `promise_for`. These don't name another version of Holdfast, because
-    # every version has to give the same bits.
+    # Omit changed packages here, because the reasons of `promise_for` name them. Those reasons don't name another
+    # version of Holdfast, because every version of Holdfast has to give the same bits.
     found = changes_since(past, present)
     changes = [str(change) for change in found if change.kind != "package" and not is_of_skips(change)]
     return [*changes, *promise_for(past, present).reasons]

@@ -1,4 +1,4 @@
-"""Changes of a run's settings, code and files: from attempt to attempt, and against a given configuration."""
+"""Changes of a run's settings, code and files: between its attempts, and compared with a given configuration."""
 
 import contextlib
 import sys
@@ -43,10 +43,10 @@ class Judged:
     """The verdict on continuing a run with a configuration.
 
     Attributes:
-        rows: the outcome, the setting's class and the change itself, for every change; the worst outcome first.
+        rows: for every change its outcome, the class of its setting, and the change itself; the worst outcome first.
         is_refused: whether the run would refuse to continue.
         hint: what to do about a refusal.
-        notes: remarks, such as on parts that were not compared.
+        notes: remarks, for example on settings that were not compared.
     """
 
     rows: list[tuple[Outcome, str, Change]]
@@ -56,7 +56,7 @@ class Judged:
 
 
 def judge_run(journal: Journal, config: RunConfig) -> Judged:
-    """Compare a run with a configuration, and decide whether the run would continue with it. Imports the recipe.
+    """Import the recipe, compare a run with a configuration, and decide whether the run would continue with it.
 
     Raises:
         RecordDamaged, WrongUse: the run's saved settings are lost.
@@ -85,7 +85,7 @@ def judge_run(journal: Journal, config: RunConfig) -> Judged:
 
 
 def gives_others(journal: Journal, config: RunConfig) -> bool:
-    """Return whether a configuration differs from the one that the newest commit was trained with.
+    """Return whether a configuration differs from the configuration of the newest commit.
 
     The recipe is not imported, so its default settings are unknown. The next attempt decides whether to refuse the
     configuration.
@@ -118,7 +118,7 @@ def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: st
 
 
 def _find_hint_of_skips(newest: Commit, saved: ConfigRecord, identity: dict[str, Any]) -> str:
-    """Return the hint if other steps are to be skipped than the newest commit has skipped; else empty."""
+    """Return a hint if the skip list differs from the skip list of the newest commit; else an empty text."""
     try:
         check_skips(newest, saved.identity, identity)
     except ConfigDrift as error:
@@ -127,7 +127,7 @@ def _find_hint_of_skips(newest: Commit, saved: ConfigRecord, identity: dict[str,
 
 
 def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
-    """Return the settings with which the next attempt compares its own: the newest commit's, or the snapshot."""
+    """Return the settings with which the next attempt compares its own: those of the newest commit, or the snapshot."""
     if newest is None:
         return _read_snapshot(journal)
     saved = journal.read_config(newest.config_fingerprint)
@@ -144,7 +144,7 @@ def _identify(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Import the recipe. Return the identity of the run with this configuration, and the defaults of its fields.
 
-    The data is assumed to be unchanged, because a recipe isn't built to hash it.
+    The data is assumed to be unchanged, because hashing the data would require building the recipe.
     """
     # Find recipes in the working directory, as `python -m` does. A console script searches its own folder instead.
     if str(Path.cwd()) not in sys.path:
@@ -158,7 +158,7 @@ def _identify(
 
 
 def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
-    """Compare code, files and packages here with the recorded ones. Return changes, and notes on parts left out."""
+    """Compare code, files and packages here with the recorded ones. Return changes, and notes on what is omitted."""
     notes = [
         "not compared: the machine, and the values that the recipe builds; they are known only when training starts"
     ]
@@ -201,7 +201,7 @@ def _note_place(journal: Journal, config: RunConfig) -> Iterator[str]:
 
 
 def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[str, Change]]:
-    """Yield the changes of settings outside of the identity, each with its class."""
+    """Yield the changes of settings that don't belong to the identity, each with its class."""
     for change in compare_identities(saved.config, config.model_dump(mode="json"), find_defaults()):
         if classify(change.name) != "identity" and not is_harmless(change):
             yield classify(change.name), change

@@ -1,4 +1,4 @@
-"""The first difference between two trainings, as a part of the result of a proof, an audit, a comparison or a drill."""
+"""The first difference between two trainings: fields that results of proofs, audits, comparisons and drills share."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ SHOWN_TENSORS = 3
 
 
 class Differing(BaseModel):
-    """A result with the first difference between two trainings of the same steps.
+    """The base class of results that contain the first difference between two trainings of the same steps.
 
     Attributes:
         first_step, first_differs_in, first_tensors: the first difference between the trails; see
-            `holdfast.checkpoint.departure.Difference`. None and empty if they are equal.
+            `holdfast.checkpoint.departure.Difference`. None and empty if the trails are equal.
         different: names of the tensors and values that differ at the end; the first part of a name is its component.
     """
 
@@ -29,7 +29,7 @@ class Differing(BaseModel):
     different: list[str] = []
 
     def describe_first(self) -> list[str]:
-        """Return a line for a person about the first difference between the trails; none if they are equal."""
+        """Return a line for a person about the first difference between the trails; nothing if the trails are equal."""
         if self.first_step is None:
             return []
         tensors = checkpoint.shorten(self.first_tensors, SHOWN_TENSORS)
@@ -37,7 +37,7 @@ class Differing(BaseModel):
         return [f"  first in step {self.first_step}: {', '.join(self.first_differs_in)}{after}"]
 
     def describe_difference(self) -> list[str]:
-        """Return lines for a person about the first difference, and about the end."""
+        """Return lines for a person about the first difference, and about the values that differ at the end."""
         lines = self.describe_first()
         if not lines and self.different:
             lines.append("  every step has the same samples, loss, gradient and random numbers")
@@ -51,14 +51,14 @@ def find_difference(trails: tuple[Lines, Lines], ends: tuple[Payload, Payload] |
 
     Args:
         trails: the trails of both runs, from `checkpoint.read_commit_lines`.
-        ends: the states at the end; None if one of the runs didn't reach the end.
+        ends: the states of both runs at the end; None if a run didn't reach the end.
     """
     found = to_fields(find_first(*trails))
     return found if ends is None else found | {"different": checkpoint.differences(*ends)}
 
 
 def to_fields(first: Difference | None) -> dict[str, Any]:
-    """Return the first difference between two trails as fields of a `Differing`; none if there is none."""
+    """Return the first difference between two trails as fields of a `Differing`; no fields if the trails are equal."""
     if first is None:
         return {}
     return {"first_step": first.step, "first_differs_in": list(first.fields), "first_tensors": list(first.tensors)}

@@ -1,4 +1,4 @@
-"""Disaster drills: kill an attempt, its ranks or its worker at chosen steps, and judge the bytes at the run's end."""
+"""Disaster drills: kill an attempt, its ranks or its worker at chosen steps, and compare the bytes at the run's end."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class Kill(BaseModel):
 
     @property
     def ends_attempt(self) -> bool:
-        """Return whether this kill ends the attempt. An attempt replaces killed ranks, and survives no other kill."""
+        """Return whether this kill ends the attempt. An attempt replaces killed ranks, and dies of any other kill."""
         return self.what != "ranks"
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Striker(Observer):
 def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:
     """Return the kills that remain after this many attempts ended early.
 
-    Each attempt used up the kills up to the first that ends an attempt.
+    Each attempt that ended early carried out all kills up to its end: the first remaining kill that ends an attempt.
     """
     left = list(kills)
     for _ in range(ended_early):

@@ -1,4 +1,4 @@
-"""The evaluation of a committed checkpoint: restored through the gate, and measured as in training."""
+"""The evaluation of a committed checkpoint: restore it through the gate, and measure it as training does."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,10 +18,10 @@ class Evaluation(BaseModel):
 
     Attributes:
         metrics: the numbers that the recipe's ``evaluate`` returned.
-        measured: the names of the metrics that differ at each evaluation, such as times.
+        measured: the names of the metrics that differ between evaluations of the same state, such as times.
         anneals: the value of each anneal at the checkpoint's step.
         probe: the probe of the restored model.
-        recorded: the metrics that training recorded for the same state; empty inside an epoch.
+        recorded: the metrics that training recorded for the same state; empty if the checkpoint lies inside an epoch.
         notes: changes of settings, code, data and packages since the commit, and reasons why equal bits aren't promised
             here.
     """

@@ -1,8 +1,9 @@
-"""The explanation of one step, whose loss may have jumped: the machine, the data or the parameters.
+"""The explanation of a step whose loss may have jumped: the cause is the machine, the data or the parameters.
 
 The step is trained again, from a checkpoint before it. If its bits differ from those on record, a machine has computed
-wrongly, or the program isn't deterministic. If they are equal, the losses of the step's samples tell data from
-dynamics: they are compared with those of the step before, all with the parameters before the step.
+wrongly, or the program isn't deterministic. If the bits are equal, the losses of the step's samples distinguish bad
+data from bad parameters: they are compared with the losses of the previous step's samples, computed with the same
+parameters.
 """
 
 import logging
@@ -29,8 +30,8 @@ from holdfast.terminal.columns import tabulate
 log = logging.getLogger(__name__)
 
 Cause = Literal["bits", "data", "dynamics", "none", "unknown"]
-# Steps to train before the step: they show the usual range of each layer. The replay begins with the nearest checkpoint
-# instead if these steps need one that lies this many steps further back.
+# LEAD is the number of steps to train before the step, to learn the usual range of each layer. If these steps need a
+# checkpoint that lies more than FURTHER steps before the nearest one, the replay begins with the nearest one.
 LEAD, FURTHER = 8, 100
 MEANINGS: dict[Cause, str] = {
     "bits": "the machine or the program: trained again, the step gives other bits. holdfast audit on another machine "
@@ -50,10 +51,10 @@ class Explanation(Differing, BaseModel):
         step: the number of the explained step.
         commit: the number of the commit that has the step.
         start: the step after which the replay began.
-        loss, grad_norm: the step's numbers on record; None if there are none, or if they aren't finite.
-        usual: the losses of the steps before, on record; None if fewer than three are.
-        samples: the losses of the step's samples, and of the samples of the step before.
-        updates: the largest changes of parameters by the step and by the step before.
+        loss, grad_norm: the loss and the gradient norm of the step on record; None if not on record, or not finite.
+        usual: the recorded losses of the steps before; None if fewer than three are on record.
+        samples: the losses of the samples of the step and of the step before.
+        updates: the largest changes of parameters in the step and in the step before.
         activations: the layers whose outputs left their range, in the order in which they were computed.
         notes: what was not observed.
         unpromised: changes since the commit, and the reasons why equal bits aren't promised here.
@@ -90,7 +91,7 @@ class Explanation(Differing, BaseModel):
         return "unknown"
 
     def list_far(self) -> list[SampleLoss]:
-        """Return the step's samples, largest losses first."""
+        """Return the step's samples, those with the largest losses first."""
         own = [each for each in self.samples if each.step == self.step]
         return sorted(own, key=lambda each: -(math.inf if math.isnan(each.loss) else each.loss))
 
@@ -219,7 +220,7 @@ def _find_commits(journal: Journal, step: int) -> tuple[Commit, Commit | None]:
 def _list_starts(journal: Journal, commit: Commit) -> Iterator[Commit | None]:
     """Yield the commits from which a commit's steps can be trained again, newest first; None for the run's beginning.
 
-    All of the steps have the commit's settings.
+    All steps from each of these commits on were trained with the commit's settings.
     """
     before = commit
     while has_settings_of(journal, before, commit) and not before.origin:

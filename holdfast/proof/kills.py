@@ -1,21 +1,21 @@
-"""The steps of a proof: how many, in which chunks, and where the ranks are killed."""
+"""The steps of a proof: how many there are, which chunks they form, and in which steps the ranks are killed."""
 
 import itertools
 import random
 from dataclasses import dataclass
 
-# The fewest steps of a proof, however slow they are, and the most, however fast they are.
+# The fewest and the most steps of a proof, whatever the speed.
 FEWEST_STEPS = 20
 MOST_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured speed of a run, in seconds, from which the steps of a proof follow.
+    """The measured times of a run, in seconds, from which the number of steps of a proof is computed.
 
     Attributes:
         spent_s: the time that the measurement took.
-        start_s: the time of a start of ranks, until they can train.
+        start_s: the time from the start of ranks until they can train.
         step_s: the time of a step.
         epoch_s: the time of an epoch's end, such as its evaluation.
         own_epoch, own_steps: the number of steps of one epoch of the run, and of all its epochs.
@@ -31,8 +31,8 @@ class Speed:
     def choose_steps(self, within_s: float, kills: int) -> int:
         """Return the number of steps that fit twice into the remaining time.
 
-        The time of all starts of ranks is subtracted first: 1 start for the straight run, and ``kills + 1`` for the
-        killed run.
+        The time of all starts of ranks is subtracted first: 1 start for the straight run (the run without kills), and
+        ``kills + 1`` starts for the killed run.
         """
         left_s = within_s - self.spent_s - (kills + 2) * self.start_s
 
@@ -49,9 +49,9 @@ def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> t
     """Return the steps in which to kill the ranks, and the steps at which a chunk ends.
 
     A chunk ends before each kill, and the run resumes from there. The first three chunk ends are chosen around the end
-    of one epoch: one inside the next epoch, one inside this epoch, and one between the two. Further ones lie anywhere.
-    So the run crosses the end of an epoch with a save on each side and a kill after it. It crosses the end of the next
-    epoch after a resume.
+    of one epoch: one inside the next epoch, one inside this epoch, and one between the two. Further chunk ends are
+    chosen anywhere. So the run crosses the end of an epoch with a save on each side and a kill after it. It crosses the
+    end of the next epoch after a resume.
 
     Args:
         epoch: the steps of an epoch, at most half of ``steps``.

@@ -1,7 +1,7 @@
-"""The audit of one rank's part: one process trains a rank's samples of a step alone, and compares its gradient.
+"""The audit of one rank's part: a single process trains one rank's samples of a step, and compares the gradient.
 
-Only the first step of a chunk can be judged so. Its part follows from the checkpoint before it; each later step follows
-from the gradients of all ranks, too.
+Only the first step of a chunk can be audited in this way, because it depends only on the checkpoint before it and the
+rank's samples. Each later step also depends on the gradients of all ranks.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ class PartAudit(BaseModel):
 
     Attributes:
         step: the step, the first of the commit's chunk.
-        rank, ranks: the rank, and the number of ranks that have trained the step.
-        shares: the shares that the rank has trained; empty without virtual ranks.
-        differs_in: the facts that differ, causes first.
+        rank, ranks: the audited rank, and the number of ranks that trained the step.
+        shares: the virtual ranks whose samples the rank has trained; empty without virtual ranks.
+        differs_in: the names of the facts that differ; a cause comes before its effects.
         gate: why the gate refused the checkpoint to start from; empty if the gate passed it.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
     """
@@ -65,9 +65,9 @@ class PartAudit(BaseModel):
 
 
 def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DEFAULT) -> PartAudit:
-    """Train one rank's part of the first step of a commit's chunk in a single process, and compare it with the trail.
+    """Train one rank's part of the first step of a commit's chunk in a single process; compare it with the trail.
 
-    Nothing is recorded, because the part has no content id that a verdict could compare.
+    The result is not recorded, because a part of a step has no content id that a verdict could compare.
 
     Args:
         rank: the rank's number in the run.
@@ -75,9 +75,9 @@ def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DE
 
     Raises:
         WrongUse: the trail has no such rank, or no gradient of single ranks, or other ranks trained the same samples
-            with it; or this process takes other samples; or the checkpoint before was pruned, or the recipe is not
-            trusted.
-        CheckpointDamaged: the checkpoint before is damaged.
+            with it; or this process takes other samples; or the checkpoint before the step was pruned, or the recipe is
+            not trusted.
+        CheckpointDamaged: the checkpoint before the step is damaged.
         RunStopped: the process ended early.
     """
     refuse_untrained(journal, commit)
@@ -117,7 +117,7 @@ def _list_indices(parts: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[Sequence[dict[str, Any]], RankPart]:
-    """Return the facts of a rank in a step, from a commit's trail, and the part that the rank trained."""
+    """Return the facts of a rank in a step, from a commit's trail, and the part of the step that the rank trained."""
     lines = [line for line in checkpoint.read_commit_lines(journal.store, commit) if line["step"] == step]
     if any(line.get("skipped") for line in lines):
         raise WrongUse(

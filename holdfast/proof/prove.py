@@ -1,4 +1,4 @@
-"""`holdfast prove`: train the same steps straight, and killed and resumed, and compare the results."""
+"""`holdfast prove`: train the same steps twice, once straight, once with kills and resumes, and compare the results."""
 
 import itertools
 import logging
@@ -34,7 +34,8 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-# The number of steps that a proof measures first, to choose its length, and the largest share of its time to measure.
+# The number of steps that a proof trains first, to measure their speed and choose its length; and the largest share of
+# its time that this measurement may take.
 MEASURED_STEPS = 12
 MEASURED_SHARE = 0.15
 
@@ -52,12 +53,12 @@ def prove(
     In both runs an epoch is shortened to at most half of the steps, so that the runs cross an epoch's end.
 
     Args:
-        steps: the number of steps; None for as many as fit into ``within_s``, at least 20, and at most 1000 or the
-            run's own number.
+        steps: the number of steps; None for as many as fit into ``within_s``: at least 20, and at most 1000 or the
+            number of steps of the run.
         kills: the number of SIGKILLs; fewer if there are too few steps.
         seed: the seed that chooses chunks and kills; None for a random seed.
         ranks: the number of ranks at each start of the killed run; after the last number, the first one follows again.
-            The straight run has the first number. Empty for the configuration's.
+            The straight run has the first number. Empty for the number in the configuration.
         within_s: the approximate time for the whole proof in seconds, which decides the number of steps.
 
     Raises:
@@ -102,8 +103,8 @@ def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, li
     """Return the fields ``lost`` and ``unchanged`` of a `Proof`.
 
     Args:
-        is_equal: whether the runs end on the same bytes. If they don't, and a resume has lost a value, the ends aren't
-            compared: other values may differ there as a consequence of the lost one.
+        is_equal: whether the runs end on the same bytes. If the bytes differ and a resume has lost a value, the values
+            at the end aren't compared, because other values may differ there as a consequence of the lost value.
     """
     lost = dict(resumed.lost)
     if is_equal or not lost:
@@ -139,7 +140,7 @@ class _Run:
 
     def __init__(self, config: RunConfig, folder: str, name: str, chunks: list[int]) -> None:
         log = Log(every=1, folder=f"{folder}/logs")
-        # An epoch has at least one step, so that these are enough epochs for all steps.
+        # An epoch has at least one step, so this number of epochs suffices for all steps.
         epochs = max(config.epochs, chunks[-1])
         self._own_epochs = config.epochs
         changed = {"store": folder, "run": name, "log": log, "epochs": epochs, "signing_key": None, "near": NearTier()}
@@ -197,7 +198,7 @@ class _Run:
         return newest
 
     def live(self, ranks: int, kill_at: int) -> None:
-        """Start ranks, resume, and train and commit chunks until the last step or until the kill.
+        """Start ranks, resume, and train and commit chunks up to the last step or the kill.
 
         Args:
             ranks: the number of ranks.
@@ -239,7 +240,7 @@ class _Run:
                 elif isinstance(event, Saved):
                     break
         start_s, ended = at[0][1] - began, time.monotonic()
-        known = at[1:] if len(at) > 2 else at  # without the first step, which compiles and allocates
+        known = at[1:] if len(at) > 2 else at  # omit the first step, which compiles and allocates
         took = [(now - then) / (step - last) for (last, then), (step, now) in itertools.pairwise(known) if step > last]
         step_s = statistics.median(took or [0.0])
         ends = max(known[-1][0] // self.steps_per_epoch, 1)
@@ -265,7 +266,7 @@ class _Run:
             suspects = find_suspects(self._at_commit, ranks.examine().unregistered)
             self.lost |= {found.key: found for found in suspects}
         if isinstance(event, Tripped):
-            raise explain_refusal(event, commit)  # a run would fall back to an older commit; a proof fails
+            raise explain_refusal(event, commit)  # a real run would fall back to an older commit; a proof fails
         if isinstance(event, Problem):
             return event.error
         log.info("%s: continues from step %d", self._journal.run, commit.step)
@@ -275,8 +276,9 @@ class _Run:
         """Train a chunk and return its checkpoint; None if the ranks were killed in it."""
         assert self._present is not None
         if 0 < kill_at <= stop:
-            # The kill may come late. So the ranks stop at the straight run's last step, where the user's loop may end,
-            # and save into another folder: the next ranks would adopt a checkpoint in the run's own.
+            # The kill may come late, after the end of this chunk. So let the ranks train up to the straight run's last
+            # step, where the user's loop may end. They save into another folder, because the next ranks would adopt a
+            # checkpoint in the run's own folder.
             elsewhere, step = f"{self._config.store}/{self._journal.run}-killed", 0
             ranks.train(self._chunks[-1], self._present.fingerprint, elsewhere, is_detailed=True)
             while step < kill_at:

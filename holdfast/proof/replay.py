@@ -25,7 +25,7 @@ from holdfast.terminal import counted
 
 
 def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trust) -> RunConfig:
-    """Return the configuration that a commit was trained with, with the run's present store and name.
+    """Return the configuration with which a commit was trained, but with the run's current store and name.
 
     Args:
         scratch: the folder for logs.
@@ -33,7 +33,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
 
     Raises:
         WrongUse: the configuration was lost, or its recipe is not trusted.
-        RecordDamaged: the configuration hasn't the commit's fingerprint.
+        RecordDamaged: the configuration doesn't have the commit's fingerprint.
     """
     record = journal.read_config(commit.config_fingerprint)
     if record is None:
@@ -64,14 +64,14 @@ def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
     """Return the number of epochs that a run needs to train a commit's steps again.
 
     The saved configuration has the number of epochs at the first use of the settings, and the run may have been
-    extended since. If the checkpoint says that a loop has run its code after the last epoch, the run's last epoch then
-    was the commit's.
+    extended later. If the checkpoint says that a loop has run its code after the last epoch, the commit's epoch was the
+    last epoch at that time.
     """
     return commit.epoch if checkpoint.read_ended_epoch(journal.store, commit) else max(config.epochs, commit.epoch + 1)
 
 
 def _choose_ranks(config: RunConfig, number: int | None, part: RankPart | None = None) -> RunConfig:
-    """Return a run's configuration with another number of ranks; None keeps the number. A part is trained by one.
+    """Return a run's configuration with this number of ranks: None keeps the number, a part needs a single rank.
 
     Raises:
         WrongUse: the number differs and the run has no virtual ranks, so that its bytes depend on the number.
@@ -91,9 +91,10 @@ def _choose_ranks(config: RunConfig, number: int | None, part: RankPart | None =
 
 
 def has_settings_of(journal: Journal, commit: Commit, other: Commit) -> bool:
-    """Return whether a replay with another commit's settings trains a commit's steps as they were trained.
+    """Return whether a replay with another commit's settings gives the same steps as a commit's own settings.
 
-    A later skip list may be the only difference: it has none of the steps before the commit that the run went back to.
+    The settings may differ in a later skip list, because that list skips no step before the commit to which the run
+    went back.
     """
     if commit.config_fingerprint == other.config_fingerprint:
         return True
@@ -119,7 +120,8 @@ def ranks_at(
         settings: the commit whose settings the ranks get.
         trust: how to choose the recipe, and whether to accept the one in the run's records.
         number: the number of ranks; None for the number in the settings.
-        part: the part of one rank; then a single process trains it alone, and `number` is ignored.
+        part: the part of one rank, if only this part is to be trained. A single process then trains it, and `number` is
+            ignored.
 
     Raises:
         WrongUse: equal bytes aren't promised on this number of ranks, or the recipe is not trusted.
@@ -143,7 +145,7 @@ def ranks_at(
 
 
 def _explain(problem: Problem, journal: Journal, at: Commit, settings: Commit, ranks: Ranks) -> HoldfastError:
-    """Return the error for a commit that can't be restored; retention may have pruned it meanwhile."""
+    """Return the error for a commit that can't be restored. It says so if retention has pruned the commit meanwhile."""
     if journal.is_pruned(at.number):
         return make_pruned_error(journal, at, settings)
     return explain_refusal(problem, at) if isinstance(problem, Tripped) else problem.error
@@ -161,15 +163,15 @@ def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongU
 def replayed(
     journal: Journal, start: Commit | None, commit: Commit, trust: Trust, ranks: int | None = None
 ) -> Iterator[tuple[Saved, Store, Present]]:
-    """Train from one commit's checkpoint straight to another commit's step, and save into a temporary folder.
+    """Train from one commit's checkpoint to another commit's step without a resume, and save into a temporary folder.
 
     Args:
         start: an earlier commit; None for the beginning of the run.
         trust: how to choose the recipe, and whether to accept the one in the run's records.
-        ranks: the number of ranks; None for the run's.
+        ranks: the number of ranks; None for the run's own number.
 
     Yields:
-        The checkpoint, the folder with it (deleted after the block), and the settings and machine of the replay.
+        The checkpoint, its folder (deleted after the block), and the settings and machine of the replay.
 
     Raises:
         WrongUse: the start's checkpoint was pruned, or equal bytes aren't promised on this number of ranks.

@@ -23,14 +23,14 @@ class Proof(Differing, BaseModel):
         chunks: the steps at which a chunk of the killed run ended.
         ranks: the number of ranks at each start of the killed run; after the last number, the first one follows again.
             The straight run had the first number.
-        resumed_from: the steps of the checkpoints from which the killed run resumed, or tried to.
-        steps_per_epoch: the number of steps of an epoch in this proof, which may shorten epochs.
+        resumed_from: the steps of the checkpoints from which the killed run resumed or tried to resume.
+        steps_per_epoch: the number of steps of an epoch in this proof; a proof may shorten epochs.
         own_steps_per_epoch: the number of steps of an epoch in the recipe.
         straight, resumed: the last content ids of the two runs; ``resumed`` is empty if the gate refused to resume.
-        gate: why the gate refused a resume; empty if it passed all.
-        lost: a line for each value that a resumed process had lost, because no checkpoint has it. Such values explain a
-            failed proof. If the bytes are equal, nothing in these steps depended on them.
-        unchanged: a line for each object whose state no checkpoint has and no step changed.
+        gate: why the gate refused a resume; empty if it passed all resumes.
+        lost: a line for each value that a resumed process had lost, because no checkpoint contains the value. Such
+            values explain a failed proof. If the bytes are equal, no step of the proof depended on these values.
+        unchanged: a line for each object whose state no checkpoint contains and no step changed.
         looked_at: the number of the user's functions, classes and objects that the search for such state has visited.
         not_reached: a line for each case that this proof didn't test.
         environment: the machine and the versions of both runs.
@@ -99,7 +99,7 @@ class Proof(Differing, BaseModel):
         return lines + self.describe_difference()
 
     def _describe_ranks(self) -> str:
-        """Return a phrase with the numbers of ranks: of the straight run, and of the killed run between its kills."""
+        """Return a phrase with the rank counts of the straight run, and of the killed run between its kills."""
         lives = [number for number, _ in zip(itertools.cycle(self.ranks), [0, *self.resumed_from], strict=False)]
         return f"{self.ranks[0]} straight, and {', '.join(map(str, lives[:-1]))} and {lives[-1]} between the kills"
 
@@ -110,16 +110,16 @@ class Proof(Differing, BaseModel):
 
 
 def describe_found(found: Found) -> str:
-    """Return the line of a proof for state that no checkpoint has."""
+    """Return the line of a proof for a value that no checkpoint contains."""
     return f"{found}: {found.remedy}"
 
 
 def list_unchanged(built: Sequence[Found], straight: Sequence[Found], lost: Sequence[Found]) -> list[Found]:
-    """Return the objects whose state no checkpoint has and no step has changed, so that the proof can't judge them.
+    """Return the objects that the proof can't judge, because no checkpoint has their state and no step changed it.
 
     Args:
         built: the values outside the checkpoint that were found before the first step.
-        straight: those that were found at the end of the straight run.
+        straight: the values outside the checkpoint that were found at the end of the straight run.
         lost: the values that a resume is known to lose.
     """
     before, known = {found.key: found.sha256 for found in built}, {found.key for found in lost}
@@ -135,7 +135,7 @@ def _cut(lines: Sequence[str]) -> list[str]:
 def list_not_reached(
     steps: int, epoch: int, own_epoch: int, events: dict[str, float], ranks: int, workers: int, device: str
 ) -> list[str]:
-    """Return a line for each thing that a proof did not test.
+    """Return a line for each case that a proof did not test.
 
     Args:
         steps: the steps that the proof trained.

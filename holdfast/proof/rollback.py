@@ -1,4 +1,4 @@
-"""What becomes of a run that a faulty machine has trained: hold it, or go back to its newest certified commit."""
+"""A run that a faulty machine has trained: hold the run, or roll it back to its newest certified commit."""
 
 import contextlib
 import logging
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 
 def stop_run(journal: Journal, verdict: AuditVerdict) -> str:
-    """Hold a run that a faulty machine has trained: a live attempt ends at its next commit, and no other begins.
+    """Hold a run that a faulty machine has trained: a live attempt ends at its next commit, and no new attempt begins.
 
     Args:
         verdict: a verdict that names a machine.
 
     Returns:
-        A line for a person: whether the run is held, or why it isn't.
+        A line for a person: the run is held, or the reason why it isn't.
 
     Raises:
         StoreError: the store can't be written.
@@ -44,11 +44,12 @@ def stop_run(journal: Journal, verdict: AuditVerdict) -> str:
 
 
 def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
-    """Quarantine the commits that a faulty machine has trained, and those that continue from them; release the run.
+    """Quarantine the commits that a faulty machine has trained, and all commits based on them; then release the run.
 
-    They begin after the newest certified commit; if the verdict's own commit is wrong, after the newest one before it.
-    The next attempt continues from the commit before them. An attempt that trains now notices at its next commit. A
-    run without such commits is only released: an interrupted call may have quarantined them.
+    The quarantine begins after the newest certified commit. If the commit of the verdict is wrong, it begins after the
+    newest certified commit before that one. The next attempt continues from the commit before the quarantined ones. A
+    live attempt notices the quarantine at its next commit. A run without such commits is only released, because an
+    interrupted call may have quarantined them already.
 
     Args:
         verdict: a verdict that names a machine.
@@ -91,17 +92,18 @@ def _nothing_of(journal: Journal, verdict: AuditVerdict) -> str:
 
 
 def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
-    """Return the commit whose audit on another host may let a run go back that `roll_back` leaves as it is.
+    """Return the commit to audit on another host, so that a run can be rolled back that `roll_back` couldn't.
 
-    The commits before the oldest one that is known to be wrong are in doubt. The first choice is the newest of them;
-    with each wrong one, the next lies twice as far back, so that a few audits find a right one.
+    The commits before the oldest one that is known to be wrong are in doubt. The first choice is the newest commit in
+    doubt. After each commit that is found wrong, the next choice lies twice as far back, so that a few audits find a
+    right commit.
 
     Args:
         verdict: a verdict that names a machine.
 
     Returns:
-        None if the run can go back, if nothing of it is wrong, if all commits in doubt are wrong, or if audits of the
-        chosen one don't agree yet.
+        The commit. None if the run can be rolled back already, if no commit is wrong, if all commits in doubt are
+        wrong, or if the audits of the chosen commit don't agree yet.
     """
     first = _find_first(journal, verdict, read_release(open_store(journal.store_url), verdict))
     if first is None or not verdict.is_own or find_verified_before(journal, first.number) is not None:
@@ -118,7 +120,7 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
 
 
 def _is_wrong(journal: Journal, commit: Commit, host: str) -> bool:
-    """Return whether the verdict on a commit says that this machine has trained it wrongly."""
+    """Return whether the verdict on a commit says that this machine has trained the commit wrongly."""
     found = read_verdict(journal, commit)
     return found is not None and (found.kind, found.host, found.is_own) == ("machine", host, True)
 
@@ -127,7 +129,8 @@ def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commi
     """Return the first commit of the faulty machine after the newest certified one; None if there is none.
 
     Args:
-        released: when the machine was released: what it has trained since is not in doubt; empty if it wasn't released.
+        released: when the machine was released; commits that it has trained since then are not in doubt. Empty if it
+            wasn't released.
     """
     line = []
     commit = journal.newest()
@@ -136,7 +139,7 @@ def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commi
         commit = journal.find_parent(commit)
     wrong = [commit for commit in line if verdict.is_own and commit.number == verdict.commit]
     before = [commit for commit in line if not wrong or commit.number < wrong[0].number]
-    refused = list_refused(journal)  # the run couldn't continue from these, though their bytes may be right
+    refused = list_refused(journal)  # the run couldn't continue from these commits, though their bytes may be right
     certified = find_certified(journal, [commit for commit in before if commit.number not in refused])
     after = [commit for commit in line if certified is None or commit.number > certified[0].number]
     suspected = [commit for commit in reversed(after) if not released or commit.created_at <= released]
@@ -144,7 +147,7 @@ def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commi
 
 
 def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:
-    """Return whether a machine may have trained a commit; True if no record says who has."""
+    """Return whether a machine may have trained a commit; True if no record names the machine that has."""
     with contextlib.suppress(*UNREADABLE):
         return host in list_machines(commit, list_trainers(journal, commit))
     return True

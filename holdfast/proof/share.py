@@ -26,10 +26,11 @@ class ShareChoice:
 
     Attributes:
         commits: the commits, in the order in which to audit them; empty if not even one fits.
-        seed: the seed of the random ones.
+        seed: the seed of the random choice.
         trained_s: the seconds that the run has trained so far.
-        spent_s: the seconds that earlier audits of the run have trained again.
-        longest_s: the most seconds that one more audit may train again: it has to fit, whichever is chosen.
+        spent_s: the training time, in seconds, that earlier audits of the run have repeated.
+        longest_s: the training time, in seconds, that the longest possible audit repeats. A commit is chosen only while
+            this time still fits into the share.
     """
 
     commits: list[Commit]
@@ -51,14 +52,15 @@ class ShareChoice:
 def choose_by_share(journal: Journal, share: float, seed: int) -> ShareChoice:
     """Return the commits to audit, so that all audits of the run train at most a share of its own training time.
 
-    The newest commit that isn't certified comes first, the others at random. A commit is left out if it is certified,
-    or if this host has audited it. Commits that another host has trained come before those of this host: this host
-    would repeat a fault of its own. Chunks are audited whole, while the longest one would fit. So a rest of the share
-    may be left; as all times are those on record, it counts the next time.
+    The newest commit that isn't certified comes first, the others follow at random. A commit is omitted if it is
+    certified, or if this host has audited it. Commits that another host has trained come before commits of this host,
+    because this host would repeat a fault of its own. Only whole chunks are audited, as long as the longest chunk would
+    still fit. So a part of the share may remain unused. It remains available to the next choice, because the share is
+    computed from all times on record.
 
     Args:
-        share: of all seconds in the run's steps so far, from which all audits on record are taken off.
-        seed: decides the random ones.
+        share: the share of the time in all steps of the run so far. The time of all audits on record is subtracted.
+        seed: the seed of the random choice.
     """
     times = Times.of(filter(None, read_all(journal.find_commit, journal.numbers("commits"))))
     audits = _Audits(journal, times)
@@ -72,7 +74,7 @@ def choose_by_share(journal: Journal, share: float, seed: int) -> ShareChoice:
 
 
 class _Audits:
-    """The audits of a run on record, and those that this host may add."""
+    """The recorded audits of a run, and the audits that this host may add."""
 
     def __init__(self, journal: Journal, times: Times) -> None:
         self._journal, self._times = journal, times
@@ -85,11 +87,11 @@ class _Audits:
         self._trainers: dict[tuple[int, str, tuple[str, ...]], frozenset[str]] = {}
 
     def is_open_elsewhere(self, commit: Commit) -> bool:
-        """Return whether this host is to audit a commit, and another one has trained it."""
+        """Return whether this host may audit a commit and has certainly not trained it."""
         return name_host() not in self._list_machines(commit) and self._is_open(commit)
 
     def is_open_here(self, commit: Commit) -> bool:
-        """Return whether this host is to audit a commit that it may have trained itself."""
+        """Return whether this host may audit a commit and may have trained it."""
         return name_host() in self._list_machines(commit) and self._is_open(commit)
 
     def measure(self, commit: Commit) -> float:
@@ -106,7 +108,7 @@ class _Audits:
     def _is_open(self, commit: Commit) -> bool:
         if name_host() in self._hosts.get(commit.number, ()):
             return False
-        with contextlib.suppress(*UNREADABLE):  # no audit can begin there
+        with contextlib.suppress(*UNREADABLE):  # no audit can begin with this commit
             self.measure(commit)
             return not any(find_certifying(self._journal, commit, self._numbers.get(commit.number, ())))
         return False

@@ -1,4 +1,4 @@
-"""The training that led to a commit: the commits of its line, oldest first, and their trails."""
+"""The training that led to a commit: the commit and its ancestors, oldest first, and the trails of their steps."""
 
 import functools
 from collections.abc import Iterator
@@ -36,12 +36,12 @@ class Ancestry:
         return {commit.step: commit for commit in self.commits}
 
     def find_parent(self, commit: Commit) -> Commit | None:
-        """Return a commit's parent in this line; None for the first commit."""
+        """Return a commit's parent; None for the first commit."""
         index = self.commits.index(commit)
         return self.commits[index - 1] if index else None
 
     def find_reaching(self, step: int) -> Commit:
-        """Return the first commit at a step or after it; the last one if there is none."""
+        """Return the first commit at or after a step; if there is none, the last commit."""
         return next((commit for commit in self.commits if commit.step >= step), self.head)
 
     def read_trail(self, after: int, until: int) -> tuple[Lines, list[str]]:
@@ -59,7 +59,7 @@ class Ancestry:
         return lines, notes
 
     def read_past(self, commit: Commit) -> Past:
-        """Return the settings, code and machine of a commit; of a pruned one, code and machine from its attempt."""
+        """Return a commit's settings, code and machine. If it was pruned, its attempt's record has code and machine."""
         past = Past.read(self.journal, commit)
         if past.environment:
             return past
@@ -80,7 +80,7 @@ def read_ancestry(journal: Journal, label: str, name: str = "") -> Ancestry:
 
     Args:
         label: the name of this training in messages.
-        name: the commit's number, the name of its folder, or best; empty for the newest.
+        name: the commit's number, the name of its folder, or ``best``; empty for the newest commit.
 
     Raises:
         RunUnknown: there is no such run.

@@ -1,4 +1,4 @@
-"""`holdfast compare`: find the first difference between two trainings, and what explains it."""
+"""`holdfast compare`: find the first difference between two trainings, and the changes that explain it."""
 
 from typing import Any
 
@@ -20,18 +20,18 @@ Pair = tuple[Commit, Commit]
 def compare_trainings(
     one: Ancestry, other: Ancestry, *, is_replayed: bool = False, trust: Trust = BY_DEFAULT
 ) -> Comparison:
-    """Compare the content ids of two trainings where both have a checkpoint, and their trails at every step.
+    """Compare two trainings: content ids at steps where both have a checkpoint, and trails at every step.
 
-    If only one training has a checkpoint at a step, only the trails are compared there. So it is at the end of an epoch
-    if a loop's code for that end has run in only one of the checkpoints.
+    At a step where only one training has a checkpoint, only the trails are compared. The same holds at the end of an
+    epoch if the loop's code for the epoch's end had run before one checkpoint but not before the other.
 
     Args:
         is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
             find its first tensor.
-        trust: how to choose the recipe of such a replay, and whether to accept the one in a run's records.
+        trust: how to choose the recipe of such a replay, and whether to accept the recipe in a run's records.
 
     Raises:
-        WrongUse: both have no checkpoint and no line of a trail at the same step.
+        WrongUse: there is no step at which both trainings have a checkpoint, or both have a line of a trail.
     """
     equal, different, common, ends = _compare_content_ids(one, other)
     after = equal[0].step if equal else 0
@@ -68,7 +68,7 @@ def compare_trainings(
 
 
 def _rank(one: Ancestry, other: Ancestry, pair: Pair, evidence: Evidence | None) -> list[Suspect]:
-    """Return the recorded differences between two commits; those that explain the evidence best come first."""
+    """Return the recorded differences between two commits, the best explanations of the evidence first."""
     changes = list_changes(one.read_past(pair[0]), other.read_past(pair[1]), _read_configs(one, other, pair))
     return rank(changes, evidence)
 
@@ -78,8 +78,8 @@ def _compare_content_ids(one: Ancestry, other: Ancestry) -> tuple[Pair | None, P
 
     Returns:
         The last pair of commits with equal content ids before the first difference, or None; the first pair with
-        different ones, or None; the number of steps whose states can be compared; and a note for each step whose states
-        can't, because only one of them has ended the epoch.
+        different content ids, or None; the number of steps whose states can be compared; and a note for each step whose
+        states can't be compared, because only one of the trainings has run the code at the epoch's end.
     """
     equal: Pair | None = None
     ends: dict[int, str] = {}
@@ -112,7 +112,7 @@ def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]
 
 
 def _find_values(first: Difference | None, *trails: checkpoint.Lines) -> tuple[Any, Any]:
-    """Return the two values of the first field that differs; (None, None) for a component, which has only checksums."""
+    """Return the two values of the first field that differs; (None, None) if the trails have only its checksums."""
     if first is None:
         return None, None
     one, other = (next((line for line in trail if line["step"] == first.step), {}) for trail in trails)
@@ -144,13 +144,13 @@ def _note_changed_settings(line: Ancestry, commit: Commit) -> list[str]:
 
 
 def _read_configs(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return all settings of two commits; two empty dicts if either commit's are lost."""
+    """Return all settings of two commits; two empty dicts if the settings of either commit are lost."""
     left, right = _read_config(one.journal, pair[0]), _read_config(other.journal, pair[1])
     return (left, right) if left and right else ({}, {})
 
 
 def _read_config(journal: Journal, commit: Commit) -> dict[str, Any]:
-    """Return the settings on record with the commit's fingerprint: the last ones if they have it, else the first."""
+    """Return the last settings on record that have the commit's fingerprint: the snapshot, else the first record."""
     snapshot = journal.read_snapshot()
     if snapshot is not None and snapshot.fingerprint == commit.config_fingerprint:
         return snapshot.config

@@ -1,8 +1,8 @@
 """The steps after which only one of two trainings has run a loop's code at the end of the epoch.
 
-At a run's last step that code runs before the checkpoint, at the end of any other epoch after it. So at a step where
-one run was complete and the other trained on, the effects of that code are in the state and the line of the first run
-alone. In the other run they appear one step later.
+At a run's last step, this code runs before the checkpoint. At the end of any other epoch, it runs after the checkpoint.
+Suppose one run was complete at a step and the other run trained further. Then only the complete run has the effects of
+this code in the state and the trail's line of that step. In the other run the effects appear one step later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from holdfast.checkpoint import Lines
 from holdfast.journal import Commit
 from holdfast.proof.comparison.ancestry import Ancestry
 
-# The fields of a step's line, and of the ranks in it, that the code at an epoch's end may change.
+# The fields of a step's line in the trail, and of each rank in that line, that the code at an epoch's end may change.
 AFTER_STEP = {"rng", "metrics", "logged", "state"}
 
 
 def find_ended_side(one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit]) -> Ancestry | None:
-    """Return the training that has run the code at the epoch's end; None if both have, or neither."""
+    """Return the training that has run the code at the epoch's end; None if both trainings or neither have run it."""
     ended = [_has_ended_epoch(line, commit) for line, commit in zip((one, other), pair, strict=True)]
     return None if ended[0] == ended[1] else (one, other)[ended.index(True)]
 
@@ -26,7 +26,7 @@ def find_ended_side(one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit])
 def _has_ended_epoch(line: Ancestry, commit: Commit) -> bool:
     """Return whether a commit's state has the effects of the code at the epoch's end.
 
-    If the checkpoint can't be read, decide by the journal: whether the commit completed a run with a loop.
+    If the checkpoint can't be read, the journal decides: the result is True if the commit completed a run with a loop.
     """
     known = checkpoint.read_ended_epoch(line.journal.store, commit)
     if known is not None:
@@ -41,7 +41,7 @@ def leave_out_ends(lines: Lines, steps: Sequence[int]) -> Lines:
 
     Args:
         lines: the trail.
-        steps: the last steps of these epochs. In the lines of the steps after them the logged numbers are left out.
+        steps: the last step of each such epoch. The logged numbers are removed from the line of the next step, too.
     """
     left_out: dict[int, set[str]] = {}
     for step in steps:

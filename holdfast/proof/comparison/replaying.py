@@ -23,11 +23,11 @@ class _Replayed:
 def replay_both(
     one: Ancestry, other: Ancestry, pair: tuple[Commit, Commit], after: int, trust: Trust
 ) -> tuple[list[Replay], Difference | None, list[str]]:
-    """Train the steps up to two commits again, from the last checkpoint that both trainings have in common if possible.
+    """Train the steps up to two commits again, if possible from the last checkpoint that both trainings share.
 
     Args:
-        pair: for each training, the commit up to which to train: its first one at or after the first difference.
-        after: the last step at which both have one content id.
+        pair: for each training, the commit up to which to train: the first commit at or after the first difference.
+        after: the last step at which both trainings have the same content id.
         trust: how to choose the recipe, and whether to accept the one in a run's records.
 
     Returns:
@@ -55,7 +55,7 @@ def _replay(line: Ancestry, commit: Commit, after: int, trust: Trust) -> _Replay
 
 
 def _judge(label: str, found: _Replayed) -> list[str]:
-    """Return the reason why a replay doesn't give the committed bytes; empty if it gives them."""
+    """Return the reasons why a replay doesn't give the committed bytes; an empty list if it gives these bytes."""
     if found.replay.is_identical:
         return []
     if found.notes:
@@ -66,7 +66,7 @@ def _judge(label: str, found: _Replayed) -> list[str]:
 def _choose_start(line: Ancestry, commit: Commit, after: int) -> Commit | None:
     """Return the commit to begin with: the last one up to step ``after``, or a later one if its settings differ.
 
-    None stands for the beginning of the run.
+    None means the beginning of the run.
     """
     start = line.find_parent(commit)
     while start is not None and start.step > after and start.config_fingerprint == commit.config_fingerprint:

@@ -9,7 +9,7 @@ from holdfast.proof.comparison.suspects import Suspect, Tier, describe_change
 from holdfast.proof.differing import SHOWN_NAMES, Differing
 
 SHOWN_SUSPECTS = 12
-# The fields of a trail's line whose values aren't shown: digests and tables, which a person can't read.
+# The fields of a trail's line whose values aren't shown, because digests and tables mean nothing to a person.
 HASHED = {"samples", "rng", "logged", "metrics"}
 TITLES: dict[Tier, str] = {"likely": "most likely", "possible": "possible", "unlikely": "no explanation"}
 NOTHING_RECORDED = (
@@ -22,12 +22,12 @@ class Side(BaseModel):
     """One of the two trainings.
 
     Attributes:
-        label: the training's name in messages: the run's name, or, if both runs have the same, the text that the user
+        label: the training's name in messages: the run's name. If both runs have the same name, the text that the user
             typed.
         commit: the number of the commit up to which the training is compared.
-        first: the number of its first commit whose content id differs; 0 if there is none.
+        first: the number of its first commit whose content id differs; 0 if none differs.
         content_id: the content id of that commit, or of the last common commit if none differs.
-        certified_by: the host that has trained that commit again to the same bytes; empty for a candidate.
+        certified_by: the host that has trained that commit again to the same bytes; empty if no host has.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,7 +40,7 @@ class Side(BaseModel):
     certified_by: str = ""
 
     def describe_trust(self) -> str:
-        """Return whether the commit is certified, as the end of a phrase."""
+        """Return the end of a phrase that says whether the commit is certified."""
         return f"certified by {self.certified_by}" if self.certified_by else "a candidate"
 
 
@@ -50,7 +50,7 @@ class Replay(BaseModel):
     Attributes:
         commit: the number of the commit up to whose step it was trained again.
         start: the step that the replay began with.
-        expected, found: the committed content id and the replay's.
+        expected, found: the committed content id, and the content id of the replay.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,14 +72,16 @@ class Comparison(Differing, BaseModel):
     ``different`` names the values that differ at ``different_at``; it is empty if a checkpoint was pruned.
 
     Attributes:
-        is_equal: whether all checkpoints and steps that both have are equal.
-        equal_until: the last step at which both have a checkpoint, with one content id; 0 if there is none.
-        common: the number of steps at which both have a checkpoint.
+        is_equal: whether all checkpoints and steps that both trainings have are equal.
+        equal_until: the last step at which both trainings have a checkpoint with the same content id; 0 if there is
+            none.
+        common: the number of steps at which both trainings have a checkpoint.
         compared_until: the last step that was compared, by content ids or trails.
-        different_at: the first step at which both have a checkpoint and the content ids differ; None if there is none.
+        different_at: the first step at which both trainings have a checkpoint and the content ids differ; None if there
+            is none.
         first_values: the two values of the first field that differs; empty if the trails have none.
-        replays: the replays of both, if they were asked for and possible.
-        suspects: the recorded differences between both; those that explain the first difference best come first.
+        replays: the replays of both trainings, if they were requested and possible.
+        suspects: the recorded differences between the trainings, the best explanations of the first difference first.
         notes: what could not be compared, and why.
     """
 
@@ -155,7 +157,7 @@ class Comparison(Differing, BaseModel):
 
 
 def _show(value: Any) -> str:
-    """Format a value of a trail with at most nine digits, which tell any two 32-bit floats apart."""
+    """Format a value of a trail with at most nine digits, enough to distinguish any two 32-bit floats."""
     if isinstance(value, float):
         return f"{value:.9g}"
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """The recorded differences between two trainings, ordered by how well each explains the first step that differs.
 
-The first field that differs in a step's line of the trail is the evidence. Each kind of difference explains some
-evidence: the table `KINDS` says which, and why. Differences of settings, code and data come before differences of the
-machine: the former change the mathematics by design, the latter may only change bits.
+The first field that differs in a step's line of the trail is the evidence. The table `KINDS` says which evidence each
+kind of difference explains, and why. Differences of settings, code and data come before differences of the machine,
+because settings, code and data change the mathematics, and a machine may change only the rounding.
 """
 
 import math
@@ -37,8 +37,8 @@ Evidence = Literal[
 Tier = Literal["likely", "possible", "unlikely"]
 TIERS: tuple[Tier, ...] = ("likely", "possible", "unlikely")
 
-# The largest relative difference that counts as rounding. float32 rounds to 6e-8; a sum in another order, or by another
-# kernel, differs by some hundred times as much.
+# The largest relative difference that counts as rounding. float32 rounds to 6e-8. A sum in another order, or by another
+# kernel, may differ by some hundred times this error.
 ROUNDING = 1e-5
 COMPUTED: tuple[Evidence, ...] = ("start", "loss", "rounding", "gradient", "update", "state")
 EVERYTHING: tuple[Evidence, ...] = ("samples", "content", "rates", *COMPUTED, "random", "metrics")
@@ -62,8 +62,8 @@ class Kind:
     reason: str
 
 
-# Ordered: of two kinds that explain the evidence equally well, the upper one is listed first. Built values come last,
-# because they follow from settings, code, data and packages.
+# The order matters: of two kinds that explain the evidence equally well, the one higher in this table is listed first.
+# Built values come last, because they follow from settings, code, data and packages.
 KINDS = (
     Kind("recipe", ("recipe",), EVERYTHING, (), "another function builds what is trained"),
     Kind(
@@ -120,7 +120,7 @@ class Suspect:
     """A recorded difference between two trainings, and how well it explains the first step that differs.
 
     Attributes:
-        cls: its class: identity, schedule, operational, code, data, built, package or machine.
+        cls: the class of the difference: identity, schedule, operational, code, data, built, package or machine.
     """
 
     tier: Tier
@@ -156,10 +156,10 @@ def _is_rounding(one: Any, other: Any) -> bool:
 
 
 def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str, Any]]) -> list[tuple[str, Change]]:
-    """Return every recorded difference between two trainings, each as a pair of its class and the change.
+    """Return every recorded difference between two trainings as a pair: its class and the change.
 
     Args:
-        configs: all settings of both. Of these, the settings of class identity are compared by the identities instead.
+        configs: all settings of both trainings. Settings of class identity are not compared here but in the identities.
     """
     rows = [("identity", change) for change in compare_identities(one.identity or {}, other.identity or {}, {})]
     rows += [
@@ -173,7 +173,7 @@ def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str
 
 
 def compare_machines(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Change]:
-    """Yield the terms of the hardware contract in which two environments differ, or that only one of them has."""
+    """Yield the terms of the hardware contract that differ between two environments, or that only one of them has."""
     if not one or not other:
         return
     for key in dict.fromkeys(term.key for term in TERMS if term.on):
@@ -196,7 +196,7 @@ def _leave_out_common_words(one: str, other: str) -> tuple[str, str]:
 
 
 def _shorten(value: Any) -> Any:
-    """Return an environment's value for a person to read: GPUs become their names, an unknown value ABSENT."""
+    """Return an environment's value in a readable form: a GPU is shown by its name, an unknown value as ABSENT."""
     if isinstance(value, list):
         return ", ".join(str(each.get("name", each)) if isinstance(each, dict) else str(each) for each in value)
     return ABSENT if value is None else value
@@ -205,12 +205,12 @@ def _shorten(value: Any) -> Any:
 def rank(rows: Iterable[tuple[str, Change]], evidence: Evidence | None) -> list[Suspect]:
     """Order differences by how well they explain the evidence, best first.
 
-    If a built value explains the evidence well, its source counts as likely, too. The source is a setting that differs
-    in the same two values, such as a learning rate. If there is no such setting, every difference of a kind in
-    `SOURCES_OF_BUILT` counts as the source.
+    If a built value (the value of an object that the recipe has built) explains the evidence well, its source counts as
+    likely, too. The source is a setting with the same two values, such as a learning rate. If there is no such setting,
+    every difference of a kind in `SOURCES_OF_BUILT` counts as the source.
 
     Args:
-        evidence: None if the trainings are equal: then no difference changed anything.
+        evidence: None if the trainings are equal, so that no difference had an effect.
     """
     rows = list(rows)
     explaining = [change for _, change in rows if change.kind == "built" and evidence in _find_kind(change).likely]

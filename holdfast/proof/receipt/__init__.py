@@ -1,9 +1,9 @@
-"""Receipts: a signed file about a checkpoint and the chain of commits that led to it, which a stranger can check.
+"""Receipts: a signed file that a stranger can check, about a checkpoint and the chain of commits that led to it.
 
-A receipt is a model signature in OpenSSF's form over the checkpoint's files, or over those of an export. Beside them it
-signs the chain: what was trained with which settings, code, data and machines, and which commits other machines have
-trained again. A stranger with the run's store, code and data checks that the store has this chain, and trains chunks
-again that a public seed chooses. `holdfast/FORMAT.md` lists the fields.
+A receipt is a model signature in OpenSSF's form over the files of the checkpoint, or over the files of an export. It
+also signs the chain: the settings, code, data and machines of each commit, and the commits that other machines have
+trained again. A stranger with the run's store, code and data can check that the store has this chain, and can train
+again the chunks that a public seed chooses. `holdfast/FORMAT.md` lists the fields.
 """
 
 from holdfast.proof.receipt.auditing import CHUNKS, ReceiptAudit, audit_receipt

@@ -1,4 +1,4 @@
-"""The audit of a receipt: the check against the store, and chunks that a public seed chooses, trained again."""
+"""The audit of a receipt: check it against the store, and train the chunks again that a public seed chooses."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from holdfast.proof.receipt.signed import Receipt
 from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.terminal import counted
 
-CHUNKS = 3  # chunks that are trained again by default
+CHUNKS = 3  # the default number of chunks to train again
 SHOWN_FORGED = (1, 2, 5)
 
 
@@ -24,11 +24,12 @@ class ReceiptAudit(BaseModel):
 
     Attributes:
         audits: the audits of the chosen commits.
-        replayable: the number of commits that can be trained again here, because their start is still there.
+        replayable: the number of commits that can be trained again here, because the checkpoint to start from still
+            exists.
         unchecked: the commits that can't be trained again.
         seed: the public seed that chose the commits.
-        beginning: what the run began with and hasn't trained; empty if there is none.
-        weights: what was found of the signed files of an export; empty if the checkpoint itself is signed.
+        beginning: the weights that the run began with and hasn't trained itself; empty if there are none.
+        weights: the result of the check of an export's files; empty if the checkpoint itself is signed.
     """
 
     run: str
@@ -48,13 +49,13 @@ class ReceiptAudit(BaseModel):
         return all(each.is_identical for each in self.audits)
 
     def chance(self, forged: int) -> float:
-        """Return the probability that a chain with so many forged chunks passes, if the seed isn't known beforehand."""
+        """Return the probability that an audit with an unpredictable seed chooses none of this many forged chunks."""
         if forged > self.replayable - len(self.audits):
             return 0.0
         return math.comb(self.replayable - forged, len(self.audits)) / math.comb(self.replayable, len(self.audits))
 
     def _list_notes(self) -> list[str]:
-        """Return what differs here from the run, where the bytes are the same all the same."""
+        """Return the differences between this machine and the run that did not change the bytes."""
         return list(dict.fromkeys(note for each in self.audits if each.is_identical for note in each.notes))
 
     def __str__(self) -> str:
@@ -80,11 +81,12 @@ class ReceiptAudit(BaseModel):
 def audit_receipt(
     journal: Journal, receipt: Receipt, chunks: int, seed: int, trust: Trust = BY_DEFAULT
 ) -> ReceiptAudit:
-    """Check a receipt against a run's records, and train chunks of its chain again that a seed chooses.
+    """Check a receipt against a run's records, and train again those chunks of its chain that a seed chooses.
 
     Args:
-        chunks: the number of chunks to train again; all if there are no more.
-        seed: the seed. Choose it after the receipt was made: who knows it beforehand can forge other chunks.
+        chunks: the number of chunks to train again; all if the chain has fewer.
+        seed: the seed. Choose it after the receipt was made, because a forger who knows the seed can forge the other
+            chunks.
         trust: how to choose the recipe, and whether to accept the one in the run's records.
 
     Raises:

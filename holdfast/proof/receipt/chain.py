@@ -1,4 +1,4 @@
-"""The chain of commits that led to a checkpoint, as a receipt tells it."""
+"""The chain of commits that led to a checkpoint, as a receipt describes it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from holdfast.journal.audits import find_certifying
 from holdfast.journal.records import RunRecord
 from holdfast.provenance.fingerprint import to_plain
 
-# A commit, and the SHA-256 of its record's bytes.
+# A pair: a commit, and the SHA-256 of its record's bytes.
 Hashed = tuple[Commit, str]
 
 
 class ReceiptPart(BaseModel):
-    """A part of a receipt. It may hold nothing that no check compares with the store."""
+    """The base class of a receipt's parts. Unknown fields are refused, because no check would cover them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -25,15 +25,16 @@ class ChainLink(ReceiptPart):
     """One commit of the chain.
 
     Attributes:
-        parent: the commit that it was trained from; 0 for none.
+        parent: the number of the commit from which it was trained; 0 for the first.
         checkpoint_sha256: the checkpoint's content id.
         record_sha256: the SHA-256 of the commit's record.
-        settings: the fingerprint of its settings.
+        settings: the fingerprint of the commit's settings.
         attempts: the attempts that may have trained it.
-        certified_by: the hosts, other than those of the attempts, that have trained it again to the same bytes.
-        rehearsed: the steps of the last rehearsals of its line that were equal.
-        inexact: how a rehearsal of its line differed, where the run went on all the same.
-        origin: where an imported checkpoint comes from.
+        certified_by: the hosts that have trained the commit again to the same bytes, without the hosts of its own
+            attempts.
+        rehearsed: the steps of the last rehearsals, in this commit or its ancestors, that gave equal bits.
+        inexact: how a rehearsal in this commit or its ancestors differed, if the run continued nevertheless.
+        origin: the source of an imported checkpoint.
     """
 
     commit: int = Field(ge=1)
@@ -50,7 +51,7 @@ class ChainLink(ReceiptPart):
 
 
 class AttemptFacts(ReceiptPart):
-    """The machine and the code of an attempt, and what it had changed; see `AttemptRecord`."""
+    """The machine and the code of an attempt, and the changes that it accepted; see `AttemptRecord`."""
 
     host: str
     environment: dict[str, Any]
@@ -58,14 +59,15 @@ class AttemptFacts(ReceiptPart):
 
 
 class Chain(ReceiptPart):
-    """What a receipt tells of a run.
+    """The statement of a receipt about a run.
 
     Attributes:
-        chain: the commits from the run's first to the receipt's, oldest first.
-        settings: what the trained numbers depend on (the identity), by fingerprint; it has the digest of the data.
+        chain: the commits from the run's first commit to the receipt's commit, oldest first.
+        settings: by fingerprint, the identity: the settings on which the trained numbers depend, and the digest of the
+            data.
         attempts: the attempts that trained the chain, by number.
-        exported: the part of the model whose weights the signed files have; empty for the whole model, None if the
-            signed files are those of the checkpoint.
+        exported: the part of the model whose weights are in the signed files; empty for the whole model, None if the
+            checkpoint's own files are signed.
     """
 
     run: str
@@ -100,14 +102,14 @@ def list_line(journal: Journal, run: RunRecord, number: int) -> list[Hashed]:
 
 
 def is_given(run: RunRecord, commit: Commit) -> bool:
-    """Return whether a run began with this commit's checkpoint, which it hasn't trained."""
+    """Return whether a run began with this commit's checkpoint without having trained it."""
     return bool(commit.origin) or (run.packed and commit.number == run.first_commit)
 
 
 def describe_line(
     journal: Journal, run: RunRecord, line: Sequence[Hashed]
 ) -> tuple[list[ChainLink], dict[int, AttemptFacts]]:
-    """Return the link of each commit of a line, and the attempts that trained it.
+    """Return the link of each commit in a list of ancestors, and the facts of the attempts that trained these commits.
 
     Raises:
         NameMissing, RecordDamaged: the record of an attempt is lost or damaged.
@@ -123,7 +125,7 @@ def describe_line(
 
 
 def read_settings(journal: Journal, line: Sequence[Hashed]) -> dict[str, dict[str, Any]]:
-    """Return the identities that a line was trained with, by fingerprint.
+    """Return the identities with which a list of ancestors was trained, by fingerprint.
 
     Raises:
         WrongUse: the settings of a commit were lost.

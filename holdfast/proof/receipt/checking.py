@@ -15,9 +15,10 @@ from holdfast.provenance.canonical import dump_json
 
 
 def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
-    """Check that a run on a store has the chain of a receipt; return the chain's commits, oldest first.
+    """Check that a run on a store has the chain of commits in a receipt; return these commits, oldest first.
 
-    The chain's checkpoints are not read: retention may have pruned most. `holdfast verify` reads those that there are.
+    The checkpoints are not read, because retention may have pruned most of them. `holdfast verify` reads the remaining
+    checkpoints.
 
     Raises:
         NotTrusted: the chain contradicts itself, or the run's records.
@@ -47,10 +48,10 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
 
 
 def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
-    """Return what is found of the signed files of an export, for a person; empty if the checkpoint itself is signed.
+    """Check the signed files of an export; return the result for a person, or an empty text if there is no export.
 
     Raises:
-        NotTrusted: none of the files has the weights of the receipt's commit.
+        NotTrusted: no signed file has the weights of the receipt's commit.
         CheckpointDamaged: the checkpoint is damaged.
     """
     part = receipt.chain.exported
@@ -69,7 +70,7 @@ def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
 
 
 def describe_untrained(run: RunRecord, chain: Chain, first: Commit) -> str:
-    """Return what a run began with and hasn't trained, for a person; empty if the recipe built its first weights.
+    """Describe the weights that a run began with but hasn't trained; empty if the recipe built the first weights.
 
     Args:
         first: the first commit of the chain.
@@ -87,7 +88,7 @@ def describe_untrained(run: RunRecord, chain: Chain, first: Commit) -> str:
 
 
 def _compare_commits(journal: Journal, chain: Chain, line: Sequence[Hashed]) -> None:
-    """Check that a chain has the commits of a line of the run, and no others."""
+    """Check that a chain has exactly the commits of this list of ancestors."""
     quarantined = set(journal.numbers("quarantine"))
     for told, found in zip_longest(chain.chain, line):
         number = found[0].number if found else 0
@@ -101,7 +102,7 @@ def _compare_commits(journal: Journal, chain: Chain, line: Sequence[Hashed]) -> 
 
 
 def _compare(what: str, told: BaseModel, found: BaseModel) -> None:
-    """Check that a part of a receipt is what the run's records have."""
+    """Check that a part of a receipt equals the run's records."""
     for name in type(told).model_fields:
         if _to_bytes(told, name) != _to_bytes(found, name):
             refuse_receipt(f"its {name} of {what} is not what the run's records have")
@@ -113,7 +114,7 @@ def _to_bytes(part: BaseModel, name: str) -> bytes:
 
 
 def _check_settings(chain: Chain) -> None:
-    """Check that a chain has the settings of each of its commits, and no others."""
+    """Check that a chain has the settings of each of its commits, and no other settings."""
     for link in chain.chain:
         if link.settings not in chain.settings:
             refuse_receipt(f"the settings of commit {link.commit} are missing")

@@ -1,8 +1,8 @@
-"""The files of a model that a receipt signs, in the form of OpenSSF's model signing, so that its tools verify them.
+"""The files of a model that a receipt signs, in OpenSSF's form, so that OpenSSF's model signing tools verify them.
 
-Their statement has one subject, whose digest is over the digests of all files, and a list of the files. Sources:
-https://github.com/sigstore/model-transparency/blob/main/docs/model_signing_format.md and, for the fields of the
-predicate, `Payload` in its `_signing/signing.py`; https://docs.sigstore.dev/about/bundle/.
+OpenSSF's statement has a list of the files, and one subject whose digest is computed over the digests of all files.
+Sources: https://github.com/sigstore/model-transparency/blob/main/docs/model_signing_format.md and, for the fields of
+the predicate, `Payload` in its `_signing/signing.py`; https://docs.sigstore.dev/about/bundle/.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from holdfast.journal.signature import STATEMENT_TYPE
 
 MODEL_TYPE = "https://model_signing/signature/v1.0"
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-# The name of the file, if the model is one file.
+# The name to use for the file if the model is a single file.
 ALONE = "."
-# Model signing ignores these at the top of a folder, unless it is told not to.
+# Names at the top of a folder that model signing ignores by default.
 OF_GIT = {".git", ".gitattributes", ".github", ".gitignore"}
 
 
@@ -49,7 +49,7 @@ def hash_files(model: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a folder, by its path in it; of a single file, by `ALONE`.
 
     Raises:
-        ConfigError: there is no such file, one of them can't be read or signed, or the folder has none.
+        ConfigError: there is no such file or folder, a file can't be read or signed, or the folder is empty.
     """
     try:
         if stat.S_ISDIR(_check_kind(model)):
@@ -64,7 +64,7 @@ def hash_files(model: Path) -> dict[str, str]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and of those in it."""
+    """Yield the files of a folder and of its subfolders."""
     pending = [each for each in folder.iterdir() if each.name not in OF_GIT]
     while pending:
         path = pending.pop()
@@ -78,7 +78,7 @@ def _check_kind(path: Path) -> int:
     """Return the mode of a file or folder.
 
     Raises:
-        ConfigError: it is neither, such as a link; or its name is not text.
+        ConfigError: the path is neither, such as a link; or its name is not text.
     """
     try:
         os.fspath(path).encode()

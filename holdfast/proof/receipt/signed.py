@@ -1,7 +1,8 @@
 """A receipt as a file: made, signed and opened.
 
-The file is a Sigstore bundle with a DSSE envelope around an in-toto statement: a model signature of OpenSSF's form over
-the checkpoint's files, or over those of an export. The chain of commits is a field of its predicate.
+The file is a Sigstore bundle with a DSSE envelope around an in-toto statement: a model signature in OpenSSF's form over
+the files of the checkpoint, or over the files of an export. The chain of commits is a field of the statement's
+predicate.
 """
 
 import base64
@@ -22,10 +23,12 @@ from holdfast.proof.receipt.chain import Chain, ReceiptPart, describe_line, list
 from holdfast.proof.receipt.model import BUNDLE_TYPE, MODEL_TYPE, hash_files, state_model
 from holdfast.provenance.canonical import dump_json
 
-# The name of the chain among the predicate's fields: in-toto wants a URI for a field that its type doesn't define.
+# The name of the chain among the predicate's fields. It is a URI, because in-toto requires one for a field that the
+# predicate's type doesn't define.
 CHAIN_TYPE = "urn:holdfast:receipt:v1"
 MAX_RECEIPT_BYTES = 2**28
-# A bundle has fewer values, and its payload is text. More would take 60 bytes of memory for each byte or two.
+# The most values to parse in a bundle. A real bundle has fewer, because its payload is one text. Further values would
+# take 60 bytes of memory for each byte or two of the file.
 MOST_VALUES = 64
 
 
@@ -91,7 +94,7 @@ class Receipt:
     """A receipt whose signature is good.
 
     Attributes:
-        key_id: the id of the key that has signed it.
+        key_id: the id of the key that has signed the receipt.
         files: the SHA-256 of each signed file, by its path in the model's folder.
     """
 
@@ -102,12 +105,12 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Told:
-    """What a receipt is going to say.
+    """The content of a receipt before it is signed.
 
     Attributes:
         name: the name of the model's file or folder.
         files: the SHA-256 of each of its files, by its path in the folder.
-        others: the names of those files that the run hasn't made.
+        others: the names of the signed files that `export` didn't make from the run.
     """
 
     name: str
@@ -117,14 +120,14 @@ class Told:
 
 
 def describe_commit(journal: Journal, commit: Commit, model: Path | None = None, part: str = "") -> Told:
-    """Return what a receipt says of a commit.
+    """Return the content of a receipt about a commit.
 
     Args:
         model: the exported file or folder to sign; None for the checkpoint itself.
         part: the part of the model whose weights were exported; see `holdfast.keeping.export.export`.
 
     Raises:
-        ConfigError: no file of the model has the commit's weights.
+        ConfigError: no file of the model contains the commit's weights.
         WrongUse: the settings of a commit were lost.
         NameMissing, RecordDamaged: a record of the chain is lost or damaged.
     """
@@ -169,7 +172,7 @@ def open_receipt(data: bytes, trusted: Sequence[TrustedKey]) -> Receipt:
     unknown field or a number in another form is refused.
 
     Raises:
-        NotTrusted: none of the keys has signed it, or it is no receipt.
+        NotTrusted: none of the keys has signed the file, or it is no receipt.
     """
     if len(data) > MAX_RECEIPT_BYTES:
         refuse_receipt(f"it has over {MAX_RECEIPT_BYTES} bytes")
@@ -199,7 +202,7 @@ def list_own_files(commit: Commit) -> dict[str, str]:
 
 
 def find_others(journal: Journal, commit: Commit, files: dict[str, str], part: str) -> list[str] | None:
-    """Return the names of the files that `export` doesn't write for a commit; None if none has the weights.
+    """Return the names of those files that `export` doesn't write for a commit; None if no file has the weights.
 
     Raises:
         CheckpointDamaged: a file of the checkpoint is missing or differs from its commit.
@@ -212,7 +215,7 @@ def find_others(journal: Journal, commit: Commit, files: dict[str, str], part: s
 
 
 def refuse_receipt(problem: str) -> NoReturn:
-    """Raise NotTrusted: a receipt is not to be believed."""
+    """Raise NotTrusted, with the reason why a receipt can't be trusted."""
     raise NotTrusted(f"the receipt: {problem}", hint="don't trust this checkpoint; ask whoever signed the receipt")
 
 
@@ -221,7 +224,7 @@ def _state(name: str, files: dict[str, str], chain: Chain) -> bytes:
 
 
 def _is_spelled(name: str, files: dict[str, str], chain: Chain, payload: bytes) -> bool:
-    """Return whether a payload is the one spelling of a statement."""
+    """Return whether a payload is the canonical JSON of a statement."""
     try:
         return _state(name, files, chain) == payload
     except ValueError:  # a number that canonical JSON can't hold

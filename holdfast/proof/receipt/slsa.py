@@ -1,4 +1,4 @@
-"""The provenance of a checkpoint in the form of SLSA 1.0, for tools that admit artifacts by it.
+"""The provenance of a checkpoint in the form of SLSA 1.0, for tools that admit artifacts by their provenance.
 
 Source: https://slsa.dev/spec/v1.0/provenance.
 """
@@ -21,7 +21,7 @@ BUILDER = "urn:holdfast:builder:v1"
 
 
 def seal_provenance(journal: Journal, commit: Commit, told: Told, key: SigningKey) -> bytes:
-    """Return a signed statement of SLSA's form about the files of a commit, or of an export of it."""
+    """Return a signed statement in SLSA's form about the files of a commit, or about the files of its export."""
     # A single file has no name of its own among the signed files.
     files = {told.name if name == ALONE else name: sha256 for name, sha256 in told.files.items()}
     return dump_json(key.seal(dump_json(_state(journal, commit, files, told.chain)))) + b"\n"
@@ -61,7 +61,7 @@ def _state(journal: Journal, commit: Commit, files: Mapping[str, str], chain: Ch
 
 
 def _list_dependencies(chain: Chain) -> Iterator[dict[str, Any]]:
-    """Yield what the chain was trained from: code, data, packages and an imported checkpoint, each once."""
+    """Yield each input of the chain's training once: code, data, packages, and an imported checkpoint."""
     seen: list[dict[str, Any]] = []
     for found in (each for facts in chain.attempts.values() for each in _list_of_attempt(facts)):
         if found not in seen:
@@ -80,7 +80,8 @@ def _list_of_attempt(facts: AttemptFacts) -> Iterator[dict[str, Any]]:
     for name, sha256 in facts.environment.get("source_bytes", {}).items():
         yield {"name": f"source {name}", "digest": {"sha256": sha256}}
     for name, file in facts.environment.get("files", {}).items():
-        # Of a large file only samples were hashed, and an entry for many files has the hash of their listing.
+        # Only the digest of a whole file may be stated. Of a large file only samples were hashed, and an entry for many
+        # files has the hash of their listing.
         is_whole = "sha256" in file and "files" not in file
         yield {"name": f"file {name}"} | ({"digest": {"sha256": file["sha256"]}} if is_whole else {"annotations": file})
     for name, version in facts.environment.get("packages", {}).items():
