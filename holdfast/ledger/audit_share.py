@@ -1,21 +1,22 @@
-"""The share of a run's training time that its audits may take: what they have taken, and which faults they find.
+"""The share of a run's training time that its audits may take: the time already taken, and the faults to be found.
 
-Everything here is a pure function of records. An audit counts with the seconds that the run itself spent in the steps
-that the audit trains again, so that a busy or a slower machine changes no choice.
+Everything here is a pure function of records. The time of an audit is the time that the run itself spent in the audited
+steps, so that a busy or a slower machine doesn't change which commits are chosen.
 
 **What a share finds.** Let a run train ``D`` seconds a day, in chunks of ``c`` seconds on average, and let an audit
-train ``a`` seconds on average, and ``A`` at most: a chunk, or two of them where it crosses a resume. A share ``s`` then
-pays for ``k = s D / a`` audits a day, of ``n = D / c`` chunks, as soon as the run has trained ``A / s`` seconds.
+train ``a`` seconds on average, and ``A`` at most: a chunk, or two chunks if the audit crosses a resume. A share ``s``
+then pays for ``k = s D / a`` audits a day, of ``n = D / c`` chunks, as soon as the run has trained ``A / s`` seconds.
 
-- *One chunk was computed wrongly, once.* Each audit is of another commit. Any chunk may be the wrong one, so it is
-  among those audited by now with the probability ``k / n = s c / a``, whatever the order. That is the least: an audit
-  across a resume trains the chunk before, too.
-- *A machine computes each chunk wrongly from some step on.* The first audit of a night is of the newest commit that
-  isn't certified, which is such a chunk. So the first night with an audit finds it. A night has one with the
-  probability ``min(1, s D / a)``, and at least one in ``ceil(max(1, A / (s D)))`` nights has. To that comes the chunk
-  in which the fault begins. Only an audit on another machine finds it.
+- *One chunk was computed wrongly, once.* No commit is audited twice. The wrong chunk is among the chunks audited so far
+  with the probability ``k / n = s c / a``, whatever the order of the audits. This is a lower bound, because an audit
+  across a resume also trains the chunk before.
+- *A machine computes each chunk wrongly from some step on.* The first audit of a night takes the newest commit that
+  isn't certified, which is such a chunk. So the first night with an audit finds the machine. A night has an audit with
+  the probability ``min(1, s D / a)``, and at least one night in ``ceil(max(1, A / (s D)))`` has one. The rest of the
+  chunk in which the fault begins is added to this time. Only an audit on another machine finds the fault.
 
-Where retention leaves ``w`` commits that can be trained again, a night has at most ``w`` audits, and ``k`` is no more.
+Where retention leaves ``w`` commits that can be trained again, a night has at most ``w`` audits, so ``k`` is at most
+``w``.
 """
 
 import math
@@ -27,7 +28,7 @@ from typing import TypeVar
 from holdfast.journal import AuditRecord, Commit, may_follow_resume
 
 DAY_S = 86400.0
-# Sums of seconds are rounded: this much more than the share is still the share.
+# The tolerance for the rounding of sums of seconds: the share counts as kept if it is exceeded by no more than this.
 ROUNDED = 1.0 + 1e-9
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ def order_commits(commits: Sequence[T], seed: int, is_open: Callable[[T], bool])
 
     Args:
         commits: newest first.
-        is_open: returns whether a commit is to be audited; called as late as possible, because it reads records.
+        is_open: returns whether a commit is to be audited. It is called as late as possible, because it reads records.
     """
     newest = next(filter(is_open, commits), None)
     if newest is None:
@@ -54,11 +55,11 @@ def order_commits(commits: Sequence[T], seed: int, is_open: Callable[[T], bool])
 def fill_time(ordered: Iterable[T], cost_s: Callable[[T], float], left_s: float, longest_s: float) -> list[T]:
     """Return the first commits whose audits fit into a time.
 
-    Another commit is taken while the longest audit would still fit. If the commit's own length decided, a night would
-    wait at a long chunk until a later night began with a short one, and long chunks would hardly be audited.
+    A commit is added only while the longest possible audit would still fit. If the commit's own length decided, long
+    chunks would hardly ever fit and hardly be audited.
 
     Args:
-        longest_s: the seconds of the longest audit that there can be.
+        longest_s: the seconds that the longest possible audit takes.
     """
     taken: list[T] = []
     for each in ordered:
@@ -74,11 +75,12 @@ def fill_time(ordered: Iterable[T], cost_s: Callable[[T], float], left_s: float,
 
 @dataclass(frozen=True)
 class Times:
-    """The seconds that a run has spent in the steps of each of its commits, those that don't count any more included.
+    """The seconds that a run has spent in the steps of each of its commits, including rolled-back commits.
 
     Attributes:
         commits: the commits, by number.
-        seconds: the seconds in the steps of each. A commit without a time on record has the mean step's time.
+        seconds: the seconds in the steps of each commit. For a commit without a time on record, the mean time of a step
+            is used.
     """
 
     commits: Mapping[int, Commit]
@@ -86,7 +88,7 @@ class Times:
 
     @classmethod
     def of(cls, commits: Iterable[Commit]) -> "Times":
-        """Return the times of these commits."""
+        """Return the `Times` of these commits."""
         known = {each.number: each for each in commits}
         steps = {number: _count_steps(known, each) for number, each in known.items()}
         timed = [number for number, each in known.items() if each.train_s]
@@ -99,7 +101,7 @@ class Times:
         return sum(self.seconds.values())
 
     def measure(self, commit: int, start: int) -> float:
-        """Return the seconds that an audit trains again: the steps up to a commit, from the start on.
+        """Return the recorded seconds of the steps that an audit trains again, from the start up to a commit.
 
         Args:
             start: the number of the commit to begin with; 0 for the beginning of the run.
@@ -112,15 +114,15 @@ class Times:
         return total_s
 
     def measure_audits(self, audits: Iterable[AuditRecord]) -> float:
-        """Return the seconds that audits have trained again; an audit whose start the gate refused trained nothing."""
+        """Return the seconds of the steps that audits have trained again: none if the gate refused the start."""
         return sum(self.measure(each.commit, each.from_commit) for each in audits if each.checkpoint_sha256)
 
     def measure_longest(self, commits: Iterable[Commit]) -> float:
-        """Return the most seconds that an audit of one of these commits trains again; 0 without a commit."""
+        """Return the seconds of the steps that the longest audit of these commits trains again; 0 without a commit."""
         return max(map(self.measure_usual, commits), default=0.0)
 
     def measure_usual(self, commit: Commit) -> float:
-        """Return the seconds that an audit of a commit usually trains again: two chunks if it crosses a resume."""
+        """Return the seconds of the steps that an audit usually trains again: of two chunks if it crosses a resume."""
         parent = self.commits.get(commit.parent)
         crosses = parent is not None and may_follow_resume(parent, commit) and not parent.origin
         return self.seconds[commit.number] + (self.seconds[commit.parent] if crosses else 0.0)
@@ -140,14 +142,15 @@ class AuditPlan:
 
     Attributes:
         chunk_s: the mean seconds of training in a chunk of the run.
-        audit_s: the mean seconds that an audit trains again.
+        audit_s: the mean seconds of the steps that an audit trains again.
         audits_a_day: the audits that the share pays for, if the run trains day and night.
-        most_a_night: the commits that can be trained again at a time, if retention has deleted some; else None.
-        ranks: the ranks that an audit trains with.
-        training_s, starting_s: the seconds a day that these ranks train again, and that they take to start.
-        once: the probability that a chunk is audited, and so that a chunk which was computed wrongly once is found.
-        first_night: the probability that a night has an audit, which finds a machine that computes each chunk wrongly.
-        within_s: the seconds in which such a machine is found at the latest; None if nothing can be audited.
+        most_a_night: the number of commits whose steps can be trained again now, if retention has deleted checkpoints;
+            else None.
+        ranks: the number of ranks of an audit.
+        training_s, starting_s: the seconds a day that these ranks spend in training, and in starting.
+        once: the probability that any given chunk is audited, so that a fault in a single chunk is found.
+        first_night: the probability that a night has an audit, and so finds a machine that computes each chunk wrongly.
+        within_s: the longest time, in seconds, until such a machine is found; None if nothing can be audited.
     """
 
     share: float
@@ -164,7 +167,7 @@ class AuditPlan:
 
     @property
     def gpu_s(self) -> float:
-        """The seconds a day that audits take of all ranks together, each on a GPU."""
+        """The GPU seconds that audits take a day: the seconds of all ranks together, each on a GPU."""
         return self.ranks * (self.training_s + self.starting_s)
 
 
@@ -174,9 +177,9 @@ def plan_audits(
     """Return what a share of audits costs and finds; None if no commit says how long its steps took.
 
     Args:
-        times: the run's, from whose chunks the lengths are taken.
+        times: the recorded times of the run, which give the lengths of its chunks.
         restart_s: the seconds until new ranks train.
-        most_a_night: the commits that can be trained again at a time; None for all.
+        most_a_night: the number of commits whose steps can be trained again now; None for all.
     """
     chunks = [each for each in times.commits.values() if not each.origin]
     trained_s = sum(times.seconds[each.number] for each in chunks)

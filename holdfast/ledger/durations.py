@@ -8,20 +8,21 @@ import statistics
 SAFETY = 2.0
 # The bound of a commit's duration, in seconds, while none is measured.
 MARGIN_S = 1.0
-# The lowest bound of a commit's duration, in seconds. A commit follows the message that a save is durable, which a busy
-# machine may deliver late.
+# The lowest bound of a commit's duration, in seconds. A commit is made when the message arrives that a save is durable,
+# and a busy machine may deliver this message late.
 LEAST_MARGIN_S = 0.2
-# With at least this many measured durations their spread counts as known.
+# The spread counts as known if at least this many durations are measured.
 FEW = 5
 # If the spread is known, the bound is the longest duration plus this many standard deviations. By Cantelli's inequality
-# at most one duration in ten exceeds even the mean plus three deviations, and the longest is above the mean.
+# at most one duration in ten exceeds the mean plus three deviations. The longest duration is above the mean, so fewer
+# exceed this bound.
 DEVIATIONS = 3.0
-# The number of recent steps without a save, with which the steps beside a save are compared.
+# The number of recent steps without a concurrent save, to which steps with a concurrent save are compared.
 RECENT = 256
 
 
 class Durations:
-    """The durations of one kind of work, in seconds: their number, longest and spread."""
+    """The durations of one kind of work, in seconds: their number, the longest duration, and the spread."""
 
     def __init__(self, unknown_s: float = math.inf, least_s: float = 0.0) -> None:
         """
@@ -46,7 +47,8 @@ class Durations:
     def bound_s(self) -> float:
         """Return the longest time that the next work of this kind is expected to take.
 
-        The bound follows from the spread once it is known, and never exceeds the bound for an unknown spread.
+        The bound is computed from the spread once the spread is known. It never exceeds the bound for an unknown
+        spread.
         """
         if not self.count:
             return self._unknown_s
@@ -57,7 +59,7 @@ class Durations:
 
 
 class Slowing:
-    """The slowing of steps by a save beside them, because hashing and writing take cores and memory bandwidth."""
+    """The slowing of steps by a concurrent save, because hashing and writing take cores and memory bandwidth."""
 
     def __init__(self) -> None:
         self._alone_s: collections.deque[float] = collections.deque(maxlen=RECENT)
@@ -72,9 +74,9 @@ class Slowing:
         (self._beside_s if is_beside else self._alone_s).append(seconds)
 
     def take_s(self) -> float:
-        """Return by how many seconds saves have slowed the steps beside them, since the last call.
+        """Return by how many seconds saves have slowed concurrent steps since the last call.
 
-        The result is 0 if no step was alone, or if none was beside a save.
+        The result is 0 if there was no step without a concurrent save, or no step with one.
         """
         beside_s, self._beside_s = self._beside_s, []
         if not beside_s or not self._alone_s:

@@ -1,12 +1,12 @@
-"""The goodput that a run can expect on recorded preemptions, from a replay of each interval between two preemptions.
+"""The goodput that a run can expect: a replay of the recorded intervals between preemptions.
 
-An interval begins with a restart. Then the run trains chunks; each save takes training time, and counts once it is
-durable. A loss without a notice costs all training since the newest durable save. A loss with a notice that leaves time
-for a last save costs only the time of that save.
+An interval begins with a restart. Then the run trains chunks; each save takes training time, and protects the steps
+before it once it is durable. A loss without a notice costs all training since the newest durable save. A loss with a
+notice that leaves time for a last save costs only the time of that save.
 
-On exponential lifetimes the replay agrees with Young's closed form, `holdfast.ledger.interval.expect`, as long as
-restarts, saves and intervals are short against the mean lifetime. The replay assumes no distribution of lifetimes;
-recorded ones have heavy tails.
+For exponentially distributed lifetimes, the replay agrees with Young's closed form, `holdfast.ledger.interval.expect`,
+as long as restarts, saves and intervals are short against the mean lifetime. The replay assumes no distribution of
+lifetimes, because recorded lifetimes have heavy tails.
 """
 
 import random
@@ -19,9 +19,9 @@ from holdfast.ledger.goodput import Spent
 from holdfast.ledger.interval import FLOOR_S, SAVES, Measured
 from holdfast.ledger.traces import Trace
 
-# The share of losses that a notice announces: a machine may vanish without a notice.
+# The share of losses that a notice announces; the other machines vanish without a notice.
 KEPT = 0.9
-# The notices that clouds give, in seconds: Google Cloud and Azure, and AWS.
+# The seconds between a cloud's notice and the loss: Google Cloud and Azure, and AWS.
 NOTICES_S = (30.0, 120.0)
 HISTORIES = 400
 TRIES = 48
@@ -48,7 +48,7 @@ def replay(
     *,
     is_censored: bool = False,
 ) -> list[Spent]:
-    """Return how a run spends each interval in which its machines are up.
+    """Return how a run spends the time of each interval in which its machines are up.
 
     Args:
         lengths_s: the length of each interval, in seconds.
@@ -63,7 +63,7 @@ def replay(
 
 
 def _replay_trace(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> list[Spent]:
-    """Return how a run with chunks of `steps` steps spends each interval of a trace in which its machines are up."""
+    """Return how a run with chunks of `steps` steps spends each interval in which the machines of a trace are up."""
     interval_s = steps * measured.step_s
     return replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
 
@@ -74,7 +74,7 @@ def _replay_one(length_s: float, measured: Measured, interval_s: float, warning:
     if not is_lost:
         return Spent(length_s, _trained_s(trains_s, measured, interval_s), restart_s)
     cycle_s = interval_s + measured.cost_s
-    # The save after the n-th interval begins at n x cycle - cost, and counts `save_s` later.
+    # The save after the n-th interval begins at n x cycle - cost, and is durable `save_s` later.
     saved_s = interval_s * max(0.0, (trains_s - measured.save_s + measured.cost_s) // cycle_s)
     if (needed_s := reserve_s(measured)) > warning.notice_s:
         return Spent(length_s, saved_s, restart_s)
@@ -84,13 +84,13 @@ def _replay_one(length_s: float, measured: Measured, interval_s: float, warning:
 
 
 def _trained_s(seconds: float, measured: Measured, interval_s: float) -> float:
-    """Return the seconds of training within a time, of which saves take a part."""
+    """Return how much of this time, in seconds, is training; the rest is taken by saves."""
     cycles, rest_s = divmod(seconds, interval_s + measured.cost_s)
     return cycles * interval_s + min(rest_s, interval_s)
 
 
 def reserve_s(measured: Measured) -> float:
-    """Return how many seconds before a deadline the last save begins, while few durations are measured."""
+    """Return how many seconds before a deadline the last save has to begin, if few durations are measured."""
     return SAFETY * (measured.save_s + measured.step_s) + MARGIN_S
 
 
@@ -99,8 +99,9 @@ class Forecast:
     """The expected goodput of a run on a trace, with chunks of one length.
 
     Attributes:
-        low, high: bounds of the goodput in nine of ten histories that are as long as the trace and drawn from it.
-        per_hour: hours of training that survive in an hour of the trace, waiting for machines included.
+        low, high: bounds of the goodput in nine of ten histories that have the trace's length and are drawn from its
+            intervals.
+        per_hour: hours of training that survive for each hour of the trace, including the time without machines.
     """
 
     interval_s: float
@@ -116,7 +117,7 @@ class Forecast:
 def forecast(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> Forecast:
     """Return the goodput that a run with chunks of `steps` steps can expect on a trace, and its spread.
 
-    The spread is a bootstrap over the intervals of the trace, with the same random numbers each time.
+    The spread comes from a bootstrap over the intervals of the trace, with the same random numbers in each call.
     """
     parts = _replay_trace(trace, measured, steps, warning)
     total = Spent.sum(parts)
@@ -138,7 +139,7 @@ def forecast(trace: Trace, measured: Measured, steps: int, warning: Warning = Wa
 def find_best_steps(trace: Trace, measured: Measured) -> int:
     """Return the length of chunks, in steps, with the highest goodput on a trace.
 
-    Tries lengths from the shortest that a run chooses (`FLOOR_S`, or `SAVES` times a save) to the mean lifetime.
+    Try lengths from the shortest that a run chooses (`FLOOR_S`, or `SAVES` times a save) to the mean lifetime.
     """
     shortest_s = max(FLOOR_S, SAVES * measured.save_s)
     ratio = max(trace.mean_s / shortest_s, 1.0)

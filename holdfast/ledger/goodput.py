@@ -1,28 +1,25 @@
 """The goodput ledger: every second of a run's life in one bucket, from the records of its attempts and commits.
 
-==============  =====================================================================================
-bucket          seconds
-==============  =====================================================================================
-``productive``  in steps that the newest commit contains
-``lost``        in steps that died with their attempt, or that a quarantine took back, until the loss was noticed
-``stall``       that saves took from training, which stood still and then ran more slowly beside them
-``restart``     from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained
-``rehearsal``   in which training waited for ranks that had to train its next steps, too
-``save``        in which ranks waited for a save or a commit beside no training, such as the last one of a run
-``drain``       from the last step until the end of an attempt that was told to end and has saved
-``waiting``     between two attempts: for a machine, for its supervisor, for the start of its process
-==============  =====================================================================================
+============== ===================================================================================== bucket seconds
+============== ===================================================================================== ``productive`` in
+steps that the newest commit contains ``lost`` in steps that died with their attempt, or that a quarantine took back,
+until the loss was noticed ``stall`` that saves took from training: it paused, and then ran more slowly beside the write
+``restart`` from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained ``rehearsal``
+in which training waited for ranks that had to train its next steps, too ``save`` in which ranks waited for a save or a
+commit beside no training, such as the last one of a run ``drain`` from the last step until the end of an attempt that
+was told to end and has saved ``waiting`` between two attempts: for a machine, for its supervisor, for the start of its
+process ============== =====================================================================================
 
-The buckets sum to the wall time exactly, because one cursor passes over the run's life once.
+The buckets sum to the wall time exactly, because one cursor moves over the run's life and counts each second once.
 
-The time of a sudden death is not on record. An attempt without an ending of its own can have trained on after its last
-recorded step for at most one more chunk and its save, or there would be a checkpoint of that chunk. So this much time,
-but no more than until the next attempt or until a supervisor noticed, counts as lost; the rest counts as waiting.
-Productive time never depends on that. Lost time is "at most" and goodput "at least", but for one case that no record
-shows: ranks that were replaced after the last save of an attempt that then died, too.
+The time of a sudden death is not on record. An attempt without a recorded ending can have continued after its last
+recorded step for at most one chunk and its save, because otherwise there would be a checkpoint of that chunk. So this
+much time counts as lost, but at most until the next attempt began or a supervisor noticed the death. The rest counts as
+waiting. Productive time never depends on this estimate. Lost time is an upper bound and goodput a lower bound, except
+in one case that no record shows: ranks are replaced after the last save of an attempt, and then the attempt dies, too.
 
-Goodput is the productive share of the available time: all but ``waiting``. Its limit is the share that is left if only
-restarts cost anything; efficiency is goodput over that limit.
+Goodput is the productive share of the available time, which is all time but ``waiting``. The limit is the goodput if
+only restarts cost time. Efficiency is goodput divided by the limit.
 """
 
 import math
@@ -37,7 +34,8 @@ from holdfast.journal.endings import MACHINE, Ending
 from holdfast.ledger.timeline import Life, Trained, Usual, make_lives, read_records
 
 BUCKETS = ("productive", "lost", "stall", "restart", "rehearsal", "save", "drain", "waiting")
-# An attempt without an ending may be alive this many chunks after its last commit: a chunk may be slower than usual.
+# An attempt without an ending counts as alive for this many chunks after its last commit, because a chunk may be slower
+# than usual.
 LIVE_CHUNKS = 2.0
 # Ranks that are still alive begin to train within this many seconds of the order to train. A longer gap shows that
 # ranks were replaced.
@@ -48,7 +46,7 @@ TOLD_TO_END = {"preempted", "paused", "cancelled"}
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of a run, measured or expected, and the shares that follow from them.
+    """Seconds of a run, measured or expected, and the shares that are computed from these seconds.
 
     Attributes:
         available_s: seconds in which the machines were up.
@@ -72,12 +70,12 @@ class Spent:
 
     @property
     def efficiency(self) -> float:
-        """Return the goodput over its limit."""
+        """Return the goodput divided by its limit."""
         return self.goodput / self.limit if self.limit else 0.0
 
     @classmethod
     def sum(cls, parts: Iterable["Spent"]) -> "Spent":
-        """Return the seconds of several parts together."""
+        """Return the sum of the seconds of several parts."""
         available_s = productive_s = restart_s = 0.0
         for each in parts:
             available_s += each.available_s
@@ -92,11 +90,12 @@ class AttemptLedger:
 
     Attributes:
         began: when its ranks were started.
-        ended: its end. If `is_end_known` is False, the end of the time in which it can have trained.
-        reason: the name of its ending; empty while it trains; ``vanished`` if it neither ended nor saved in time.
-        buckets: seconds by bucket; ``waiting`` is the time before the attempt began, and after an end that no attempt
-            followed.
-        lost_steps: steps that were trained and lost; if the attempt died, an upper bound, estimated from the time.
+        ended: when it ended. If `is_end_known` is False, the latest time at which it can have trained.
+        reason: the reason for its end; empty while it trains; ``vanished`` if it recorded no ending and no timely save.
+        buckets: seconds by bucket; ``waiting`` is the time before the attempt began. If no attempt followed, it
+            includes the time after the end.
+        lost_steps: the number of steps that were trained and lost. If the attempt died, an upper bound, estimated from
+            the time.
     """
 
     number: int
@@ -110,13 +109,13 @@ class AttemptLedger:
 
     @property
     def is_preempted(self) -> bool:
-        """True if the attempt lost its machine or its processes, announced or not."""
+        """True if the attempt lost its machine or its processes, with or without a notice."""
         row = Ending(self.reason).row
         return bool(self.reason) and (row.spends == MACHINE or row.is_loss)
 
     @property
     def mark(self) -> str:
-        """Return ``~`` if the attempt's end is not on record, so that its times are only bounds; else an empty text."""
+        """Return ``~`` if the attempt's end is not on record and its times are only bounds; else an empty text."""
         return "" if self.is_end_known or not self.reason else "~"
 
     @property
@@ -132,11 +131,11 @@ class Ledger:
     Attributes:
         wall_s: seconds from the start of the first attempt to the end of the last, or to now if it trains.
         buckets: seconds by bucket, in the order of `BUCKETS`; they sum to `wall_s`.
-        goodput: productive seconds over available seconds (G); 0 if there were no available seconds.
+        goodput: productive seconds divided by available seconds (G); 0 if there were no available seconds.
         limit: the goodput if nothing but restarts cost time.
-        efficiency: `goodput` over `limit` (E).
+        efficiency: `goodput` divided by `limit` (E).
         preemptions: the number of attempts that lost their machine or their processes.
-        cost_per_preemption_s: seconds of lost training, drains and the restarts that follow, for each preemption.
+        cost_per_preemption_s: mean seconds for each preemption: lost training, the drain, and the restart that follows.
         missing: a line for each record that is lost, damaged or too old, with its consequence for the ledger.
     """
 
@@ -158,7 +157,7 @@ def make_ledger(journal: Journal, now: datetime | None = None) -> Ledger:
     """Account for every second of a run's life.
 
     Args:
-        now: the end of the ledger of a run that trains; the current time if None.
+        now: the end of the ledger, if the run still trains; the current time if None.
 
     Raises:
         RunUnknown: there is no such run.
@@ -183,7 +182,7 @@ def make_ledger(journal: Journal, now: datetime | None = None) -> Ledger:
 
 
 def account(run: str, lives: Sequence[Life], missing: tuple[str, ...] = (), now: datetime | None = None) -> Ledger:
-    """Account for every second of a run's lives, of which there is at least one; see `make_ledger`."""
+    """Account for every second of a run's lives; there must be at least one. See `make_ledger`."""
     usual = Usual.of([each for life in lives for each in life.trained])
     attempts = tuple(_account_all(lives, usual, (now or datetime.now(UTC)).timestamp()))
     return _sum_up(run, attempts, missing)
@@ -243,8 +242,8 @@ class _Account:
     """A cursor that passes over one attempt's time and puts every second into a bucket.
 
     Attributes:
-        at: the cursor, in seconds since 1970. It never moves back: where two attempts overlap, or two machines' clocks
-            differ, the earlier attempt has the time.
+        at: the cursor, in seconds since 1970. It never moves back: if two attempts overlap, or the clocks of two
+            machines differ, the overlap counts for the earlier attempt.
     """
 
     def __init__(self, life: Life, after: Life | None, usual: Usual, at: float) -> None:
@@ -265,7 +264,7 @@ class _Account:
         return spent_s
 
     def _lose(self, until: float, before: Trained | None) -> None:
-        """Count the time since a save as lost, and the steps in it, unless the ranks ended with that save."""
+        """Count the time since a save as lost; also count its steps as lost, unless the ranks ended with that save."""
         lost_s = self._spend(until, "lost")
         if before is None or not before.is_last:
             self._lost_steps += lost_s / self._usual.step_s if self._usual.step_s else 0.0
@@ -288,10 +287,10 @@ class _Account:
             self._spend(each.ended + each.stall_s, "stall")
 
     def _find_restart(self, each: Trained, before_s: float) -> float:
-        """Return the seconds of the restart before a commit's steps; 0 if the same ranks trained them as before.
+        """Return the seconds of the restart before a commit's steps; 0 if the same ranks trained the commit before.
 
-        All commits of the same ranks record the same restart time. An adopted commit records none, because its ranks
-        had lost their attempt.
+        All commits of the same ranks record the same restart time. An adopted commit (made by a later attempt, from a
+        checkpoint that ranks saved after their attempt had died) records none.
         """
         if each.reason == "adopted" and each.began - self.at > ORDERED_WITHIN_S:
             return self._usual.restart_s
@@ -300,8 +299,8 @@ class _Account:
     def _add_start(self, first: Trained) -> None:
         """Add the time until the first recorded step.
 
-        The time counts as lost if ranks died before their first save. But if the record of the commit before can't be
-        read, the time counts as productive, because the newest commit contains that commit's steps.
+        The time counts as lost if ranks died before their first save. But if the record of the previous commit can't be
+        read, the time counts as productive, because the newest commit contains the steps of that unreadable commit.
         """
         if first.restart_s and first.began - self.at > first.restart_s + ORDERED_WITHIN_S:
             self._spend(min(self.at + first.restart_s, first.began - first.restart_s), "restart")

@@ -1,4 +1,4 @@
-"""The costs and losses that a run has on record, for the length of its next chunk; see `holdfast.ledger.interval`."""
+"""A run's recorded costs and losses, to compute the length of its next chunk; see `holdfast.ledger.interval`."""
 
 import logging
 import math
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class CostHistory:
-    """Costs and losses of a run as its live attempt knows them: from the journal, and from this attempt itself."""
+    """Costs and losses of a run for its live attempt: from the journal, and from this attempt's own measurements."""
 
     def __init__(self, journal: Journal, attempt: int, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            attempt: the live attempt's number; its own records don't count.
+            attempt: the live attempt's number; its own records are ignored.
         """
         self._costs = read_costs(journal)
         self._before = read_losses(journal, attempt)
@@ -40,12 +40,12 @@ class CostHistory:
         self._shown_steps = 0
 
     def note_saved(self, saved: Saved, steps: int) -> None:
-        """Add the cost of a checkpoint that is durable now, and that was saved after `steps` steps."""
+        """Add the cost of a durable checkpoint that was saved after `steps` steps."""
         if cost := cost_of(saved, steps):
             self._costs = [*self._costs, cost][-RECENT_COMMITS:]
 
     def note_death(self) -> None:
-        """Count the death of a rank that is replaced."""
+        """Count the death of a rank as a loss; the attempt replaces the rank."""
         self._deaths += 1
 
     def choose_steps(self) -> int:
@@ -70,7 +70,7 @@ def read_costs(journal: Journal) -> list[Cost]:
     for commit in read_all(journal.find_commit, numbers):
         if commit is not None:
             steps[commit.number] = commit.step
-            if commit.why == "adopted":  # its ranks died before they measured its save's cost
+            if commit.why == "adopted":  # the ranks died before they measured the cost of this save
                 continue
             cost = cost_of(commit, commit.step - steps.get(commit.parent, commit.step))
             costs += [cost] if cost else []
@@ -86,7 +86,7 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
     end = before or journal.attempts() + 1
     numbers = range(max(end - RECENT_ATTEMPTS, 1), end)
     records = read_all(journal.find_attempt, [*numbers, end])
-    # An attempt's last commit is the one from which the next attempt continues.
+    # An attempt's last commit is the commit from which the next attempt continues.
     lasts = list(map(_find_continued, records[1:-1]))
     lasts.append(_find_continued(records[-1]) or journal.newest_number())
 

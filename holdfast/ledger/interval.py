@@ -8,12 +8,12 @@ seconds add ``(R + d)/M``, whatever the interval. Source: J. W. Young, A first o
 checkpoint interval, 1974.
 
 Announced losses don't count, because an attempt that is told to end saves first. Failures of the recipe don't count
-either: a recipe that raises, runs out of memory or becomes unhealthy does so again, however often the run saves. So an
-attempt counts as a loss if `holdfast.journal.endings` marks its reason as one, even if its ranks survived and saved. An
-attempt that was preempted before it could save counts too. The journal doesn't record a rank that was replaced within
-its attempt, so that such a loss counts only while that attempt lives.
+either, because a recipe that raises, runs out of memory or becomes unhealthy fails again, however often the run saves.
+So an attempt counts as a loss if `holdfast.journal.endings` marks the reason for its end as a loss, even if its ranks
+survived and saved. An attempt that was preempted before it could save counts too. The journal doesn't record that a
+rank was replaced within its attempt. So such a loss counts only as long as that attempt is alive.
 
-The journal's newest records suffice: this module reads a few dozen, however long the run is.
+The journal's newest records suffice. A few dozen are read, however long the run is.
 """
 
 import math
@@ -30,16 +30,16 @@ from holdfast.journal import AttemptRecord, Commit, EndingRecord, seconds_of
 PRIOR_LOSSES = 1.0
 PRIOR_S = 3600.0
 
-# The shortest chunk, in seconds. A boundary between two chunks costs some 0.1 s of tasks and records, mostly beside the
-# training: less than 1 % of such a chunk.
+# The shortest chunk, in seconds. A boundary between two chunks costs about 0.1 s of tasks and records, mostly
+# concurrent with training. This is less than 1 % of such a chunk.
 FLOOR_S = 10.0
-# The least length of a chunk, as a multiple of a save's time: a save waits for the one before, and the end of an epoch
-# may cut a chunk to two thirds of its length.
+# The least length of a chunk, as a multiple of a save's time. It is more than 1, because a save waits for the previous
+# save, and the end of an epoch may cut a chunk to two thirds of its length.
 SAVES = 1.5
 # The length of a chunk while nothing is measured yet.
 FIRST_STEPS = 10
 
-# Only this many newest commits are used, because a run, its data and its machine change.
+# The number of newest commits that are used. Older ones are ignored, because a run, its data and its machine change.
 RECENT_COMMITS = 9
 
 Bound = Literal["least lost", "a save's length", "floor"]
@@ -53,11 +53,11 @@ class Cost:
     """The times of one commit's save and steps, in seconds.
 
     Attributes:
-        step_s: the time of one step with no save beside it.
+        step_s: the time of one step without a concurrent save.
         stall_s: the pause of training for the save.
         save_s: the time from the copy of the state until the commit was durable.
         restart_s: the time until the ranks began to train; 0 if unknown.
-        slow_s: the time by which a save slowed the steps beside it.
+        slow_s: the time by which a save slowed concurrent steps.
     """
 
     step_s: float
@@ -74,11 +74,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Measured(Cost):
-    """Medians of several costs. An attempt's first save, which is slow because it is cold, hardly moves them.
+    """Medians of several costs: the first save of an attempt is cold and slow, and hardly changes a median.
 
     Attributes:
         restart_s: 0 if no commit recorded a restart.
-        count: the number of costs.
+        count: the number of costs whose medians these are.
     """
 
     count: int
@@ -121,7 +121,7 @@ def measure_costs(costs: Sequence[Cost]) -> Measured | None:
 
 @dataclass(frozen=True)
 class Losses:
-    """The number of losses among some attempts, with the seconds that these attempts lived."""
+    """The number of losses among some attempts, and the seconds for which these attempts were alive."""
 
     count: int = 0
     alive_s: float = 0.0
@@ -143,7 +143,8 @@ class Losses:
 def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Commit | None]]) -> Losses:
     """Count the losses among some attempts, and the seconds that these attempts were alive.
 
-    An attempt that was found dead, or that has not ended, counts as alive until its last commit: no record proves more.
+    An attempt that was found dead, or that has not ended, counts as alive until its last commit, because no record
+    proves a longer life.
 
     Args:
         attempts: each attempt's record, with its ending and its last commit if there are any.
@@ -158,7 +159,7 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Co
 
 
 def _is_loss(ending: EndingRecord, last: Commit | None) -> bool:
-    is_unsaved = last is not None and last.why == "chunk"  # all other kinds of commits are made by a stop's save
+    is_unsaved = last is not None and last.why == "chunk"  # every other kind of commit is made by the save of a stop
     return ending.ending.row.is_loss or (ending.reason == "preempted" and is_unsaved)
 
 
@@ -191,13 +192,13 @@ def choose_interval(measured: Measured, losses: Losses) -> Interval:
 
 @dataclass(frozen=True)
 class Expected:
-    """The shares of its time that a run is expected to lose, by cause.
+    """The shares of a run's time that it is expected to lose, by cause.
 
     Attributes:
         restarts: the time in which attempts start.
-        saves: training that is lost because the last save was not durable yet.
+        saves: training that is lost because the last save was not yet durable when the machine was lost.
         stalls: the time that saves take from training, which waits for them and then runs more slowly.
-        redone: training since the last save, which is lost and done again.
+        redone: training since the last save, which is lost and repeated.
     """
 
     restarts: float

@@ -17,7 +17,7 @@ class KillCost(BaseModel):
     ``save_within_s`` before the kill saves, and loses no step.
 
     Attributes:
-        as_of: the time of these numbers.
+        as_of: the time at which these numbers were computed.
         step: the newest step that was trained.
         commit: the number of the last commit; 0 before the first.
         commit_step: the commit's step; 0 before the first.
@@ -27,9 +27,9 @@ class KillCost(BaseModel):
         lost_s: the seconds of training since the commit, which a kill without a notice loses.
         lost_gpu_s: `lost_s` times the number of GPUs.
         save_within_s: the bound on the seconds from the order to end until the save is committed; None before the first
-            save. ``holdfast plan --trace`` shows it as the time of a last save.
+            save. ``holdfast plan --trace`` shows this bound as the time of a last save.
         restart_s: seconds from an attempt's start until it trains; 0 if unknown.
-        safe_at: the time at which the next commit is expected. A kill right after it costs least.
+        safe_at: the time at which the next commit is expected. A kill right after that commit costs least.
     """
 
     model_config = ConfigDict(frozen=True)

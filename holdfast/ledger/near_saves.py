@@ -1,10 +1,11 @@
-"""The value of saves into a folder of the node, between two commits, on recorded preemptions.
+"""The value of additional saves between two commits, into a folder of the node, on recorded preemptions.
 
-A trace says when machines were lost, but not whether the next attempt begins on a node that still has the folder: so
-the share of such losses is an argument. If the node is gone, its saves are gone with it, and only their cost remains.
+A trace says when machines were lost, but not whether the next attempt begins on a node that still has the folder. So
+the share of losses after which the folder is found is an argument. If the node is lost, its saves are lost, too, and
+only their cost remains.
 
-Within a chunk the saves are counted from the chunk's first step; a run counts them from its own. On average this
-changes nothing.
+Within a chunk the saves are counted from the chunk's first step; a run counts them from its own first step. On average
+this changes nothing.
 """
 
 import math
@@ -18,11 +19,12 @@ from holdfast.ledger.traces import Trace
 
 @dataclass(frozen=True)
 class NearSaves:
-    """Saves into a folder of the node.
+    """The parameters of saves into a folder of the node.
 
     Attributes:
         every_steps: ``near.every_steps``.
-        save_s: seconds from the copy of the state until such a save is whole; at most a save to the store takes.
+        save_s: seconds from the copy of the state until such a save is complete; at most the time of a save to the
+            store.
         survives: the share of losses after which the next attempt finds the folder.
     """
 
@@ -33,13 +35,14 @@ class NearSaves:
 
 @dataclass(frozen=True)
 class NearForecast:
-    """What a run can expect on a trace, with saves into a folder of the node or without.
+    """The forecast for a run on a trace, with or without saves into a folder of the node.
 
     Attributes:
         steps: the length of chunks.
         survives: the share of losses after which the next attempt finds the folder; None without such saves.
         lost_steps: the steps that a loss costs on average.
-        goodput: the copying of an adopted save to the store, for which the next attempt waits, is taken off.
+        goodput: the goodput, without the time for which the next attempt waits while a save is copied from the node to
+            the store.
     """
 
     steps: int
@@ -50,12 +53,12 @@ class NearForecast:
 
 @dataclass(frozen=True)
 class AtLoss:
-    """An attempt when it is lost, in seconds of training.
+    """The training of an attempt at the moment of its loss, in seconds.
 
     Attributes:
         trained_s: the training until the loss.
-        committed_s: the training that the newest durable commit has.
-        near_s: the training that the newest whole save on the node has.
+        committed_s: the training that the newest durable commit contains.
+        near_s: the training that the newest complete save on the node contains.
     """
 
     trained_s: float
@@ -64,12 +67,12 @@ class AtLoss:
 
     @property
     def lost_s(self) -> float:
-        """Return the training that is lost without a save on the node, in seconds."""
+        """Return the seconds of training that are lost if there is no save on the node."""
         return self.trained_s - self.committed_s
 
 
 class Timeline:
-    """The times of saves in an attempt that trains chunks. Each save costs training ``cost_s``, wherever it goes.
+    """The times of saves in an attempt that trains chunks. Each save costs ``cost_s``, on the store or on the node.
 
     Attributes:
         cycle_s: seconds from the start of a chunk to the start of the next.
@@ -79,32 +82,32 @@ class Timeline:
         """
         Args:
             steps: the length of chunks.
-            near: the saves on the node; None for none.
+            near: the saves on the node; None for no such saves.
         """
         self._measured, self._interval_s = measured, steps * measured.step_s
         self._near_s, every_steps = measured.save_s, steps
         if near is not None:
             self._near_s = near.save_s
-            # A save is left out while the one before is being written.
+            # A save on the node is skipped while the previous one is being written.
             left_out = math.ceil((near.save_s - measured.cost_s) / (near.every_steps * measured.step_s))
             every_steps = near.every_steps * max(left_out, 1)
         self._every_s, self._inner = every_steps * measured.step_s, (steps - 1) // every_steps
         self.cycle_s = self._interval_s + (1 + self._inner) * measured.cost_s
 
     def live(self, seconds: float) -> AtLoss:
-        """Return the training of an attempt that is lost so many seconds after its restart; negative: during it."""
+        """Return the training of an attempt that is lost this many seconds after its restart (negative: during it)."""
         seconds = max(seconds, 0.0)
         cost_s, cycle_s = self._measured.cost_s, self.cycle_s
         # The save after the n-th chunk begins at n x cycle - cost.
         committed = max(math.floor((seconds - self._measured.save_s + cost_s) / cycle_s), 0)
-        whole_s = seconds - self._near_s  # a save that began by then is whole
+        whole_s = seconds - self._near_s  # a save that began before this time is complete
         chunks = max(math.floor((whole_s + cost_s) / cycle_s), 0)
         blocks = math.floor((whole_s - chunks * cycle_s + cost_s) / (self._every_s + cost_s))
         near_s = chunks * self._interval_s + min(max(blocks, 0), self._inner) * self._every_s
         return AtLoss(self.train(seconds), committed * self._interval_s, near_s)
 
     def train(self, seconds: float) -> float:
-        """Return the seconds of training within a time, of which saves take a part."""
+        """Return how much of this time, in seconds, is training; the rest is taken by saves."""
         cycles, rest_s = divmod(seconds, self.cycle_s)
         blocks = min(rest_s // (self._every_s + self._measured.cost_s), self._inner)
         rest_s -= blocks * (self._every_s + self._measured.cost_s)
@@ -113,7 +116,7 @@ class Timeline:
 
 
 def forecast_near(trace: Trace, measured: Measured, steps: int, near: NearSaves | None) -> NearForecast:
-    """Return the lost steps and the goodput of a run on a trace, with saves on the node or without.
+    """Return the lost steps and the goodput of a run on a trace, with or without saves on the node.
 
     Args:
         steps: the length of chunks.
@@ -135,7 +138,7 @@ def forecast_near(trace: Trace, measured: Measured, steps: int, near: NearSaves 
 
 
 def _keep(life: AtLoss, measured: Measured, near: NearSaves | None) -> tuple[float, float]:
-    """Return the training that survives a loss, and the same without the time that its rescue takes, in seconds."""
+    """Return the seconds of training that survive a loss; then the same, minus the time to copy a save to the store."""
     gained_s = life.near_s - life.committed_s
     # An attempt adopts a save if copying it to the store takes less time than training its steps again.
     if near is None or gained_s < measured.save_s:
@@ -147,7 +150,7 @@ def _keep(life: AtLoss, measured: Measured, near: NearSaves | None) -> tuple[flo
 def compare_near(
     trace: Trace, measured: Measured, lengths: Sequence[int], every_steps: int, save_s: float, shares: Sequence[float]
 ) -> list[NearForecast]:
-    """Return forecasts for each length of chunks: without saves on the node, then with them for each share of losses.
+    """Return forecasts for each length of chunks: without saves on the node, then with saves for each share of losses.
 
     Args:
         lengths: lengths of chunks, in steps.

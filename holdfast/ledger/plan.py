@@ -1,4 +1,4 @@
-"""The plan for a run: the best chunks, from the times of its commits, and what to expect on recorded preemptions."""
+"""The plan for a run: the best chunks, from the times of its commits, and the goodput on recorded preemptions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ from holdfast.ledger.near_saves import NearForecast, compare_near
 from holdfast.ledger.pool import PoolForecast, forecast_pool
 from holdfast.ledger.traces import Trace
 
-# The advised range of virtual ranks per rank in a pool whose size changes. With fewer, too many ranks wait for the rank
-# that has the most shares.
+# The advised range of virtual ranks per rank in a pool whose size changes. With fewer virtual ranks, the ranks wait too
+# long for the rank that trains the most of them.
 SHARES_A_RANK = (4, 8)
 
 
@@ -49,13 +49,13 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Dealing:
-    """The dealing of virtual ranks to all ranks of a run, or to fewer when machines were lost.
+    """The assignment of virtual ranks to the ranks of a run, or to fewer ranks if machines were lost.
 
     Attributes:
         ranks: the most ranks that the run has.
-        virtual_ranks: the shares of a step's batch.
-        worst: the number of ranks at which most time is lost.
-        waiting: the time for which an average rank then waits for the rank with the most shares, as a share of a step.
+        virtual_ranks: the number of virtual ranks, into whose shares each batch is divided.
+        worst: the number of ranks at which the most time is lost.
+        waiting: the fraction of a step for which an average rank then waits for the rank with the most virtual ranks.
     """
 
     ranks: int
@@ -65,7 +65,7 @@ class Dealing:
 
     @classmethod
     def of(cls, ranks: int, virtual_ranks: int) -> "Dealing":
-        """Return the dealing of virtual ranks to at most ``ranks`` ranks and the number that wastes most time."""
+        """Return the assignment to at most ``ranks`` ranks, with the number of ranks that loses the most time."""
         waiting, worst = max(
             (1 - virtual_ranks / (each * -(-virtual_ranks // each)), each) for each in range(1, ranks + 1)
         )
@@ -73,7 +73,7 @@ class Dealing:
 
     @property
     def larger(self) -> "Dealing":
-        """Return the dealing of eight times as many virtual ranks as ranks."""
+        """Return the assignment with eight times as many virtual ranks as ranks."""
         return self.of(self.ranks, SHARES_A_RANK[1] * self.ranks)
 
 
@@ -85,7 +85,7 @@ class Plan:
         best: chunks with the least expected loss; automatic chunks have this length, but end with their epoch.
         current: chunks as the configuration sets them; None if the configuration was lost.
         is_auto: whether the configuration asks for automatic chunks.
-        dealing: the dealing of the run's virtual ranks to its ranks; None if it has no virtual ranks.
+        dealing: the assignment of the run's virtual ranks to its ranks; None if it has no virtual ranks.
         ranks: the run's ranks on all of its nodes; 1 if the configuration leaves the number to the machine.
         near_every_steps: ``near.every_steps`` of the configuration.
     """
@@ -104,13 +104,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a replay of traces assumes beyond the run's measured times.
+    """The assumptions of a replay of traces, besides the run's measured times.
 
     Attributes:
-        near_every_steps: saves into the node's folder after every n-th step; 0: none.
-        near_save_s: seconds until such a save is whole; None: as long as a save to the store, which is an upper bound.
-        same_node: the share of losses after which the next attempt finds the node's folder; None: show none and all.
-        pool: the number of runs of which each preemption takes one; 0: don't compare.
+        near_every_steps: the number of steps between two saves into the node's folder; 0 for no such saves.
+        near_save_s: seconds until such a save is complete. None assumes the time of a save to the store, which is an
+            upper bound.
+        same_node: the share of losses after which the next attempt finds the node's folder. None shows both 0 and 1.
+        pool: the number of runs in a pool, one of which is lost at each preemption; 0 for no comparison of pools.
     """
 
     near_every_steps: int = 0
@@ -125,7 +126,7 @@ class Noticed:
 
     Attributes:
         notice_s: seconds between a notice and the loss.
-        is_enough: whether a last save fits into that time.
+        is_enough: whether a last save fits between the notice and the loss.
         kept: the share of losses that a notice precedes.
         gain: the goodput that the notices add.
     """
@@ -147,8 +148,8 @@ class TracePlan:
         chosen: chunks of the length that the run's own plan has.
         last_save_s: seconds that a last save needs before a deadline.
         keep_every_steps: the setting of retention that keeps one checkpoint in each mean time between preemptions.
-        near: the worth of saves into the node's folder; empty if none are assumed.
-        pool: the worth of taking the run that loses least; None if no pool is assumed.
+        near: the forecasts with saves into the node's folder; empty if no such saves are assumed.
+        pool: the losses of a pool whose scheduler takes the run that loses least; None if no pool is assumed.
     """
 
     trace: str
@@ -167,7 +168,7 @@ class TracePlan:
 
 
 def plan_on_traces(plan: Plan, traces: Sequence[Trace], assumed: Assumed = Assumed()) -> list[TracePlan]:
-    """Replay preemption traces with a run's measured costs; the trace with the most training an hour comes first."""
+    """Replay preemption traces with a run's measured costs. Put the trace with the most training an hour first."""
     plans = [_plan_on_trace(plan, trace, assumed) for trace in traces]
     return sorted(plans, key=lambda each: -each.best.per_hour)
 
@@ -251,9 +252,9 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
 
 
 def plan_share(journal: Journal, plan: Plan, share: float) -> AuditPlan | None:
-    """Return what a share of audits costs a run, and which faults it finds; see `plan_audits`.
+    """Return the cost of a share of audits for a run, and the faults that these audits find; see `plan_audits`.
 
-    None if no commit says how long its steps took.
+    The result is None if no commit says how long its steps took.
     """
     times = Times.of(filter(None, read_all(journal.find_commit, journal.numbers("commits"))))
     most = None
@@ -279,5 +280,5 @@ def read_config(journal: Journal) -> RunConfig | None:
     snapshot = journal.read_snapshot()
     try:
         return RunConfig.model_validate(snapshot.config) if snapshot else None
-    except ValidationError:  # a version with other settings wrote the snapshot
+    except ValidationError:  # a version of Holdfast with other settings wrote the snapshot
         return None

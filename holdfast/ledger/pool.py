@@ -1,8 +1,9 @@
-"""The loss on a pool of equal runs whose scheduler takes the run that loses least, against one that takes any.
+"""The losses of a pool of equal runs: if its scheduler preempts the run that loses least, and if it preempts any run.
 
-The preemptions are those of a trace: at the end of each interval the pool takes one of its runs, without a notice, and
-at the start of the next interval that run begins again. The others train on. A scheduler that chooses takes the run
-with the least ``lost_gpu_s``, which `holdfast.ledger.kill_cost.KillCost` publishes: the training since its last commit.
+The preemptions are those of a trace: at the end of each interval the scheduler ends one of the runs without a notice,
+and at the start of the next interval that run begins again. The other runs continue. A scheduler that chooses ends the
+run with the least ``lost_gpu_s``, which `holdfast.ledger.kill_cost.KillCost` publishes: the training since its last
+commit.
 """
 
 import collections
@@ -15,18 +16,18 @@ from holdfast.ledger.interval import Measured
 from holdfast.ledger.near_saves import Timeline
 from holdfast.ledger.traces import Trace
 
-# The runs of a pool began at other times than each other: so many draws of their phases, and of the runs taken.
+# The number of random draws. Each draws the times at which the runs of a pool began, and the runs that are preempted.
 DRAWS = 100
 
 
 @dataclass(frozen=True)
 class PoolLoss:
-    """The mean loss of a pool, of several draws, in hours times the ranks of a run: GPU hours, if each rank has one.
+    """The mean loss of a pool over several draws, in rank hours. These are GPU hours if each rank has a GPU.
 
     Attributes:
-        lost_h: the training since the last commit of each run that was taken.
-        restart_h: the restarts of the runs that were taken.
-        most: the share of the preemptions that hit the run which was hit most.
+        lost_h: the training since the last commit, summed over the preempted runs.
+        restart_h: the restarts of the preempted runs.
+        most: the share of the preemptions that hit the most preempted run.
     """
 
     lost_h: float
@@ -36,15 +37,15 @@ class PoolLoss:
 
 @dataclass(frozen=True)
 class PoolForecast:
-    """What the choice of the scheduler is worth.
+    """The loss of a pool with and without a scheduler that chooses the run to preempt.
 
     Attributes:
         runs: the number of runs in the pool.
         ranks: the ranks of each run.
-        steps: the length of their chunks.
-        preemptions: how many runs were taken.
-        random: the loss if the scheduler takes any run.
-        cheapest: the loss if it takes the run that loses least.
+        steps: the length of the runs' chunks.
+        preemptions: the number of preemptions.
+        random: the loss if the scheduler preempts a random run.
+        cheapest: the loss if the scheduler preempts the run that loses least.
     """
 
     runs: int
@@ -59,18 +60,18 @@ Choose = Callable[[Sequence[float], random.Random], int]
 
 
 def choose_any(losses_s: Sequence[float], chance: random.Random) -> int:
-    """Return the index of any run."""
+    """Return the index of a random run."""
     return chance.randrange(len(losses_s))
 
 
 def choose_cheapest(losses_s: Sequence[float], chance: random.Random) -> int:
-    """Return the index of a run that loses least; any of them if there are several, such as runs that restart."""
+    """Return the index of the run that loses least; a random one if several lose equally little."""
     least_s = min(losses_s)
     return chance.choice([index for index, loss_s in enumerate(losses_s) if loss_s == least_s])
 
 
 def forecast_pool(trace: Trace, measured: Measured, steps: int, runs: int, ranks: int) -> PoolForecast:
-    """Return what a pool of runs loses on a trace, with either choice.
+    """Return the loss of a pool of runs on a trace, for a random and for the cheapest choice.
 
     Args:
         steps: the length of chunks.
@@ -90,9 +91,9 @@ def forecast_pool(trace: Trace, measured: Measured, steps: int, runs: int, ranks
 def _replay(
     trace: Trace, measured: Measured, steps: int, runs: int, choose: Choose, chance: random.Random
 ) -> tuple[float, float, float]:
-    """Return the lost hours, the hours of restarts, and the largest share of one run, of one draw."""
+    """Return the results of one draw: lost hours, hours of restarts, and the preemption share of the worst run."""
     timeline = Timeline(measured, steps)
-    # Each run trains when the trace begins, somewhere in a chunk.
+    # When the trace begins, each run is training, at a random place in a chunk.
     before_s = measured.restart_s + measured.save_s + timeline.cycle_s
     began = [trace.up[0][0] - before_s - chance.random() * timeline.cycle_s for _ in range(runs)]
     hits: collections.Counter[int] = collections.Counter()
@@ -102,8 +103,9 @@ def _replay(
         taken = choose(losses_s, chance)
         hits[taken] += 1
         lost_s += losses_s[taken]
-        # The restart of the life that ends here. Each preemption causes the next life's; over all preemptions the sum
-        # differs only by a first restart before the trace, which stands for the last one after it.
+        # Count the restart at the beginning of the life that ends here, although this preemption causes the restart of
+        # the next life. Over all preemptions the sums differ only in one restart: the first one, before the trace, is
+        # counted instead of the last one, after the trace.
         restart_s += min(ends - began[taken], measured.restart_s)
         if number + 1 < len(trace.up):
             began[taken] = trace.up[number + 1][0]

@@ -1,4 +1,4 @@
-"""The standing of a run: its progress, newest commit and live attempt, read from the journal and metadata alone."""
+"""The present state of a run: its progress, newest commit and live attempt, read from journal and metadata alone."""
 
 from typing import Any, Self
 
@@ -12,11 +12,11 @@ from holdfast.terminal.columns import align
 
 
 class LiveAttempt(BaseModel):
-    """An attempt without a recorded ending: it is training the run, or died before it could record one.
+    """An attempt without a recorded ending: it is training the run, or it died before it could record its ending.
 
     Attributes:
         since: the time when it claimed the run.
-        last_sign: the time of its newest record, which is its claim or a commit.
+        last_sign: the time of its newest record: its claim of the run, or a commit.
     """
 
     attempt: int
@@ -27,7 +27,7 @@ class LiveAttempt(BaseModel):
 
 
 class Standing(BaseModel):
-    """The standing of a run at its newest commit."""
+    """The state of a run at its newest commit."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -59,7 +59,7 @@ class Standing(BaseModel):
 
 
 def read_standing(journal: Journal) -> Standing:
-    """Return the standing of a run at its newest commit, without reading a checkpoint's payload.
+    """Return the state of a run at its newest commit, without reading a checkpoint's payload.
 
     Raises:
         RunUnknown: there is no such run.
@@ -99,7 +99,7 @@ def read_standing(journal: Journal) -> Standing:
 
 
 def _read_live_attempt(journal: Journal, number: int, newest: Commit | None) -> LiveAttempt | None:
-    """Return the run's last attempt, whose ending isn't on record; None if its own record is lost or damaged.
+    """Return the run's last attempt, which has no recorded ending; None if its own record is lost or damaged.
 
     Args:
         number: the attempt's number.
@@ -122,7 +122,7 @@ def is_trained(journal: Journal, epochs: int) -> bool:
 
 
 def is_finished(journal: Journal, epochs: int) -> bool:
-    """Return whether a run is trained to its end, and its last attempt has finished the work after the last commit."""
+    """Return whether a run is trained to its end, and its last attempt has finished its work after the last commit."""
     ending = journal.read_ending(journal.attempts())
     return ending is not None and ending.reason == "completed" and is_trained(journal, epochs)
 
@@ -138,11 +138,12 @@ class TrainResult(BaseModel):
     """The result of `flows.train.train`.
 
     Attributes:
-        steps, epochs: the numbers completed over the whole run.
+        steps, epochs: the numbers of steps and epochs completed over the whole run.
         checkpoint_sha256_last: the content id of the run's newest checkpoint.
-        previous_checkpoint_sha256: the content id of the checkpoint that it was trained from; empty for the first.
+        previous_checkpoint_sha256: the content id of the checkpoint from which the last one was trained; empty for a
+            run's first checkpoint.
         resumed_from_epoch: the number of epochs that were complete when this call began; None for a fresh start.
-        learning_rate_history: for each epoch, the learning rates of its first step, one a parameter group.
+        learning_rate_history: for each epoch, the learning rates of its first step, one for each parameter group.
         retention: the last prune's report: ``kept`` and ``pruned``.
     """
 
@@ -193,5 +194,5 @@ class TrainResult(BaseModel):
 
 
 def stopped_early(run: str) -> RunStopped:
-    """Return the error of a command that ends before its run is complete."""
+    """Return the error with which a command ends if its run isn't complete yet."""
     return RunStopped(f"run {run} was stopped early", hint="the same command continues it")

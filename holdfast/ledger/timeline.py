@@ -1,8 +1,8 @@
-"""The lives of a run's attempts on one clock, as its records tell them.
+"""The lives of a run's attempts on one clock, computed from the run's records.
 
 A commit records when its last step ended (``trained_at``), how long its steps took and how long its save stalled the
-ranks, so its steps have a place on the clock. Commits from before ``trained_at`` was added are placed by the time of
-their record, less the length of their save: exact to a few seconds.
+ranks, so the times of its steps are known. Commits of early versions have no ``trained_at``. For these, the time of the
+record minus the duration of the save is used, which is exact to a few seconds.
 """
 
 import itertools
@@ -27,14 +27,15 @@ class Trained:
         commit: the commit's number.
         began: when its first step began.
         ended: when its last step ended.
-        slow_s: seconds by which the previous save slowed these steps; a part of the time before `ended`.
+        slow_s: seconds by which the previous save slowed these steps. They are part of the time between `began` and
+            `ended`.
         stall_s: seconds after `ended` until training could continue.
         save_s: seconds from the copy of its state until it was durable; 0 if unknown.
         restart_s: seconds from the start of its ranks until they began to train; 0 if unknown.
         rehearse_s: seconds that a rehearsal took before its steps, or in the first of them.
         steps: the number of its steps; 0 if unknown.
         reason: ``chunk``, ``preempted`` or ``adopted``.
-        is_last: whether its ranks ended with its save, so that they lost no later step.
+        is_last: whether its ranks ended with its save, so that no later step was lost.
         is_kept: whether the run still contains these steps: False if the commit is quarantined.
         is_after_gap: whether the commit before it in the run can't be read.
     """
@@ -62,8 +63,9 @@ class Life:
         began: when its ranks were started.
         claimed: when it claimed the run.
         ending: how it ended; None if that is not on record.
-        ended_at: the time of the ending's record; None if there is none. An attempt that died has not written it.
-        trained: the steps that its ranks trained and that a commit names, also if a later attempt made that commit.
+        ended_at: the time of the ending's record; None if there is none. If the attempt died, another process may have
+            written this record.
+        trained: the steps that its ranks trained and that a commit contains, even if a later attempt made that commit.
     """
 
     number: int
@@ -77,7 +79,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Usual:
-    """Usual lengths in a run, in seconds: medians over its commits, 0 if unknown."""
+    """The usual durations in a run, in seconds: medians over its commits, 0 if unknown."""
 
     train_s: float
     save_s: float
@@ -128,7 +130,7 @@ def read_records(journal: Journal) -> Records:
     records.attempts = read("attempts", AttemptRecord)
     records.endings = read("endings", EndingRecord)
     records.commits = read("commits", Commit)
-    # An attempt that died has no ending, so gaps among the endings are no loss.
+    # An attempt that died has recorded no ending, so a gap among the endings doesn't mean a lost record.
     latest = journal.read_latest()
     records.missing += _find_gaps("attempts", journal.numbers("attempts"), max(records.endings, default=0))
     records.missing += _find_gaps("commits", journal.numbers("commits"), latest.commit if latest else 0)
@@ -136,10 +138,10 @@ def read_records(journal: Journal) -> Records:
 
 
 def _find_gaps(folder: str, numbers: Sequence[int], named: int) -> list[str]:
-    """Return a line for each gap in the numbers of records, which are created one after the other.
+    """Return a line for each gap in the numbers of a folder's records. Records are numbered without gaps.
 
     Args:
-        named: the highest number that another record names; 0 if none does.
+        named: the highest number that another record mentions; 0 if none does.
     """
     numbers = [*(numbers or [max(named - 1, 0)]), named + 1]
     pairs = [(before + 1, after - 1) for before, after in itertools.pairwise(numbers) if after > before + 1]
@@ -147,7 +149,7 @@ def _find_gaps(folder: str, numbers: Sequence[int], named: int) -> list[str]:
 
 
 def _read(journal: Journal, cls: type[AnyRecord], name: str) -> AnyRecord | str:
-    """Return a record, or the reason why there is none."""
+    """Return a record, or the reason why it can't be read."""
     try:
         return read_record(journal.store, cls, name)
     except NameMissing:
@@ -159,8 +161,8 @@ def _read(journal: Journal, cls: type[AnyRecord], name: str) -> AnyRecord | str:
 def make_lives(records: Records) -> list[Life]:
     """Return the attempts of a run in their order, each with the steps that its ranks trained.
 
-    An attempt whose own record is lost is known by its commits. If it has no commits either, its time counts as time
-    between attempts.
+    An attempt whose own record is lost is reconstructed from its commits. If it has no commits either, its time counts
+    as time between attempts.
     """
     trained: dict[int, list[Trained]] = {}
     for commit in records.commits.values():
@@ -188,9 +190,9 @@ def _begin(number: int, record: AttemptRecord | None, trained: tuple[Trained, ..
 
 
 def find_trainer(commit: Commit, attempts: dict[int, AttemptRecord]) -> int:
-    """Return the number of the attempt whose ranks trained a commit. For an adopted commit it may be an earlier one.
+    """Return the number of the attempt whose ranks trained a commit; for an adopted commit, an earlier attempt.
 
-    An adopted commit that doesn't say when it was trained counts for the attempt that adopted it.
+    If an adopted commit doesn't record when it was trained, return the number of the attempt that adopted it.
     """
     if commit.why != "adopted" or not commit.trained_at:
         return commit.attempt

@@ -1,7 +1,7 @@
-"""Preemption traces: when a job of several machines was up. A few recorded ones come with Holdfast; see LICENSES.txt.
+"""Preemption traces: when a job of several machines was up. Holdfast ships a few recorded traces; see LICENSES.txt.
 
 A trace is a JSON file with the keys of `Trace`. Between two intervals of ``up`` the job had no capacity. The end of an
-interval is a preemption. The end of the last one is a preemption only if ``last_up_is_censored`` is false.
+interval is a preemption. The end of the last interval is a preemption only if ``last_up_is_censored`` is false.
 """
 
 import itertools
@@ -20,7 +20,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Trace(BaseModel):
-    """When a job had all of its machines.
+    """A recording of the times in which a job had all of its machines.
 
     Attributes:
         source: where the recording comes from, and its licence.
@@ -74,10 +74,10 @@ class Trace(BaseModel):
 
 
 def read_trace(name: str) -> Trace:
-    """Return a trace by its file, or by its name if it comes with Holdfast.
+    """Return a trace, given its file, or its name if it is shipped with Holdfast.
 
     Raises:
-        ConfigError: there is no such file, or it is no trace.
+        ConfigError: there is no such file, or the file is no trace.
     """
     path = FOLDER / f"{name}.json" if name in list_shipped() else Path(name)
     try:
@@ -102,5 +102,5 @@ _HINT = 'expected JSON such as {"name": "mine", "span_s": 7200, "up": [[0, 3000]
 
 
 def list_shipped() -> Sequence[str]:
-    """Return the names of the traces that come with Holdfast."""
+    """Return the names of the traces that are shipped with Holdfast."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
