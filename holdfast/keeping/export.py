@@ -1,7 +1,7 @@
 """`holdfast export`: the weights of a verified checkpoint, in the files that other tools read.
 
-Equal weights give equal bytes, on every machine and in every run. Only the form of torch.distributed.checkpoint differs
-in an id at each export; its values are equal.
+Equal weights give equal bytes, on every machine and in every run. The one exception is torch.distributed.checkpoint:
+its metadata contains a new id at each export, but the weights are equal.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = 
 
     Raises:
         CheckpointDamaged: a file is missing or differs from its commit.
-        ConfigError: there is no such part, the form can't hold it, or ``out`` exists.
+        ConfigError: there is no such part, the form can't represent it, or ``out`` exists.
     """
     if os.path.lexists(out):  # refuse before reading the whole checkpoint
         raise _taken(out)
@@ -54,7 +54,7 @@ def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = 
 
 
 def hash_export(journal: Journal, commit: Commit, part: str = "") -> tuple[str, set[str]]:
-    """Return the SHA-256 of the safetensors file that `export` writes, and those of transformers' other files.
+    """Return the SHA-256 of the safetensors file that `export` writes, and of the other files in a transformers folder.
 
     Raises:
         CheckpointDamaged: a file is missing or differs from its commit.
@@ -70,7 +70,7 @@ def hash_export(journal: Journal, commit: Commit, part: str = "") -> tuple[str, 
 
 @contextlib.contextmanager
 def creating(out: Path) -> Iterator[Writer]:
-    """Create a file on this machine's disk, as a store's `creating` does.
+    """Create a file on this machine's disk for the block, with the same interface as a store's `creating`.
 
     Raises:
         ConfigError: the file can't be made in its folder.
@@ -85,7 +85,7 @@ def creating(out: Path) -> Iterator[Writer]:
 
 
 def find_weights(payload: Payload, part: str = "") -> dict[str, Tensor]:
-    """Return the tensors of the model, or of a part of it, under the names of their ``state_dict``.
+    """Return the tensors of the model, or of a part of it, by their names in the ``state_dict``.
 
     Raises:
         ConfigError: no tensor belongs to the part.
@@ -111,7 +111,7 @@ def find_weights(payload: Payload, part: str = "") -> dict[str, Tensor]:
 def _list_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the dotted names of the tensors in a state's tree, each with its name in the payload."""
     if isinstance(value, dict):
-        if set(value) == {"$as"}:  # a layout in memory; export drops it, because other tools' files are row-major
+        if set(value) == {"$as"}:  # skip the memory layout, because other tools' files are row-major
             value = value["$as"][0]
         if set(value) == {"$tensor"}:
             yield name, value["$tensor"]
@@ -165,7 +165,7 @@ def _write_torch(weights: Mapping[str, Tensor], writer: Writer) -> None:
 
 
 def _write_dcp(out: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a folder for ``torch.distributed.checkpoint.load``. Its metadata hold an id that differs at each save.
+    """Write a folder for ``torch.distributed.checkpoint.load``. Its metadata contain an id that differs at each save.
 
     Raises:
         ConfigError: the folder can't be made there.
@@ -194,7 +194,7 @@ def _to_state(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 @dataclass
 class _File:
-    """The methods of a file that ``torch.save`` uses."""
+    """A file with only those methods that ``torch.save`` uses."""
 
     writer: Writer
 

@@ -1,8 +1,8 @@
 """A checkpoint as one tar file, whose bytes are the same wherever it is packed.
 
-The file holds a complete run: the commit, its files, its settings, and its signature if it has one. Names are sorted;
-mode bits, owner and times are fixed. Unpacking trusts nothing: it checks every byte against the commit. It copies the
-signature unchecked; training with ``trusted_keys`` checks it later.
+The file contains a complete run: the commit, its files, its settings, and its signature if it has one. Names are
+sorted; mode bits, owner and times are fixed. Unpacking trusts nothing: it checks every byte against the commit. Only
+the signature is copied unchecked, because training with ``trusted_keys`` checks it later.
 """
 
 import hashlib
@@ -127,7 +127,7 @@ def _check_config(commit: Commit, data: bytes) -> None:
 def unpack(tar: BinaryIO, store: Store) -> Journal:
     """Unpack a tar file into a run with one commit, under the run's own name, and verify its files.
 
-    If it raises, everything that it wrote is deleted.
+    If an error is raised, all files that this call wrote are deleted.
 
     Raises:
         Damage: the file is not a packed checkpoint, or a byte of it was changed.
@@ -147,7 +147,7 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     made: list[str] = []
     try:
         records = _copy_all(tar, journal, commit, made) | {name: record}
-        for each in sorted(records, key=lambda each: each == "run.json"):  # run.json last: with it the folder is a run
+        for each in sorted(records, key=lambda each: each == "run.json"):  # run.json last: it makes the folder a run
             journal.place.create(each, records[each])
             made.append(each)
         journal.read_run()
@@ -158,10 +158,11 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
 
 
 def _undo(store: Store, journal: Journal, path: str, made: list[str]) -> None:
-    """Delete the files that `unpack` made, and no others: another process may have begun the same run.
+    """Delete only the files that `unpack` made, because another process may have begun the same run.
 
     Args:
-        path: the checkpoint's folder. If a commit of the other process names it, its files stay, since both use them.
+        path: the checkpoint's folder. If a commit of the other process names this folder, its files stay, because that
+            run uses them.
     """
     taken, doomed = folder_record_name(path), list(made)
     if any(name.startswith(f"{path}/") for name in made):
@@ -181,7 +182,7 @@ def _undo(store: Store, journal: Journal, path: str, made: list[str]) -> None:
 
 
 def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) -> dict[str, bytes]:
-    """Copy the checkpoint's files to the store and verify them; return the other records, which are not yet written.
+    """Copy the checkpoint's files to the store and verify them; return the other records for the caller to write.
 
     Args:
         made: a list to which the name of each copied file is added.
@@ -216,9 +217,9 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
 
 
 def _read_header(tar: BinaryIO) -> tuple[str, str, int]:
-    """Return run, name in the run, and size of the next file; ("", "", 0) at the end of the tar file.
+    """Return the next file's run, its name in the run, and its size; ("", "", 0) at the end of the tar file.
 
-    Reads one block and refuses all but a plain file with a plain name, before any of its bytes are read.
+    Read one block. Refuse anything but a plain file with a plain name, before any byte of the file is read.
     """
     block = tar.read(BLOCK)
     if block == bytes(BLOCK):

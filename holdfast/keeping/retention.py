@@ -35,12 +35,12 @@ from holdfast.journal import (
 from holdfast.journal.finding import rank_by_metric
 from holdfast.terminal import counted
 
-# The number of newest commits whose prune reports are tried, before all commits are listed instead.
+# The number of newest commits whose prune reports are searched. If none has a report, all commits are listed.
 REPORTS_TRIED = 8
 
 DEBRIS_AFTER_S = 24 * 3600.0
 
-# The age at which the remains of a write are deleted. A write is short, but its process may be suspended.
+# The age, in seconds, at which an unfinished write is deleted. A write is short, but its process may be suspended.
 SWEPT_AFTER_S = 3600.0
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ def choose_kept(commits: Sequence[Commit], policy: Retention, steps_per_epoch: i
 
 
 def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> list[Commit]:
-    """Return the best commits, best first; of equal commits the newest comes first."""
+    """Return the best commits, the best first; of equally good commits the newest comes first."""
     known = {name for commit in commits for name in commit.metrics}
     if policy.metric not in known and any(commit.step % steps_per_epoch == 0 for commit in commits):
-        # With a misspelt metric, no commit would be among the best, and the real best would be deleted.
+        # If the metric's name is misspelt, no commit has it. Without this error, the best checkpoint would be deleted.
         raise ConfigError(
             f"retention.keep_best.metric = {policy.metric!r}: no checkpoint has it, because the recipe's evaluate "
             "(in a loop: run.observe(evaluate=...)) hasn't returned it, so nothing is pruned",
@@ -87,7 +87,7 @@ def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> 
 
 
 class Outdated(RunStopped):
-    """The run fell back to an earlier checkpoint while it was pruned."""
+    """The error of a prune if the run fell back to an earlier checkpoint meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Found:
     Attributes:
         newest: the number of the newest commit.
         live: the commits that a run may continue from, newest first.
-        reported: folders of the pruned checkpoints that the last report names.
+        reported: folders of the pruned checkpoints in the last report.
         unreported: pruned commits missing from the last report, because the report was lost or that prune was killed.
         quarantined: the numbers of the quarantined commits.
         unreadable: commits whose records can't be read, so that their folders are unknown.
@@ -119,7 +119,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
     """
     journal.read_run()
     while True:
-        attempt = journal.attempts()  # read before the policy, so that the fence notices a later attempt's new policy
+        attempt = journal.attempts()  # read before the policy: then a later attempt, with a new policy, is noticed
         newest = journal.newest()
         if newest is None:
             return None
@@ -147,22 +147,23 @@ def prune_by_policy(
 ) -> PruneReport | None:
     """Delete the checkpoints that a policy doesn't keep; return a report, or None for a run without a commit.
 
-    Whatever the policy says, these checkpoints stay: pinned ones, the newest certified one, the newest that verifies
-    (its bytes are read), and all that are newer than it. Quarantined checkpoints stay as evidence. All metrics stay.
+    Whatever the policy says, these checkpoints stay: pinned ones, the newest certified one, the newest one that
+    verifies (all its bytes are read), and all newer ones. Quarantined checkpoints stay as evidence. All metrics stay.
 
-    A pruned record is written before any file is deleted. So a kill in between leaves debris, and never a commit that
-    counts without its files. A failed deletion is logged, and the next prune finishes it.
+    A pruned record is written before any file is deleted. So a kill in between leaves files without a commit, but never
+    a valid commit without files. A failed deletion is logged, and the next prune finishes it.
 
-    A prune's process may be suspended at any point, and wake when the run has gone on. Before a prune deletes a folder,
-    it makes sure that no other commit can name the folder (`Journal.assign_folder`). After it has written the pruned
-    records, it checks that the run has no later attempt and no new quarantine. If the run has one, the prune withdraws
-    its records.
+    A prune's process may be suspended at any point, and continue when the run has long moved on. Before a prune deletes
+    a folder, it makes sure that no other commit can name the folder (`Journal.assign_folder`). After it has written the
+    pruned records, it checks that the run has no later attempt and no new quarantine. If there is one, the prune
+    deletes its pruned records again.
 
     Args:
         attempt: the number of the attempt whose policy this is; None for the run's newest attempt.
-        verified: the number of a commit whose bytes the caller has just verified, so that they aren't read again; 0 for
-            none.
-        debris_after_s: also delete the debris of dead attempts that is older than this many seconds; None deletes none.
+        verified: the number of a commit whose bytes the caller has just verified, so that they aren't read again; 0 if
+            no commit was verified.
+        debris_after_s: also delete the leftover files of dead attempts that are older than this many seconds; None
+            deletes no leftovers.
         dry_run: only report, and delete nothing.
 
     Raises:
@@ -199,7 +200,7 @@ def prune_by_policy(
         created_at=now(),
     )
     if not dry_run:
-        # Write the report before the deletions, so that the next prune knows which of them to finish.
+        # Write the report before the deletions, so that the next prune knows which deletions to finish.
         journal.store.replace(record_name("prunes", found.newest), report.to_bytes())
         for path in [commit.path for commit in pruned] + _list_behind(journal, unfinished | {*debris}, steps_per_epoch):
             _delete(journal, path, was_committed=path not in debris)
@@ -251,7 +252,7 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
         is_verified = commit.number == verified
         damaged = [] if is_verified else checkpoint.verify(journal.store, commit, is_urgent=False)
         if damaged and journal.is_pruned(commit.number):
-            break  # another prune, which had verified a newer checkpoint, deleted it meanwhile
+            break  # another prune had verified a newer checkpoint, and deleted this one
         protected[commit.number] = "newer than any that verifies" if damaged else "the newest that verifies"
         if not damaged:
             break
@@ -265,7 +266,8 @@ def _check_view(journal: Journal, found: _Found, attempt: int) -> None:
     """Check that no other process has changed the records on which a prune's decision relies.
 
     Raises:
-        Outdated: a commit was quarantined meanwhile, perhaps the verified one because of which others may be pruned.
+        Outdated: a commit was quarantined meanwhile; it may be the verified commit that allows other commits to be
+            pruned.
         Superseded: a later attempt owns the run.
     """
     journal.check_fence(attempt)
@@ -277,9 +279,9 @@ def _check_view(journal: Journal, found: _Found, attempt: int) -> None:
 
 
 def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Callable[[], None]) -> set[int]:
-    """Write the pruned records of commits, so that their checkpoints may be deleted; return the numbers of pinned ones.
+    """Write pruned records, so that the commits' checkpoints may be deleted; return the numbers of pinned commits.
 
-    If ``check_view`` raises an error, before or after the records are written, delete them.
+    If ``check_view`` raises an error, before or after the records are written, delete the records.
     """
     check_view()
     created: list[Commit] = []
@@ -292,11 +294,12 @@ def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Call
                 size_bytes=commit.size_bytes,
                 created_at=now(),
             )
-            with contextlib.suppress(NameTaken):  # another prune was faster; it checks pins and view itself
+            with contextlib.suppress(NameTaken):  # another prune has written this record; it does the checks itself
                 journal.store.create(record_name("pruned", commit.number), record.to_bytes())
                 created.append(commit)
         # A prune may compete with a pin, a fallback or a later attempt. Each side first writes its own records and then
-        # looks for the other's. So if both happen at the same time, at least one side sees the other and gives way.
+        # reads the records of the other side. So if both run at the same time, at least one side sees the other one's
+        # records and withdraws its own.
         check_view()
     except HoldfastError:
         for commit in created:
@@ -320,7 +323,7 @@ def _withdraw(journal: Journal, commit: Commit) -> None:
 
 
 def _list_passed(journal: Journal, found: _Found, steps_per_epoch: int) -> set[str]:
-    """Return the checkpoint folders up to the run's newest step. A live attempt may be writing later ones."""
+    """Return the checkpoint folders up to the run's newest step. A live attempt may be writing later folders."""
     folders = [name for name in journal.store.list() if checkpoint.is_folder_name(name)]
     return {path for path in folders if found.live and checkpoint.step_of(path, steps_per_epoch) <= found.live[0].step}
 
@@ -355,7 +358,7 @@ def _is_older(journal: Journal, path: str, before: datetime) -> bool:
 
 
 def _sweep(journal: Journal, committed: set[str], before: datetime) -> None:
-    """Delete the remains of unfinished writes, but none in a checkpoint folder that a live save may be writing to."""
+    """Delete unfinished writes, except in a checkpoint folder to which a live save may be writing."""
 
     def is_spared(folder: str) -> bool:
         return checkpoint.is_folder_name(folder) and folder not in committed
@@ -376,7 +379,7 @@ def _delete(journal: Journal, path: str, *, was_committed: bool) -> None:
 
 
 def _may_be_deleted(journal: Journal, path: str, was_committed: bool) -> bool:
-    """Return whether a folder may be deleted: no commit that counts names it, and none can name it later.
+    """Return whether a folder may be deleted: no valid commit names it, and no commit can name it later.
 
     Args:
         was_committed: whether a pruned commit names the folder.

@@ -13,11 +13,11 @@ from holdfast.keeping.verification.report import CheckedCheckpoint
 def check_checkpoint(
     journal: Journal, commit: Commit, standing: str, *, deep: bool, watch: Watch
 ) -> tuple[CheckedCheckpoint, list[str]] | None:
-    """Return the checked checkpoint and a line for each problem; None if retention deleted it meanwhile.
+    """Check a commit's checkpoint. Return it and a line for each problem; None if retention deleted it meanwhile.
 
     Args:
         deep: also read the state and compare the metadata with the commit.
-        watch: called with the size in bytes of each piece that was read.
+        watch: called with the number of bytes of each piece that was read.
     """
     damaged: list[dict[str, Any]]
     try:
@@ -60,7 +60,7 @@ def check_uncommitted(journal: Journal, committed: set[str]) -> Iterator[Checked
             continue
         try:
             files = [checkpoint.hash_file(journal.store, path, name) for name in journal.store.list(path)]
-        except (NameMissing, Unreadable):  # a prune is deleting the folder; or it holds a link, which nothing uses
+        except (NameMissing, Unreadable):  # a prune is deleting the folder, or the folder contains an unused link
             continue
         parts = [file for file in files if checkpoint.is_part(file.name)]
         yield CheckedCheckpoint(

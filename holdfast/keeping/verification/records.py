@@ -1,4 +1,4 @@
-"""Checks of a run's records: each is undamaged, none is missing, and each commit links to the one before it."""
+"""Checks of a run's records: no record is damaged or missing, and each commit links to the commit before it."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -50,7 +50,7 @@ NUMBERED: dict[str, tuple[type[Record], str]] = {
 }
 
 
-# The built-in map, or a thread pool's.
+# The type of the built-in map, or of a thread pool's map.
 Map = Callable[..., Iterable[Any]]
 
 
@@ -62,7 +62,7 @@ class CheckedRecords:
         problems, notes: as in `VerifyReport`.
         count: the number of records that were read.
         commits: the commits whose records can be read, in order of number.
-        live: the commits in `commits` that count.
+        live: the commits in `commits` that are valid.
         quarantined: the commits in `commits` that are quarantined and not pruned.
     """
 
@@ -78,7 +78,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     """Read and check all records of a run.
 
     Args:
-        map_: runs the checks: the built-in map, or a thread pool's.
+        map_: the function that runs the checks: the built-in map, or a thread pool's map.
 
     Raises:
         RunUnknown: there is no such run.
@@ -129,7 +129,7 @@ def _check_run(journal: Journal) -> tuple[int, bool, list[str]]:
 
 
 def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any]]:
-    """Yield name, class, number field and number of all records but ``run.json``, ``latest.json`` and the commits."""
+    """Yield name, class, number field and number of records other than ``run.json``, ``latest.json`` and commits."""
     if journal.store.exists("config.snapshot.json"):
         yield "config.snapshot.json", ConfigRecord, "", None
     for name in journal.store.list("configs"):
@@ -166,14 +166,14 @@ def _find_lost(
     journal: Journal, elsewhere: int, counting: Iterable[Commit], live: Collection[Commit], damaged: Collection[str],
     map_: Map,
 ) -> Iterator[str]:  # fmt: skip
-    """Yield a line for each lost record that a commit relies on, or that the index has.
+    """Yield a line for each lost record on which a commit relies, or which the index lists.
 
     Args:
-        elsewhere: in an unpacked run, the number of the first commit: the record of its attempt isn't in the run. 0 for
-            other runs.
+        elsewhere: in an unpacked run, the number of the first commit, because the run lacks the record of its attempt.
+            0 for other runs.
         counting: the commits that aren't quarantined.
         live: the commits in ``counting`` that aren't pruned: their signatures count.
-        damaged: the names of records that have a line already.
+        damaged: the names of records for which there is a line already.
         map_: see `check_records`.
     """
     wanted: dict[str, str] = {}
@@ -252,7 +252,7 @@ def _check_links(
             if number not in quarantined:
                 yield str(commit)
             continue
-        if number in quarantined:  # its links don't matter, because no run continues from it
+        if number in quarantined:  # its links don't matter, because no run continues from this commit
             continue
         before, parent = (
             each if isinstance(each, Commit) else None for each in map(found.get, (number - 1, commit.parent))
@@ -286,7 +286,7 @@ def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: 
     except NameMissing:
         if file in journal.store.list(folder):
             return f"{name} is not a file"
-        if commit.number == newest:  # a kill prevented the copy; the next attempt makes it from the checkpoint
+        if commit.number == newest:  # a kill prevented the copy; the next attempt makes the copy from the checkpoint
             return None
         return f"{name} is missing"
     except Unreadable as error:

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class CheckedCheckpoint(BaseModel):
-    """One checkpoint that was read back.
+    """The result for one checkpoint that was read back.
 
     Attributes:
         commit: the number of the commit that names the checkpoint; None if no commit does.
@@ -27,10 +27,10 @@ class VerifyReport(BaseModel):
 
     Attributes:
         ok: whether there is no problem.
-        problems: a line for each file that is damaged, lost or lacks a trusted signature.
-        notes: a line for each irregularity that is harmless or that the next attempt repairs.
+        problems: a line for each file that is damaged or lost, or that lacks a trusted signature.
+        notes: a line for each irregularity that is harmless, or that the next attempt repairs.
         records: the number of records that were read.
-        checkpoints: the checkpoints that were read.
+        checkpoints: the results for the checkpoints that were read.
         verdict: the findings of the run's rehearsals; empty before the first commit.
     """
 

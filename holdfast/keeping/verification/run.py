@@ -14,7 +14,7 @@ from holdfast.keeping.verification.checkpoints import check_checkpoint, check_un
 from holdfast.keeping.verification.records import check_records
 from holdfast.keeping.verification.report import VerifyReport
 
-# The number of threads. They work in parallel, because hashing and waiting for a storage both release the GIL.
+# The number of threads. They work in parallel, because both hashing and waiting for a storage release the GIL.
 WORKERS = 8
 
 
@@ -32,7 +32,7 @@ def verify_run(
         everything: also check quarantined checkpoints and those that no commit names.
         deep: also check that each state can be read and agrees with its commit.
         trusted_keys: each commit that counts, and the skip list in force, must be signed with one of these keys; by
-            default none needs to be.
+            default no signature is needed.
         watch: called with the number of bytes read so far and the total.
 
     Raises:
@@ -90,7 +90,7 @@ def _check_skips_signed(journal: Journal, trusted_keys: Sequence[TrustedKey]) ->
 
 
 class _Progress:
-    """A counter of the bytes that all workers have read. Once it is cancelled, the workers stop at their next piece."""
+    """A counter of the bytes that all workers have read. If it is cancelled, each worker stops at its next piece."""
 
     def __init__(self, watch: Callable[[int, int], None]) -> None:
         self._watch = watch
@@ -109,7 +109,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _workers(progress: _Progress, count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool whose threads stop soon if the block raises, however much is left to read."""
+    """Yield a thread pool. If the block raises, its threads stop soon, even if much remains to be read."""
     with ThreadPoolExecutor(count) as pool:
         try:
             yield pool
