@@ -1,4 +1,4 @@
-"""The command line ``holdfast``: train runs, look at them, check them and keep them."""
+"""The command line ``holdfast``: train, inspect and check runs, and keep their checkpoints."""
 
 from holdfast.cli import (
     accounting,

@@ -1,4 +1,4 @@
-"""The command ``holdfast``, and the options and JSON output that its subcommands share."""
+"""The command ``holdfast``, and the options and the JSON output that its subcommands share."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ app = App(
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Set = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
 TrustRecords = Annotated[bool, Parameter(name="--trust-records", negative="", show_default=False)]
-# How many runs of a store to show; None for the command's usual number.
+# The type of an option: how many runs of a store to show; None for the command's default.
 Limit = Annotated[int | None, Parameter(name="--limit", validator=validators.Number(gte=1), show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 
@@ -35,7 +35,7 @@ def print_json(value: Any) -> None:
 
 
 def main() -> None:
-    """Run the console script. On SIGTERM and Ctrl-C, end its ranks and remove its scratch folders first."""
+    """Run the console script. On SIGTERM or Ctrl-C, end the ranks and remove scratch folders before exiting."""
     signal.signal(signal.SIGTERM, interrupt.end)
     interrupt.catch(interrupt.end)
     sys.exit(run_app(app))

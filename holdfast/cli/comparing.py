@@ -1,4 +1,4 @@
-"""The command `compare`: whether two runs, two commits or two stores are the same training, and what differs first."""
+"""The command `compare`: whether two runs, commits or stores are the same training, and their first difference."""
 
 import sys
 
@@ -11,7 +11,7 @@ from holdfast.recipe.permission import Trust
 from holdfast.store import Store
 from holdfast.terminal import counted
 
-# The fields of a step that are inputs of the model: if one differs first, the tensors differ because of it.
+# The fields of a step that are inputs of the model. If an input differs first, it is the reason why tensors differ.
 INPUTS = {"samples", "batch content", "lrs", "anneals"}
 
 
@@ -56,7 +56,7 @@ def compare_command(
 
 
 def _hint_at_replay(found: Comparison) -> None:
-    """Print a hint at ``--replay`` if a replay could name the first tensor that differs: not if its inputs differ."""
+    """Print a hint about ``--replay`` if a replay could name the first tensor that differs (at equal inputs)."""
     if found.first_differs_in and found.first_differs_in[0] not in INPUTS and not found.first_tensors:
         print("hint: --replay trains these steps again here, and names the first tensor that differs", file=sys.stderr)
 
@@ -65,10 +65,10 @@ Place = tuple[Journal, str] | Store
 
 
 def _open(text: str) -> Place:
-    """Return a run's journal and the name of the commit after the ``@``, or a store."""
+    """Open a place. Return a store; or for a run its journal, and the name of the commit after the ``@``."""
     before, slash, last = text.rpartition("/")
     run, at, commit = last.partition("@")
-    if not at or before.endswith(":/"):  # az://container@account is a store
+    if not at or before.endswith(":/"):  # the @ of az://container@account names no commit
         place = open_place(text)
         return (place, "") if isinstance(place, Journal) else place
     found = open_place(f"{before}{slash}{run}")
@@ -80,7 +80,7 @@ def _open(text: str) -> Place:
 
 
 def _read_both(places: tuple[Place, Place], texts: tuple[str, str]) -> tuple[Ancestry, Ancestry]:
-    """Read the two trainings. If one is a store, take the other one's run in it."""
+    """Read the two trainings. If one place is a store, read its run with the name of the other place's run."""
     one, other = places
     left = _find_in(one, other) if isinstance(one, Store) else one
     right = _find_in(other, left) if isinstance(other, Store) else other

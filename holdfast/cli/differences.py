@@ -1,4 +1,4 @@
-"""The command ``diff``: changes over a run's life, and against a configuration."""
+"""The command ``diff``: changes over a run's life, or differences from a configuration."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""Commands that earlier versions had under other names: each prints its new name, and still works."""
+"""Commands under the names of earlier versions: each still works, and prints its new name."""
 
 import sys
 

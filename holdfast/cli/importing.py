@@ -1,4 +1,4 @@
-"""The command ``import``: a new run that goes on from another program's checkpoint."""
+"""The command ``import``: a new run that continues from another program's checkpoint."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands that keep checkpoints: prune, pin, quarantine, skip, pack, unpack, export, and keygen for signatures."""
+"""Commands about stored checkpoints: prune, pin, quarantine, skip, pack, unpack, export, and keygen for signatures."""
 
 import os
 from pathlib import Path
@@ -88,12 +88,12 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
 def release(run: str, /, *, rollback: Flag = False) -> None:
     """Release a run that audits hold, because a machine that computes wrongly has trained it.
 
-    The next attempt goes on from the newest commit, as if nothing were found.
+    The next attempt continues from the newest commit, as if the audits had found nothing.
 
     Args:
         run: <store>/<run>.
-        rollback: First quarantine the commits that the machine has trained since the newest certified one, and those
-            that continue from them, so that the run goes on from that one.
+        rollback: First quarantine the commits that the machine has trained since the newest certified commit, and all
+            commits based on them. The run then continues from the certified commit.
     """
     journal = open_journal(run)
     journal.read_run()
@@ -127,13 +127,13 @@ def skip_command(
     """Skip steps that a run has trained: go back to the checkpoint before them, and go on without their batches.
 
     Their batches are drawn and not trained, so that all other steps keep their numbers and their data. The list is a
-    record of the run: each commit names it, and proofs, audits and receipts train with it. The next attempt goes on
-    from the checkpoint before; a live one does so after its next commit.
+    record of the run: each commit names it, and proofs, audits and receipts train with it. The next attempt continues
+    from the checkpoint before these steps; a live attempt does so after its next commit.
 
     Args:
         run: <store>/<run>.
         steps: The steps, from 1, such as 1200-1210 or 1200-1210,1300.
-        off: Take a skip of these steps back: go back once more, and train them.
+        off: Undo a skip of these steps: go back once more, and train them.
         signing_key: The private key that signs the list: a PEM file, or env:NAME. A run with resume.trusted_keys
             accepts only a list that one of these keys has signed.
         reason: The reason, which stays on record.
@@ -161,7 +161,7 @@ def skip_command(
 
 
 def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
-    if not commit:  # an empty text, such as a script's unset variable, must not mean the newest commit
+    if not commit:  # an empty text, such as an unset variable of a script, must not mean the newest commit
         raise WrongUse("expected a commit", hint=HOW_TO_NAME)
     journal = open_journal(run)
     journal.read_run()
@@ -216,8 +216,8 @@ def receipt_command(
         model: Sign this file or folder, which has to hold the commit's weights as export writes them: as safetensors or
             for transformers. It may hold more files, such as a tokenizer.
         part: The part of the model that was exported.
-        form: receipt, or slsa for a provenance of SLSA 1.0, which tools read that admit artifacts by it, and audit
-            doesn't.
+        form: receipt, or slsa for a provenance of SLSA 1.0. Tools that admit artifacts by their provenance read slsa;
+            holdfast audit reads only receipt.
     """
     *commit, out = _split_out(what, "OUT.json", "for example: holdfast receipt runs/language receipt.json ...")
     if part and model is None:

@@ -1,4 +1,4 @@
-"""Commands that look at runs: list them, show the state of one, verify its checkpoints and records."""
+"""Commands that inspect runs: list them, show the state of a run, verify its checkpoints and records."""
 
 import contextlib
 import os
@@ -52,7 +52,7 @@ def print_runs(store: str, *, json: bool, most: int | None = None) -> int:
 
     Args:
         json: print JSON.
-        most: print only this many runs, the newest first; by default `MOST_SHOWN`, and in JSON all.
+        most: print only this many runs, the newest first. By default `MOST_SHOWN` runs are printed, and as JSON all.
     """
     found = open_store(store)
     # The suffix "/." matches only a folder, and os.access raises no error for a name that is too long.
@@ -160,7 +160,7 @@ def show_command(
 
 
 def _read_best(journal: Journal) -> dict[str, Any] | None:
-    """Return the best commit by ``retention.keep_best``; None if that isn't set, or no commit has its metric."""
+    """Return the best commit by ``retention.keep_best``; None if this isn't set, or if no commit has its metric."""
     retention = journal.read_retention()
     policy = retention.keep_best if retention else None
     best = find_best_commit(journal, policy) if policy else None
@@ -173,13 +173,13 @@ def _read_best(journal: Journal) -> dict[str, Any] | None:
 
 
 def _describe_best(journal: Journal) -> dict[str, str]:
-    """Return the row of the best commit, by the row's name; empty if no best commit is known."""
+    """Return the table row about the best commit, by the row's name; empty if no best commit is known."""
     best = _read_best(journal)
     return {"best": f"commit {best['commit']}, {best['metric']} {best['value']:.6g}, {best['path']}"} if best else {}
 
 
 def _read_certified(journal: Journal, audits: Audits) -> dict[str, Any] | None:
-    """Return the newest certified commit, and the host that has trained it again; None if no commit is certified."""
+    """Return the newest certified commit, and the host whose audit gave the same bytes; None if there is none."""
     found = find_certified(journal, journal.candidates(), audits)
     if found is None:
         return None
@@ -188,7 +188,7 @@ def _read_certified(journal: Journal, audits: Audits) -> dict[str, Any] | None:
 
 
 def _describe_audits(journal: Journal) -> dict[str, str]:
-    """Return the rows of the newest certified commit and of the newest verdict, if there are any, by their names."""
+    """Return the table rows about the newest certified commit and the newest verdict, by the rows' names."""
     audits = list_audits(journal)
     rows = {}
     if found := _read_certified(journal, audits):
@@ -202,7 +202,7 @@ def _describe_audits(journal: Journal) -> dict[str, str]:
 
 
 def _describe_skips(journal: Journal) -> dict[str, str]:
-    """Return a row with the steps that the run's skip list has, and who decided so last; nothing without a list."""
+    """Return a table row with the steps of the run's skip list, and who last changed it; empty without a list."""
     try:
         record = read_skips(journal)
     except (RecordDamaged, Unreadable) as error:  # an older list isn't in force
@@ -211,12 +211,12 @@ def _describe_skips(journal: Journal) -> dict[str, str]:
 
 
 def _name_shown(journal: Journal) -> str:
-    """Return the names of the texts and pictures that the run has shown last; empty if it has shown none."""
+    """Return the names of the last texts and pictures that the run has shown; empty if it has shown none."""
     try:
         return ", ".join(
             f"{shown.name} ({SUFFIXES[shown.media_type]}, step {shown.step})" for shown in read_newest(journal)
         )
-    except Damage as error:  # damage must not hide the rest
+    except Damage as error:  # a damaged record must not hide the other rows
         return str(error)
 
 
@@ -278,7 +278,7 @@ def _verdict(entry: CheckedCheckpoint) -> str:
 
 @contextlib.contextmanager
 def _show_progress() -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar of bytes on a terminal, and nothing elsewhere; yield the function that moves it."""
+    """Show a progress bar of bytes if the output is a terminal; yield the function that moves the bar."""
     with Bar(BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(), console=open_console()) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -314,7 +314,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
 
 
 def _format_ending(standing: Standing) -> str:
-    """Return why the last attempt ended; empty if it completed the run, or its ending isn't on record."""
+    """Return why the last attempt ended; empty if it completed the run, or if its ending isn't on record."""
     ending = standing.ending
     return "" if ending is None or ending.reason == "completed" else one_line(f"at step {ending.step}: {ending}")
 

@@ -1,4 +1,4 @@
-"""The command ``doctor``: what equal bits depend on, whether this machine repeats bits, and what a store allows."""
+"""The command ``doctor``: test whether this machine repeats bits, show the conditions of equal bits, or try a store."""
 
 import shutil
 import textwrap
@@ -97,7 +97,7 @@ def _release(store: str | None, host: str, *, json: bool) -> int:
 
 
 def _with_packages(attempt: AttemptRecord, examination: Examination) -> dict[str, Any]:
-    """Return this machine's environment, with its versions of the packages that the attempt's recipe imported."""
+    """Return this machine's environment, with the versions here of the packages that the attempt's recipe imported."""
     return {**examination.environment, "packages": find_versions(attempt.environment.get("packages", {}))}
 
 
@@ -112,7 +112,7 @@ def _newest_attempt(journal: Journal) -> AttemptRecord:
 
 
 def _read_settings(journal: Journal) -> tuple[Determinism, Compute]:
-    """Return the run's last settings of determinism, device and ranks; the defaults if those were lost."""
+    """Return the run's last settings of determinism, device and ranks; the defaults if the settings were lost."""
     if config := read_config(journal):
         return config.determinism, config.compute
     journal.warn("the run's settings can't be read; this machine is examined with the default settings")
@@ -174,7 +174,7 @@ def _print_findings(findings: Iterable[Finding]) -> None:
 def _print_columns(rows: Iterable[tuple[str, ...]]) -> None:
     """Print indented rows, with columns as wide as their longest cell; wrap the last column at the terminal's edge.
 
-    Break lines only between words, so that every name can be searched for and copied.
+    Break lines only between words, so that a reader can search for every name and copy it.
     """
     rows = list(rows)
     *widths, _ = (min(VALUE_CHARS, max(map(len, column))) for column in zip(*rows, strict=True))

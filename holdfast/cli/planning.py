@@ -72,13 +72,13 @@ def plan(
         trace: Replay a recorded history of preemptions: a file, or the name of one that comes with Holdfast. Several
             are compared, as pools to choose from.
         audit_share: Also show what audits of this share of the training time cost, such as 0.01, and what they find.
-        near_steps: On each trace, show what saves into the node's folder after every n-th step are worth. The
-            configuration's near.every_steps if it sets that.
-        near_save_s: The seconds until such a save is whole. As long as a save to the store, if you don't say.
+        near_steps: On each trace, show what saves into the node's folder after every n-th step are worth. By default
+            the near.every_steps of the configuration, if set.
+        near_save_s: The seconds until such a save is complete; by default as long as a save to the store takes.
         same_node: The share of losses, from 0 to 1, after which the next attempt begins on a node that still has the
-            folder. Both 0 and 1 are shown, if you don't say.
-        pool: On each trace, let each preemption take one of so many equal runs, and show what is lost if that is any
-            of them, or the one that loses least.
+            folder. By default both 0 and 1 are shown.
+        pool: On each trace, let each preemption end one run of this many equal runs. Show the loss if it ends a random
+            run, and if it ends the run that loses least.
         json: Print JSON.
     """
     if audit_share is not None and not 0 < audit_share <= 1:
@@ -135,7 +135,7 @@ def _describe(plan: Plan) -> Iterator[str]:
         yield from _describe_dealing(plan.dealing)
     yield ""
     rows = [("best", plan.best)]
-    if plan.current is not None:  # this is an epoch's first chunk; the end of the epoch may cut a later one short
+    if plan.current is not None:  # this is an epoch's first chunk; the end of the epoch may shorten a later chunk
         rows.append(("automatic, with its epochs" if plan.is_auto else "as it is set", plan.current))
     yield from tabulate([HEADER, *(_row(name, chunks) for name, chunks in rows)])
 
@@ -160,7 +160,7 @@ def _describe_audits(audits: AuditPlan) -> Iterator[str]:
     yield f"costs     {_seconds(audits.gpu_s)} of GPUs a day, of {counted(audits.ranks, 'rank')}:"
     yield f"          {_seconds(audits.training_s)} of training, and {_seconds(audits.starting_s)} to start"
     yield f"finds     a chunk that was computed wrongly once: with a probability of at least {audits.once:.2%}"
-    if audits.within_s is not None:  # only on another machine: the faulty one repeats its own bytes
+    if audits.within_s is not None:  # only on another machine, because the faulty machine repeats its own bytes
         yield "          a machine that computes each chunk wrongly, by audits on another one:"
         yield f"          in the first night with {audits.first_night:.0%}, surely within {_hours(audits.within_s)}"
 

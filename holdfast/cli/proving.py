@@ -1,4 +1,4 @@
-"""Commands that test by training: prove a recipe, audit a run's chunks, evaluate a checkpoint."""
+"""Commands that train or restore to test: prove a recipe, audit or explain a run's steps, evaluate a checkpoint."""
 
 import secrets
 from collections.abc import Mapping
@@ -207,7 +207,7 @@ def _audit_receipt(
 def _choose(
     journal: Journal, commit: str, random: int | None, share: float | None, seed: int
 ) -> tuple[list[Commit], str]:
-    """Return the commits to audit, and a line on the choice for a person; the line is empty if nothing was chosen."""
+    """Return the commits to audit, and a line for a person about the choice; empty if the user named the commit."""
     if share is not None:
         if not 0 < share <= 1:
             raise WrongUse(f"--share {share:g}: expected a share of the training time, up to 1, such as --share 0.01")

@@ -31,7 +31,7 @@ def report(
         out: The file to write.
         limit: The number of runs in a store's index, the newest first. By default 100.
     """
-    # Imported here, because this imports numpy, which takes time.
+    # Import this package here, because it imports numpy, which takes a quarter of a second.
     from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows
 
     if not what:
@@ -60,10 +60,10 @@ def report(
 
 
 def _find_store(what: tuple[str, ...]) -> Store | None:
-    """Return the store that the user names; None if none of the names is a store's.
+    """Return the store that the user has named; None if all names are names of runs.
 
     Raises:
-        WrongUse: there are several names, and one of them is a store's.
+        WrongUse: there are several names, and one of them names a store.
     """
     for each in what:
         if not _is_run(each):
@@ -79,7 +79,7 @@ def _find_store(what: tuple[str, ...]) -> Store | None:
 
 
 def _is_run(name: str) -> bool:
-    """Return whether a run, or the remains of a damaged run, has this name."""
+    """Return whether a run has this name, even a damaged run."""
     try:
         journal = open_journal(name)
     except RunUnknown:

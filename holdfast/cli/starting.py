@@ -1,4 +1,4 @@
-"""The command `new`: a starting point for a run, which trains, is proved and resumes as it stands."""
+"""The command `new`: a starting point for a run. It trains, proves and resumes without a change."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ class Template:
     """A starting point.
 
     Attributes:
-        function: the function in it that the configuration names.
+        function: the function in the template's file that the configuration names.
         needs: the extra of Holdfast that the template needs; empty if it needs none.
         settings: values of the function's parameters, as lines of TOML.
     """
@@ -117,12 +117,12 @@ def new(
 
 
 def _packages() -> list[str]:
-    """Return the folders of the module search path, without the current one."""
+    """Return the folders of the module search path, without the current folder."""
     return [folder for folder in sys.path if Path(folder or ".").resolve() != Path.cwd()]
 
 
 def _spell_command() -> str:
-    """Return `holdfast`; if a shell wouldn't find the command by this name, return its path as the person typed it."""
+    """Return `holdfast`; if a shell wouldn't find the command by this name, return its path as the user typed it."""
     typed = sys.argv[0]
     found = shutil.which("holdfast")
     return typed if Path(typed).name == "holdfast" and not (found and Path(found).samefile(typed)) else "holdfast"

@@ -1,4 +1,4 @@
-"""The trial of a store: try each verb that a run needs, and name the rights that are missing."""
+"""The trial of a store: try each operation that a run needs, and name the missing rights."""
 
 import contextlib
 import sys
@@ -12,12 +12,13 @@ from holdfast.store import open_store
 from holdfast.store.trials import Trial, Trials
 from holdfast.terminal import counted
 
-# A storage's clock that differs by less than this counts as right: a request takes time, and S3 tells whole seconds.
+# The tolerated difference of a storage's clock, in seconds. It is above 0, because a request takes time and S3 gives
+# times in whole seconds.
 CLOCK_S = 2.0
 
 
 def try_store(store: str, *, json: bool) -> int:
-    """Try each verb that a run needs of a store, print the results, and return the exit code.
+    """Try each operation that a run needs on a store, print the results, and return the exit code.
 
     The trials write files in a new folder, which is deleted at the end.
 
@@ -47,7 +48,7 @@ def try_store(store: str, *, json: bool) -> int:
 
 
 def _list_machines(trials: Trials) -> list[MachineRecord]:
-    """Return the machines in the store's quarantine; none if it can't be read, which the trials tell."""
+    """Return the machines in the store's quarantine; an empty list if it can't be read: the trials report that."""
     with contextlib.suppress(StoreError):
         return list_quarantined(trials.store)
     return []
