@@ -1,7 +1,7 @@
-"""Ranks without processes and without a recipe: a model of one array is trained in place of a run's recipe.
+"""Ranks without processes and without a recipe: they train a model of one array instead of a run's recipe.
 
-Attempt, journal, store, observers, sinks and checkpoints are the real ones. Only the recipe is never imported. So a
-project can test everything around its training in milliseconds, without a GPU, data or other processes.
+Attempt, journal, store, observers, sinks and checkpoints are real. Only the recipe is never imported. So a project can
+test everything around its training in milliseconds, without a GPU, data or other processes.
 """
 
 import contextlib
@@ -59,8 +59,8 @@ SIZE = 8
 class ArrayModel:
     """A model that is one array of numbers, with its optimizer. Each step moves the numbers toward random numbers.
 
-    A step depends on every part of the state, so that a forgotten part changes the bytes of the next checkpoint. It
-    uses only sums and products, so that every machine computes the same bytes.
+    A step depends on every part of the state, so that a part that a resume forgets changes the bytes of the next
+    checkpoint. It uses only sums and products, so that every machine computes the same bytes.
 
     Attributes:
         step: the number of trained steps.
@@ -127,14 +127,15 @@ class ArrayModel:
 
 @contextlib.contextmanager
 def array_ranks(*, steps_per_epoch: int = 10, kill_at: Iterable[int] = ()) -> Iterator[set[int]]:
-    """Train an `ArrayModel` in place of the recipe of each run that is trained inside the block, in this process.
+    """Inside the block, train an `ArrayModel` in this process in place of the recipe of any run.
 
-    Yield the set of those steps of ``kill_at`` in which no rank has died yet.
+    Yield a set: the steps of ``kill_at`` in which no rank has died yet.
 
     Args:
         steps_per_epoch: the length of an epoch of every run.
-        kill_at: steps in which the ranks die without a report, as by SIGKILL; once in each step. The attempt then
-            starts new ranks from the last verified checkpoint, without the pause before a retry of real ranks.
+        kill_at: steps in which the ranks die without a report, as by SIGKILL, once in each step. The attempt then
+            starts new ranks from the last verified checkpoint. It doesn't pause before this retry, as it does with real
+            ranks.
     """
     kills = set(kill_at)
 
@@ -147,11 +148,11 @@ def array_ranks(*, steps_per_epoch: int = 10, kill_at: Iterable[int] = ()) -> It
 
 
 class _Killed(Exception):
-    """Ends a rank without a report."""
+    """The exception that ends a rank without a report."""
 
 
 class _Process:
-    """A rank in a thread, with the interface of `holdfast.rank.process.Process`."""
+    """A rank that runs in a thread, with the interface of `holdfast.rank.process.Process`."""
 
     pid = NOBODY
 
@@ -203,7 +204,7 @@ class _Rank:
         """Execute orders until an order to end or to stop.
 
         Raises:
-            _Killed: a step has killed the rank.
+            _Killed: the rank was to die in a step.
             HoldfastError: a checkpoint can't be written, or the array model can't execute an order.
         """
         send(self._describe())
@@ -216,7 +217,7 @@ class _Rank:
                 case Train():
                     self._train(order, send)
                 case Save() | Stop():
-                    pass  # a `Train` trains and saves all its steps before the next order, so nothing is left to save
+                    pass  # nothing to save: a `Train` order saves before the next order
                 case End():
                     break
                 case _:
@@ -246,7 +247,7 @@ class _Rank:
         return Restored(step=commit.step, summary="the array")
 
     def _train(self, order: Train, send: Callable[[Event], object]) -> None:
-        """Train to the order's last step, report each step, save, and report the checkpoint."""
+        """Train up to the order's last step, report each step, then save and report the checkpoint."""
         model, began = self._model, time.monotonic()
         while model.step < order.stop:
             loss = model.train_step()

@@ -11,12 +11,12 @@ def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
     Args:
         point: one of `holdfast.machine.faults.POINTS`, `REHEARSAL_POINTS`, `NEAR_POINTS` or
             `BETWEEN_POINTS`.
-        nth: which time the point is reached, counted from 1 in each process.
+        nth: at which passage of the point to strike, counted from 1 in each process.
         victim: the processes that are killed: ``self``, ``other`` or ``both``; see `holdfast.machine.faults`.
         struck: a file that the fault creates, so that it strikes only once.
 
     Raises:
-        ValueError: there is no such point, count or victim.
+        ValueError: the point, count or victim is unknown or out of range.
     """
     points = POINTS + REHEARSAL_POINTS + NEAR_POINTS + BETWEEN_POINTS
     if point not in points or victim not in ("self", "other", "both") or nth < 1:
@@ -29,7 +29,8 @@ def flip(rank: int, struck: Path | None = None) -> dict[str, str]:
 
     Args:
         rank: the rank.
-        struck: a file that the fault creates, so that it strikes only once, in the second of two equal steps. Without
-            a file the same bit is wrong in every step, so that only another device or the run's records can tell.
+        struck: a file that the fault creates, so that it strikes only once, in the second of two equal steps. Without a
+            file the same bit is wrong in every step. Then both steps agree, and only another device or the run's
+            records can reveal the fault.
     """
     return {"HOLDFAST_FLIP": f"{rank}:{struck or ''}"}

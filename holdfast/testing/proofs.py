@@ -10,17 +10,17 @@ from holdfast.proof.result import Proof
 def assert_resumes(
     config: RunConfig | str | Path, *, kills: int = 3, steps: int = 20, seed: int | None = None
 ) -> Proof:
-    """Assert that a run which is killed and resumed ends on the same bytes as a run that was never killed.
+    """Assert that a killed and resumed run ends on the same bytes as a run that was never killed.
 
-    The first steps are trained twice in a temporary folder, as by `holdfast prove`; no server is needed. The message of
-    a failure names the first step that differs, and state that isn't registered.
+    The first steps are trained twice in a temporary folder, as by `holdfast prove`; no server is needed. If the
+    assertion fails, its message names the first step that differs, and any state that isn't registered for saving.
 
     Args:
         config: the run, or its TOML file. Its recipe has to be importable from the working directory.
         kills: the number of SIGKILLs.
         seed: the seed that chooses chunks and kills; None for a random one, which the message names.
 
-    Returns: the proof, which also lists the events that it did not reach.
+    Returns: the proof, which also lists the cases that it did not test.
 
     Raises:
         AssertionError: the bytes differ, or state is lost.

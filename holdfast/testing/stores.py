@@ -1,4 +1,4 @@
-"""The conformance suite of stores, as a test class that the tests of your own store inherit.
+"""The conformance suite of stores: a test class from which you derive the tests of your own store.
 
 ::
 
@@ -28,8 +28,8 @@ class StoreTests:
 
     Attributes:
         writers, rounds: the number of writers that race for one name, and the number of races.
-        large_bytes: the size of a test file in bytes: more than the store sends in one request.
-        names: the number of files in a test of listings: if possible, more than the store lists in one request.
+        large_bytes: the size of a test file in bytes. Choose more than the store sends in one request.
+        names: the number of files in a test of listings. If possible, choose more than the store lists in one request.
     """
 
     writers = 8
