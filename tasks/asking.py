@@ -11,8 +11,8 @@ from prefect.context import SyncClientContext
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 ASK_AGAIN_S = 0.5
-WARN_AFTER = 5  # the failures in a row after which a warning is logged
-# HTTP statuses of a server that is busy, or still starting.
+WARN_AFTER = 5  # after this many consecutive failures a warning is logged
+# The HTTP statuses with which a busy or starting server answers.
 TRANSIENT = {429, 500, 502, 503, 504}
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def ask_server(ask: Callable[[SyncPrefectClient], T]) -> T:
     failures = 0
     while True:
         try:
-            # The client's own retries wait for 2, 4, 8, ... seconds: too long for a server that is only busy.
+            # The client's own retries wait for 2, 4, 8, ... seconds: too long if the server is only busy.
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), SyncClientContext.get_or_create() as context:
                 return ask(context.client)
         except httpx.HTTPError as error:

@@ -24,7 +24,8 @@ from tasks.asking import ask_server
 
 log = logging.getLogger("holdfast.audit")
 
-# After this time another worker gets a flow run that a host which has answered already has put back.
+# A host that has already trained these steps puts the flow run back into the queue. After this many seconds a worker
+# may start it again.
 PUT_BACK_S = 60.0
 
 
@@ -44,7 +45,7 @@ def audit_one(
     seed: int | None = None,
     share: float | None = None,
 ) -> Audit:
-    """Train one commit's chunk again, across the resume before it if there was one, and compare the bytes.
+    """Train one commit's chunk again, with the resume before it if there was one, and compare the bytes.
 
     If it fails, the flow still audits the other commits.
 
@@ -54,7 +55,7 @@ def audit_one(
         commit: The commit's number.
         start: The commit to begin with; by default the audit chooses.
         seed: The seed with which the commit was chosen, for the audit's record.
-        share: The share of the run's training time for which it was chosen, for the record.
+        share: The share of the run's training time by which the commit was chosen, for the audit's record.
     """
     journal = Journal(open_store(store), run)
     audit = audit_commit(journal, journal.read_commit(commit), start)
@@ -63,7 +64,7 @@ def audit_one(
 
 
 def ask_elsewhere(journal: Journal, commit: int) -> Ask:
-    """Return the request for a commit's first audit by a host that hasn't trained it."""
+    """Return the request that a host which hasn't trained a commit audits it for the first time."""
     answered = frozenset[str]()
     with contextlib.suppress(*UNREADABLE):
         found = journal.read_commit(commit)
@@ -72,21 +73,22 @@ def ask_elsewhere(journal: Journal, commit: int) -> Ask:
 
 
 def is_for_another(ask: Ask, tries: int) -> bool:
-    """Return whether to leave a replay to another host: this one has answered, and others may still come.
+    """Return whether another host should do a replay, because this host has already trained these steps.
 
     Args:
-        tries: how often the replay may still be put back. After that a host that is to repeat its answer does.
+        tries: how often the replay may still be put back into the queue. At 0, a host that is asked to repeat its own
+            training does the replay.
     """
     return name_host() in ask.answered and (tries > 0 or name_host() not in ask.repeat)
 
 
 def ask_another(store: str, run: str, ask: Ask, tries: int, parameters: dict[str, Any], wait_s: float = 0.0) -> bool:
-    """Schedule a replay as a flow run of the audit's deployment; return False if there is none.
+    """Schedule a replay as a flow run of the audit's deployment; return False if there is no such deployment.
 
     Args:
-        tries: how often a worker on a host that has answered may put it back.
+        tries: how often a worker on a host that has already trained these steps may put the flow run back.
         parameters: further parameters of the flow.
-        wait_s: seconds until it is due.
+        wait_s: seconds until the flow run is due.
     """
     asked = {"store": store, "run": run, "commit": ask.commit, "from_commit": ask.from_commit, "tries": tries}
 

@@ -26,10 +26,10 @@ RETRIED: dict[str, Any] = {"retries": RETRIES, "retry_delay_seconds": RETRY_AFTE
 
 
 def uncover(call: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a task's function: if an error hides a signal's exception, the wrapper raises that exception instead.
+    """Wrap a task's function. If an error hides the exception of a signal, the wrapper raises the signal's exception.
 
-    If the signal comes while Prefect is starting a task, Prefect raises ``ValueError: Task run is not set`` as it
-    handles the signal (3.9.1). The attempt would end as failed, and save nothing.
+    If the signal comes while Prefect is starting a task, Prefect 3.9.1 raises ``ValueError: Task run is not set`` while
+    it handles the signal. Without the wrapper, the attempt would end as failed and save nothing.
     """
 
     @functools.wraps(call)
@@ -46,7 +46,7 @@ def uncover(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _list_contexts(error: BaseException) -> Iterator[BaseException]:
-    """Yield the chain of an error's contexts: the error that was being handled when it was raised, and so on."""
+    """Yield the chain of an error's contexts: each is the error during whose handling the next one was raised."""
     context = error.__context__
     while context is not None:
         yield context
@@ -58,16 +58,17 @@ def open_run(attempt: Attempt) -> None:
     """Start the ranks, claim the attempt and find where the run continues. A retry continues in new ranks.
 
     Args:
-        attempt: The attempt to open. It ends its ranks itself, even if this task fails.
+        attempt: The attempt to open. The attempt ends its ranks itself, even if this task fails.
     """
     attempt.open()
 
 
 @task(task_run_name="{chunk}", retry_condition_fn=hooks.should_train_again, **RETRIED)
 def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
-    """Train a chunk and return its durable checkpoint, which doesn't count before it is committed.
+    """Train a chunk and return its durable checkpoint. The checkpoint doesn't count until it is committed.
 
-    A retry begins at the last verified checkpoint. It returns nothing if that is the chunk's own checkpoint.
+    A retry begins at the last verified checkpoint. If this is already the chunk's own checkpoint, the retry returns
+    None.
 
     Args:
         attempt: The attempt that trains.
@@ -81,16 +82,16 @@ def commit_chunk(line: Line, proposal: Proposal) -> Commit:
     """Commit a checkpoint, so that it counts, while the ranks already train the next chunk.
 
     Args:
-        line: The run's line of commits, which its attempt extends.
+        line: The run's chain of commits, which the attempt extends.
         proposal: The checkpoint, and the reason for the commit.
     """
     return publish_commit(line, proposal)
 
 
 def publish(line: Line, proposal: Proposal) -> Commit:
-    """Commit a checkpoint of a chunk, a stop or an adoption.
+    """Commit a checkpoint of a chunk or a stop, or one that a dead attempt has saved.
 
-    Make the commit a task, unless the attempt is stopping: Prefect begins no task in a suspended flow run.
+    The commit is a task, except if the attempt is stopping, because Prefect starts no task in a suspended flow run.
     """
     return publish_commit(line, proposal) if proposal.is_urgent else uncover(commit_chunk)(line, proposal)
 

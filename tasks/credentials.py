@@ -23,7 +23,7 @@ def new_auth() -> str:
 
 
 def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> None:
-    """Make the state folder, or check that it is yours. Let nobody else enter it (mode 0700) or read its files (0600).
+    """Make the state folder, or check that you own it. Deny others the folder (mode 0700) and its files (0600).
 
     Args:
         what: the folder's name in the messages of errors.
@@ -47,14 +47,14 @@ def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> 
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file, and create it with mode 0600 if it doesn't exist. Pass this function to `open` as its opener."""
+    """Open a file; create a missing file with mode 0600. Pass this function to `open` as its opener."""
     return os.open(path, flags, 0o600)
 
 
 def make_secret(path: Path, value: str) -> str:
     """Write a secret atomically to a new file that only you may read (mode 0600). Return the file's content.
 
-    An existing file keeps its content.
+    If the file exists, keep and return its content.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

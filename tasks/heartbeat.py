@@ -1,10 +1,11 @@
-"""Heartbeats: every few seconds a flow run gives a sign of life, as a new label and as an event.
+"""Heartbeats: every few seconds a flow run proves that it is alive, by a new label and by an event.
 
-`tasks.pool` watches the label and judges by it (`tasks.liveness`). An automation sets a flow run without events to
-Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats come every 30 seconds at most.
+`tasks.pool` watches the label, from which `tasks.liveness` decides whether the flow run is alive. An automation sets a
+flow run without events to Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats
+come every 30 seconds at most.
 
-An automation can be wrong, because no event arrives while the server is away. If a living flow run finds itself called
-vanished, it sets its state back to Running.
+An automation can be wrong, because no event arrives while the server is away. If a live flow run finds that its state
+says "vanished", it sets the state back to Running.
 """
 
 import contextlib
@@ -33,16 +34,17 @@ from tasks.own_run import RECENT, SHARED_FOR_S
 
 EVENT = "holdfast.heartbeat"
 LAST_EVENT = "holdfast.heartbeat.last"
-# A flow run that is being cancelled, and lives, emits this event besides its heartbeats. The automation for cancelled
-# flow runs waits for this event: if it waited for heartbeats, each heartbeat would cost the server a transaction.
+# A live flow run that is being cancelled emits this event besides its heartbeats. The automation for cancelled flow
+# runs waits for this event and not for heartbeats, because each heartbeat would then cost the server a transaction.
 CANCELLING_EVENT = "holdfast.heartbeat.cancelling"
 BEAT_LABEL = "holdfast.beat"
-# A label is renewed with every second beat: it rewrites the flow run's row, and a watcher waits for ten beats.
+# The label is renewed only at every second heartbeat, because a new label rewrites the flow run's row in the database.
+# A watcher waits for ten heartbeats, so this suffices.
 LABEL_BEATS = 2
 # The timeout of one request.
 BEAT_WITHIN_S = 2.0
-# Seconds to wait before each further try of a refused label. A server that opens several connections to an SQLite file
-# answers 503 if another request writes meanwhile.
+# Seconds to wait before each further try to write a label that the server has refused. A server with several
+# connections to an SQLite file answers 503 if another request is writing at the same time.
 TRY_AGAIN_AFTER_S = (0.1, 0.3, 0.6)
 
 log = logging.getLogger("holdfast.heartbeat")
@@ -52,8 +54,8 @@ log = logging.getLogger("holdfast.heartbeat")
 def heartbeat() -> Iterator[None]:
     """Send heartbeats for the current flow run during the block, if a worker started the flow run.
 
-    Threads of their own send the heartbeats, so that a process with a busy main thread sends them, too. Events and
-    labels have separate threads, because events need no answer of the server. If events waited for the label, they
+    Separate threads send the heartbeats, so that they are also sent while the main thread is busy. One thread sends
+    events and another sends labels, because events need no answer of the server. If events waited for the label, they
     would come 11.6 s apart with a server that takes 1.9 s to refuse each try of a label. The automation's window is 10
     s.
     """
@@ -66,7 +68,7 @@ def heartbeat() -> Iterator[None]:
         "prefect.resource.name": context.flow_run.name,
     }
     done = threading.Event()
-    # The threads run in the caller's context, which has Prefect's settings.
+    # Run the threads in the caller's context, because it has Prefect's settings.
     threads = [
         threading.Thread(target=contextvars.copy_context().run, args=each, name="heartbeat", daemon=True)
         for each in ((_emit_events, resource, done), (_renew_labels, context.flow_run, resource, done))
@@ -107,18 +109,19 @@ def _renew_labels(flow_run: FlowRun, resource: dict[str, str], done: threading.E
                 if not has_told:  # a busy server may refuse many heartbeats in a row; log only the first
                     log.info("a heartbeat did not reach Prefect's server (%r); the run continues", error)
                 has_told = True
-            if is_known_as_cancelling(flow_run):  # also while the server answers no request: it may take events
+            if is_known_as_cancelling(flow_run):  # even without an answer: the server may accept events
                 emit_event(CANCELLING_EVENT, resource)
             done.wait(EVERY_S)
 
 
 def renew_label(client: SyncPrefectClient, flow_run: FlowRun) -> None:
-    """Write a new value into the flow run's label. Try again soon if the server is too busy.
+    """Write a new value into the flow run's label. If the server is too busy, try again soon.
 
     Raises:
         PrefectHTTPStatusError: the server has refused each try.
     """
-    # A watcher compares this value with the last one, and reads no clock: any new value is a sign of life.
+    # A watcher only compares this value with the last one, without any clock. So any new value proves that the flow run
+    # is alive.
     labels: KeyValueLabels = {BEAT_LABEL: secrets.token_hex(8)}
     for wait_s in TRY_AGAIN_AFTER_S:
         try:
@@ -132,9 +135,9 @@ def renew_label(client: SyncPrefectClient, flow_run: FlowRun) -> None:
 
 
 def deny_that_it_vanished(client: SyncPrefectClient, flow_run: FlowRun) -> None:
-    """Set the current flow run back to Running if the server calls it vanished.
+    """Set the current flow run back to Running if its state on the server says that it has vanished.
 
-    If another thread of this process has just read a state that is another one, this costs no request.
+    If another thread of this process has just read any other state, no request is sent.
     """
     recent = RECENT.find(flow_run.id, SHARED_FOR_S)
     if recent is not None and (recent[0] is None or not is_called_vanished(recent[0])):
@@ -151,11 +154,11 @@ def deny_that_it_vanished(client: SyncPrefectClient, flow_run: FlowRun) -> None:
 
 
 def is_known_as_cancelling(flow_run: FlowRun) -> bool:
-    """Return whether this process has read last that a person cancels the flow run."""
+    """Return whether the state that this process last read says that a person is cancelling the flow run."""
     found = RECENT.find(flow_run.id, math.inf)
     return found is not None and found[0] is not None and found[0].is_cancelling()
 
 
 def is_called_vanished(state: State[Any]) -> bool:
-    """Return whether a watcher has set this state because it got no sign of life."""
+    """Return whether a watcher has set this state because heartbeats were missing."""
     return state.is_crashed() and state.name == "Vanished"

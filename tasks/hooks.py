@@ -8,7 +8,7 @@ observers, at once          the commit's line, `tasks.reporting.ArtifactReport`,
 `Attempt.upkeep`            read the checkpoint back, prune the epochs                           a warning
 ==========================  ===================================================================  =====================
 
-A task that fails is tried again if `should_open_again`, `should_train_again` or `is_about_the_store` says so.
+A failed task is retried if its condition is true: `should_open_again`, `should_train_again` or `is_about_the_store`.
 """
 
 import contextvars
@@ -26,7 +26,7 @@ from holdfast.errors import StoreDenied, StoreError
 from holdfast.journal import Commit
 from holdfast.journal.endings import Ending
 
-# Prefect logs eight lines for each chunk, which say no more than one line of `holdfast.attempt.progress.CommitLines`.
+# Prefect would log eight lines for each chunk. One line of `holdfast.attempt.progress.CommitLines` says as much.
 logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 
 COMMIT_EVENT = "holdfast.commit"
@@ -36,7 +36,7 @@ OVERDUE_INTERVALS, OVERDUE_LEAST_S = 3.0, 60.0
 
 
 class CommitEvents(Observer):
-    """An observer that emits two kinds of events of a run: a commit was made, or the next commit is overdue.
+    """An observer that emits two kinds of events about a run: a commit was made, and the next commit is overdue.
 
     Your own automations can react to both. The usual interval is the time between the attempt's last two commits;
     before two commits it is the length of the last chunk.
@@ -65,13 +65,13 @@ class CommitEvents(Observer):
         self._stop_waiting()
 
     def _await_next(self, attempt: AttemptView, commit: Commit, interval_s: float) -> None:
-        """Emit an event if no further commit comes in time. Without a known interval do nothing."""
+        """Emit an event if no further commit is made in time. If the usual interval is unknown, do nothing."""
         self._stop_waiting()
         if interval_s <= 0:
             return
         within_s = max(OVERDUE_INTERVALS * interval_s, OVERDUE_LEAST_S)
         facts = {"number": commit.number, "step": commit.step, "interval_s": interval_s, "within_s": within_s}
-        # In this thread's context, which has Prefect's settings.
+        # Use this thread's context, because it has Prefect's settings.
         run = contextvars.copy_context().run
         self._timer = threading.Timer(
             within_s, run, (emit_event, OVERDUE_EVENT, _name_run(attempt)), {"payload": facts}
@@ -85,7 +85,7 @@ class CommitEvents(Observer):
 
 
 def _name_run(attempt: AttemptView) -> dict[str, str]:
-    """Return the resource of a run's events."""
+    """Return the resource that a run's events name."""
     run = f"{attempt.journal.store_url}/{attempt.journal.run}"
     return {"prefect.resource.id": f"holdfast.run.{run}", "holdfast.run": run}
 
@@ -93,7 +93,7 @@ def _name_run(attempt: AttemptView) -> dict[str, str]:
 def final_state(ending: Ending) -> State[Any]:
     """Return the final state of an attempt on a work pool, named after its reason.
 
-    An attempt that was told to end completes. An attempt that a person cancelled is Cancelled, as on the server.
+    An attempt that was told to end is Completed. An attempt that a person cancelled is Cancelled, as on the server.
     """
     message = ending.message or None
     if ending.row.state == "Cancelled":

@@ -1,4 +1,4 @@
-"""The verdict on a remote process, alive or lost, from its state, its signs of life and the watcher's own clock.
+"""The verdict on a remote process, alive or lost, from its state, its heartbeats and the watcher's own clock.
 
 ==================  =========================================================  ================================
 state               alive while                                                after the window
@@ -14,10 +14,10 @@ state               alive while                                                a
 
 A sign of life is a change that the watcher sees: of the state, or of a mark that the process renews every few seconds.
 The watcher reads only its own monotonic clock and never compares the clocks of two machines. A false alarm costs only
-work: the next attempt claims the run, and the last one can't commit any more.
+time: the next attempt claims the run, and the attempt that seemed lost can't commit any more.
 
 ``VANISHED`` is the verdict of another watcher, an automation of the server. It may be wrong after the server itself was
-away. A process that finds itself called vanished sets its state back (`tasks.heartbeat`).
+away. A live process that finds this state sets it back to Running (`tasks.heartbeat`).
 """
 
 import enum
@@ -36,10 +36,11 @@ SHORTEST_S, LONGEST_S = 1.0, 10.0
 
 
 def read_interval(text: str) -> float:
-    """Return the seconds between two signs of life from the text of HOLDFAST_HEARTBEAT_S; empty for the usual ones.
+    """Return the seconds between two heartbeats, given the text of HOLDFAST_HEARTBEAT_S; the default for an empty text.
 
     Raises:
-        SystemExit: the text is no such number; this module is imported before any command can report an error.
+        SystemExit: the text is no such number. SystemExit is used because this module is imported before any command
+            can report an error.
     """
     try:
         every_s = float(text or USUAL_EVERY_S)
@@ -53,23 +54,28 @@ def read_interval(text: str) -> float:
     return every_s
 
 
-# Seconds between two signs of life. All windows below, and those of the automations, grow with them.
+# Seconds between two heartbeats. With a longer interval, all windows below and the windows of the automations are
+# longer, too.
 EVERY_S = read_interval(os.environ.get(EVERY_VARIABLE, ""))
-# Ten beats, and five new labels (`tasks.heartbeat`): a machine five times busier than usual still gives one.
+# Ten heartbeats, so five new labels (`tasks.heartbeat`). Even a machine five times busier than usual renews its label
+# once in this time.
 LOST_AFTER_S = 10 * EVERY_S
 # Shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was already dead.
 CANCELLED_AFTER_S = 5 * EVERY_S
-# The seconds that a worker has to start a process. It needs only a few; pulling a container image takes longer.
+# The seconds that a worker has to start a process. A worker usually needs only a few seconds, but pulling a container
+# image takes longer.
 NOT_BEGUN_AFTER_S = 120.0
-# A cluster takes minutes to add a machine with a GPU and to pull the image. While the cloud has no spot machine, it may
-# take hours: then another attempt begins to wait in place of this one.
+# A cluster takes minutes to add a machine with a GPU and to pull the image. If the cloud has no spot machine, the wait
+# may take hours. Then the attempt counts as lost, and a new attempt begins to wait in its place.
 NOT_PLACED_AFTER_S = 3600.0
-# After a longer gap between two looks (the server or the watcher's machine was away) the window begins again.
+# After a longer gap between two readings of the state, the window begins again, because the server or the watcher's
+# machine was away.
 LONGEST_GAP_S = max(10.0, 3 * EVERY_S)
-# If the server calls a process vanished, the process may still live if its last new mark is at most this many seconds
-# old. They are fewer than the automation's window of 10 s, so that nothing waits once more for a dead process.
+# If the server says that a process has vanished, the process may still be alive if its last new heartbeat is at most
+# this many seconds old. The limit is below the automation's window of 10 s, so that nothing waits a second time for a
+# dead process.
 DOUBTED_FOR_S = 3 * EVERY_S
-# A live worker signals the process of a cancelled flow run sooner than this. A dead worker never does.
+# A live worker signals the process of a cancelled flow run within this many seconds. A dead worker never does.
 SIGNALLED_WITHIN_S = 10.0
 
 WINDOWS_S = {
@@ -93,7 +99,7 @@ class ProcessWatch:
     """One watcher's memory of one process.
 
     Attributes:
-        silent_s: seconds without a sign of life, as of the last `judge`.
+        silent_s: seconds without a heartbeat, as of the last call of `judge`.
     """
 
     def __init__(self) -> None:
@@ -102,12 +108,12 @@ class ProcessWatch:
         self._heard_at = self._marked_at = self._looked_at = -math.inf
 
     def judge(self, kind: str, state: object, mark: object, now: float) -> ProcessVerdict:
-        """Return the verdict on a process from its present state and mark.
+        """Return the verdict on a process from its current state and heartbeat.
 
         Args:
             kind: the state's kind, as in the table above.
-            state: an id that tells this state from another one of its kind.
-            mark: the value that the process renews.
+            state: an id that distinguishes this state from other states of the same kind.
+            mark: the value that the process renews at each heartbeat.
             now: the time on the watcher's monotonic clock, in seconds.
         """
         is_new_mark = self._seen is not None and mark != self._seen[1]
@@ -141,7 +147,7 @@ class Request:
     def __init__(self, read: Callable[[], Any], save_within_s: float) -> None:
         """
         Args:
-            read: returns this process's state; None if it has none, or if the server doesn't answer.
+            read: returns this process's state; None if there is no state, or if the server doesn't answer.
             save_within_s: the limit for the last save after the request, in seconds.
         """
         self.read = read
@@ -150,10 +156,10 @@ class Request:
         self._cancelling_since: float | None = None
 
     def judge(self, state: _RequestedState | None, now: float) -> Notice | None:
-        """Return a notice if a person paused this process, or cancelled it without a worker signalling it in time.
+        """Return a notice if a person has paused this process, or cancelled it and no worker has signalled it in time.
 
         Args:
-            state: the state that was read just now.
+            state: the state that was just read.
             now: the time on the monotonic clock, in seconds.
         """
         if state is None or not (state.is_paused() or is_cancel(state)):

@@ -21,7 +21,8 @@ from tasks.liveness import EVERY_S, Request, is_cancel
 
 ASK_WITHIN_S = 5.0
 ASK_AGAIN_S = 0.5
-# The heartbeat, and those who poll for a person's request, share what one of them has read this short a time ago.
+# The threads of a process share a state that one of them has read less than this many seconds ago: the heartbeat and
+# the polls for a person's request.
 SHARED_FOR_S = 0.9 * EVERY_S
 BY_A_PERSON = "by a person"
 
@@ -34,13 +35,13 @@ def own_flow_run() -> FlowRun | None:
 
 
 class RecentStates:
-    """The states of this process's flow runs that were read last, and when. Threads share them."""
+    """The last state read of each of this process's flow runs, and when it was read. All threads share these states."""
 
     def __init__(self) -> None:
         self._read: dict[UUID, tuple[State[Any] | None, float]] = {}
 
     def remember(self, flow_run_id: UUID, state: State[Any] | None, asked_at: float) -> None:
-        """Remember a state that the server has told, and the time just before it was asked, on the monotonic clock."""
+        """Remember a state that the server has returned, and the time just before the request (monotonic clock)."""
         if asked_at >= self._read.get(flow_run_id, (None, -math.inf))[1]:  # another thread's answer may be newer
             self._read[flow_run_id] = state, asked_at
 
@@ -61,7 +62,7 @@ def read_own_state(at_most_s: float = 0.0) -> State[Any] | None:
     """Return the current flow run's state on the server; None if no worker started it, or if it was deleted.
 
     Args:
-        at_most_s: ask the server for nothing if a thread of this process has read the state this short a time ago.
+        at_most_s: send no request if a thread of this process has read the state less than this many seconds ago.
 
     Raises:
         httpx.HTTPError: the server doesn't answer.
@@ -82,7 +83,7 @@ def read_own_state(at_most_s: float = 0.0) -> State[Any] | None:
 
 
 def is_being_cancelled(within_s: float = ASK_WITHIN_S) -> bool | None:
-    """Return whether a person cancels the current flow run; None if the server doesn't answer in time.
+    """Return whether a person is cancelling the current flow run; None if the server doesn't answer in time.
 
     Args:
         within_s: the limit for retries, in seconds.
@@ -100,10 +101,10 @@ def is_being_cancelled(within_s: float = ASK_WITHIN_S) -> bool | None:
 def raise_if_paused() -> None:
     """Raise Pause if a person has paused the current flow run. Do nothing if the server doesn't answer.
 
-    The heartbeat's last reading of the state counts, too, so that each poll costs no request.
+    A state that the heartbeat has just read is used, too, so that polls need few requests.
 
     Raises:
-        Pause: a person has paused it.
+        Pause: a person has paused the flow run.
     """
     try:
         state = read_own_state(SHARED_FOR_S)
@@ -114,11 +115,12 @@ def raise_if_paused() -> None:
 
 
 class Asked:
-    """A person's requests to pause or cancel the current flow run, and the ending that follows from them.
+    """A person's requests to pause or cancel the current flow run, and the ending that they cause.
 
     Attributes:
         is_on_pool: whether a worker started the flow run.
-        sources: the sources of notices for `live`, which poll for a request; none without a worker.
+        sources: the sources of notices for `live`, which poll for a person's request; none if no worker started the
+            flow run.
         ending: how the attempt ended; None until `find_ending` has found it.
     """
 
@@ -142,7 +144,7 @@ class Asked:
         self.sources = [lambda: request.judge(read(SHARED_FOR_S), time.monotonic())] if self.is_on_pool else []
 
     def find_ending(self, cause: Cause) -> Ending:
-        """Return the attempt's ending. Ask the server whether a person's pause or cancel caused it."""
+        """Return the attempt's ending. Ask the server whether a person's pause or cancel caused the end."""
         self.ending = find_ending(cause)
         if isinstance(cause, Pause):
             self.ending = Ending("paused", BY_A_PERSON)
@@ -160,7 +162,7 @@ class Asked:
         """Raise Pause if the attempt ended because a person paused it.
 
         Raises:
-            Pause: a person paused it. Prefect then shows the flow run as paused.
+            Pause: a person paused the flow run. Prefect then shows it as paused.
         """
         if self._paused is not None:
             raise Pause(state=self._paused)
@@ -182,7 +184,8 @@ def _find_ending_after_signal() -> Ending:
 def outlive_worker() -> None:
     """Keep this process alive after its worker has died.
 
-    The worker reads this process's output. When that pipe breaks, Rich, with which Prefect prints, ends the process.
+    The worker reads this process's output through a pipe. When the pipe breaks, the library Rich, which prints for
+    Prefect, would end the process.
     """
     Console.on_broken_pipe = _print_no_more  # type: ignore[method-assign, assignment]
 

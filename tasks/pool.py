@@ -1,7 +1,7 @@
-"""Attempts as flow runs on a work pool: start each one once, watch it, cancel it.
+"""Attempts as flow runs on a work pool: start each attempt once, watch it, and cancel it.
 
-The journal alone tells what a run's attempts have done; the server tells only whether an attempt has ended. `await_end`
-also watches a flow run for signs of life (`tasks.liveness`), so that it doesn't wait for a dead process.
+Only the journal says what a run's attempts have done. The server says only whether an attempt has ended. `await_end`
+also watches the heartbeats of a flow run (`tasks.liveness`), so that it doesn't wait for a dead process.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 
 log = logging.getLogger("holdfast.pool")
 
-# Seconds between two readings of a watched state: while it is new, and later. Two readings a second of each attempt
-# were more than half of all requests to the server.
+# Seconds between two readings of a watched state: first while the state is new, then later. When each attempt was read
+# twice a second all the time, this was more than half of all requests to the server.
 POLL_EVERY_S, WATCH_EVERY_S = 0.5, 2 / 3 * EVERY_S
 NEW_FOR_S = 10.0
 LOG_WAIT_AFTER_S = 10.0
@@ -67,18 +67,18 @@ def tag_train(config: RunConfig) -> None:
 def start_attempt(
     config: RunConfig, number: int, again: int = 0, environment: Mapping[str, str] | None = None
 ) -> FlowRun:
-    """Return the flow run of an attempt: start one, or find the one that was already started.
+    """Return the flow run of an attempt. Start one if none was started yet.
 
     Args:
         number: the attempt's number.
-        again: how many flow runs for this number have ended before they claimed the number.
+        again: how many flow runs for this number have ended before claiming it.
         environment: variables for the flow run's process, besides those of the pool.
 
     Raises:
         ConfigError: there is no deployment for the work pool.
     """
     key = f"{config.store}/{config.run}:{number}"
-    # An attempt has to give signs of life as often as its watcher, this process, expects them.
+    # An attempt has to send heartbeats as often as this process, its watcher, expects them.
     agreed = {EVERY_VARIABLE: f"{EVERY_S:g}"}  # the worker may have another interval
     while True:
         try:
@@ -102,7 +102,7 @@ def start_attempt(
 
 
 def start_train(config: RunConfig, key: str) -> FlowRun:
-    """Return a flow run that trains a run: start one, or find the one that was already started with this key."""
+    """Return a flow run that trains a run. Start one if none was started yet with this key."""
     return _start("train/train", config.run, key, config, {})
 
 
@@ -126,13 +126,13 @@ def _start(
 
 
 def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
-    """Return a flow run's present state on the server. Set the state of a lost flow run to Crashed or Cancelled first.
+    """Return a flow run as the server has it now. If it is lost, set its state to Crashed or Cancelled first.
 
-    If the server calls the flow run vanished, but its process gave a sign of life just now, wait until the process
-    either corrects the state or falls silent.
+    If the state says that the flow run has vanished, but its process has just sent a heartbeat, wait until the process
+    corrects the state or sends no more heartbeats.
 
     Args:
-        watch: the memory of earlier calls for this flow run; pass the same one each time.
+        watch: the memory of earlier calls for this flow run; pass the same object each time.
     """
     while True:
         try:
@@ -157,7 +157,7 @@ def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
 
 
 def _read_with_own(client: SyncPrefectClient, flow_run_id: UUID) -> FlowRun:
-    """Return a flow run. The same request reads the current flow run's state, for those of this process who poll it.
+    """Return a flow run. Also read the current flow run's state in the same request, for the threads that poll it.
 
     Raises:
         ObjectNotFound: the server doesn't know the flow run.
@@ -175,9 +175,9 @@ def _read_with_own(client: SyncPrefectClient, flow_run_id: UUID) -> FlowRun:
 
 
 def find_live_attempt(config: RunConfig) -> FlowRun | None:
-    """Return the newest attempt that has not ended, as far as the server knows; None if all have ended.
+    """Return the newest attempt that has not ended by its state on the server; None if all attempts have ended.
 
-    Its process may be gone: `await_end` finds that out.
+    Its process may be dead; `await_end` detects this.
     """
     found = ask_server(
         lambda client: client.read_flow_runs(
@@ -192,7 +192,7 @@ def find_live_attempt(config: RunConfig) -> FlowRun | None:
 
 
 class Pace:
-    """The pace at which states are watched: quick while one of them is new, slow later."""
+    """The polling interval of watched states: short while a state is new, longer later."""
 
     def __init__(self) -> None:
         self._seen: object = None
@@ -202,7 +202,7 @@ class Pace:
         """Return the seconds until the next reading.
 
         Args:
-            states: what was read: ids of states, which differ from those of other states.
+            states: the ids of the states that were just read; any change of a state changes them.
             now: the time on the monotonic clock.
         """
         if states != self._seen:
@@ -211,10 +211,10 @@ class Pace:
 
 
 def await_end(flow_run: FlowRun) -> FlowRun:
-    """Wait until a flow run has ended or is lost, and return it. Log each cause of the flow run's own wait once.
+    """Wait until a flow run has ended or is lost, and return it. While it waits itself, log each cause once.
 
     Raises:
-        Pause: a person paused the current flow run, which waits.
+        Pause: a person paused the current flow run, in which this call waits.
     """
     watch, logged, pace = ProcessWatch(), "", Pace()
     began, checked_at = time.monotonic(), -math.inf
@@ -231,11 +231,11 @@ def await_end(flow_run: FlowRun) -> FlowRun:
 
 
 def choose_number(config: RunConfig, number: int) -> int:
-    """Return the attempt's number for the current flow run: a new one if it was paused and is now resumed.
+    """Return the attempt's number for the current flow run: a new number if the flow run was paused and is now resumed.
 
     Raises:
-        RunStopped: a person retries a flow run whose attempt has begun before. Another attempt must continue the run,
-            because the process of the earlier one may live.
+        RunStopped: a person retries a flow run whose attempt has already begun. Another attempt must continue the run,
+            because the earlier attempt's process may still be alive.
     """
     journal = Journal(open_store(config.store), config.run)
     newest = journal.attempts()
@@ -258,7 +258,7 @@ def was_paused(journal: Journal, number: int) -> bool:
 
 
 def cancel(flow_run: FlowRun, within_s: float) -> None:
-    """Cancel a flow run, which then saves and ends. Wait until it has ended or is lost, at most `within_s` seconds."""
+    """Cancel a flow run, so that it saves and ends. Wait at most `within_s` seconds until it has ended or is lost."""
     with contextlib.suppress(ObjectNotFound):
         ask_server(lambda client: client.set_flow_run_state(flow_run.id, Cancelling()))
     watch, deadline = ProcessWatch(), time.monotonic() + within_s
@@ -267,7 +267,7 @@ def cancel(flow_run: FlowRun, within_s: float) -> None:
 
 
 def end_tasks(flow_run: FlowRun) -> None:
-    """Set the tasks of a dead flow run to Crashed. Otherwise its chunk would stay Running for ever.
+    """Set the tasks of a dead flow run to Crashed. Otherwise the task of its chunk would stay Running for ever.
 
     Do nothing if the server refuses: nothing depends on these states.
     """

@@ -1,6 +1,6 @@
-"""A run's artifacts in Prefect's UI: a progress bar, a table of chunks, what a recipe shows, and a summary.
+"""A run's artifacts in Prefect's UI: a progress bar, a table of chunks, the recipe's texts and pictures, and a summary.
 
-A thread of its own sends only the newest values, so that a slow or absent server never delays a run.
+A separate thread sends only the newest values, so that a slow or absent server never delays a run.
 """
 
 import base64
@@ -35,7 +35,7 @@ from tasks.liveness import EVERY_S
 
 log = logging.getLogger("holdfast.reporting")
 
-# The least seconds between two updates: each costs a request and an event, about 20 ms of the server's CPU time.
+# The least seconds between two updates: each update costs a request and an event, about 20 ms of the server's CPU time.
 BAR_EVERY_S = max(10.0, 3 * EVERY_S)
 SENT_WITHIN_S = 10.0
 ROWS = 200
@@ -45,7 +45,7 @@ class ArtifactReport(Observer):
     """An observer that makes artifacts of the current flow run: a bar, a table of commits, texts and pictures."""
 
     def __init__(self) -> None:
-        self._pending: dict[str, Callable[[], object]] = {}  # a newer update replaces the one that waits
+        self._pending: dict[str, Callable[[], object]] = {}  # a newer update replaces the waiting one
         self._news, self._done = threading.Event(), threading.Event()
         self._artifacts: dict[str, Any] = {}  # the artifacts' ids, by name
         self._rows: list[dict[str, Any]] = []
@@ -77,7 +77,7 @@ class ArtifactReport(Observer):
     def _send(self, name: str, show: Callable[..., None], *arguments: Any) -> None:
         self._pending[name] = functools.partial(show, *arguments)
         self._news.set()
-        if self._thread.ident is None:  # not in __init__: if the attempt is never made, nothing ends the thread
+        if self._thread.ident is None:  # not in __init__: nothing would end the thread of an unused observer
             self._thread.start()
 
     def _show_bar(self, attempt: AttemptView, step: int, text: str) -> None:
@@ -147,9 +147,9 @@ def describe_chunk(journal: Journal, commit: Commit) -> dict[str, Any]:
 
 
 def describe_shown(shown: Shown) -> str:
-    """Return a text or picture in Markdown, under its step.
+    """Return a text or picture in Markdown, below a line with its step.
 
-    A picture becomes an image in a data URI. So a browser runs no script in an SVG.
+    A picture becomes an image with a data URI, so that a browser runs no script in an SVG.
     """
     if shown.media_type == TEXT:
         text = shown.data.decode()
@@ -173,9 +173,9 @@ def make_summary(journal: Journal) -> None:
 def describe_run(journal: Journal) -> str:
     """Return a run in Markdown: its state, a picture of its loss, its attempts, and its last texts and pictures.
 
-    The picture is an image in a data URI, which the UI shows; it shows no SVG that stands in the Markdown itself.
+    The picture is an image with a data URI, because the UI shows no SVG that is written in the Markdown itself.
     """
-    from holdfast.looking.report.picture import draw_loss  # it imports numpy, which a flow's start needn't wait for
+    from holdfast.looking.report.picture import draw_loss  # imports numpy, for which a flow's start needn't wait
 
     standing, picture = read_standing(journal), draw_loss(journal)
     drawn = [_embed("loss by step", SVG, picture.encode()), ""] if picture else []
@@ -188,9 +188,9 @@ def _embed(name: str, media_type: str, data: bytes) -> str:
 
 
 def describe_report(journal: Journal) -> str:
-    """Return in Markdown where the run's report lies, and the command that writes it into a folder.
+    """Return, in Markdown, the place of the run's report, and the command that writes the report into a folder.
 
-    The place is no link, because from a server's page a browser opens neither a file nor a bucket's URL.
+    The place is no link, because a browser opens neither a local file nor a bucket's URL from a server's page.
     """
     place = f"{journal.store_url}/{journal.run}"
     return f"`{place}/{REPORT}`; `holdfast report {shlex.quote(place)}` writes it into the current folder"
@@ -199,7 +199,7 @@ def describe_report(journal: Journal) -> str:
 def _describe_newest(journal: Journal) -> list[str]:
     try:
         return [f"\n{describe_shown(shown)}" for shown in read_newest(journal)]
-    except RecordDamaged as error:  # a damaged record must not hide the rest
+    except RecordDamaged as error:  # a damaged record must not hide the other rows
         return [f"\n{error}"]
 
 
@@ -215,13 +215,13 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "settings": f"`{standing.config_fingerprint}`" if standing.commit else None,
     }
     table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
-    if journal.store.exists(REPORT):  # below the table, because a cell would cut off the path and the command
+    if journal.store.exists(REPORT):  # written below the table, because a cell would cut off the path and the command
         return [*table, "", f"report: {describe_report(journal)}"]
     return table
 
 
 def _describe_attempts(journal: Journal) -> list[str]:
-    """Return a table of the attempts, and below it why they ended: a column of sentences wouldn't fit on the page."""
+    """Return a table of the attempts, and below it the reasons for their ends, which wouldn't fit into a column."""
     lines = ["| attempt | began (UTC) | host | why | ended | at step |", "|---|---|---|---|---|---|"]
     reasons = []
     for number in journal.numbers("attempts")[-ROWS:]:

@@ -1,4 +1,4 @@
-"""Flows for calls from Python: without a configured server, they get the same temporary server as the commands."""
+"""Flows to call from Python: if no server is configured, they use the same temporary server as the commands."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,15 +16,15 @@ R = TypeVar("R")
 
 
 def served_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Declare a flow, as Prefect's ``@flow(...)`` does, that starts `tasks.server` if no API is configured.
+    """Declare a flow as Prefect's ``@flow(...)`` does. Its call starts `tasks.server` if no API is configured.
 
-    Prefect itself would start another temporary server, which survives when the process is killed.
+    Prefect itself would start its own temporary server, which survives when the process is killed.
     """
     return lambda function: SERVED(function, **options)
 
 
 def call_served(flow: Flow[Any, Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a flow with a server: the surrounding flow run's, or, without a surrounding one, `tasks.server.server`.
+    """Call a flow with the server of the surrounding flow run; if there is none, with `tasks.server.server`.
 
     Raises:
         RunStopped: the server forgot the flow run while it ran.

@@ -1,7 +1,7 @@
 """A temporary Prefect server for one command, if no server is configured.
 
 Prefect's own temporary server survives for ever when the process that started it is killed. This server watches its
-standard input, and so ends with its parent, even if the parent is killed.
+standard input, so it ends with its parent process, even if the parent is killed.
 """
 
 import contextlib
@@ -36,21 +36,22 @@ from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import new_auth
 
 DRAIN_WITHIN_S = 5.0
-# If the database exists already, a start takes fewer seconds than this.
+# A start takes less than this many seconds if the database exists already.
 USUAL_START_S = 6.0
 # A start may take this many times Prefect's own limit, 20 s. With seven processes on a core and a new database it takes
 # over 60 s.
 PATIENCE = 15
-# The limit for a configured server's first answer. A server on a busy machine takes seconds.
+# The limit for a configured server's first answer. A server on a busy machine may take seconds to answer.
 ANSWERS_WITHIN_S = 60.0
-# Ports below the range that Linux gives to clients: a client may use a port of that range when the server starts again.
+# These ports are below the range from which Linux gives ports to clients. A port in that range may be in use by a
+# client when the server starts again.
 LASTING_PORTS = range(20_000, 32_768)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # The limit for the temporary server to write pending requests after its command has ended.
 ENDS_WITHIN_S = 5.0
 
-# A heartbeat counts for seconds, but Prefect keeps events for 7 days: a run's heartbeats of a week would take gigabytes
-# of the database. The server looks once an hour for events that are older than these seconds.
+# The age, in seconds, at which the server deletes events; it checks once an hour. A heartbeat is useful for seconds,
+# but Prefect keeps events for 7 days by default, and a run's heartbeats of a week would take gigabytes of the database.
 RETENTION = "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES"
 KEPT_S = {"holdfast.heartbeat": 3600, "prefect.flow-run.heartbeat": 86_400, "prefect.artifact.updated": 86_400}
 
@@ -80,7 +81,8 @@ def server() -> Iterator[str]:
         [sys.executable, "-m", "tasks.server", str(port)],
         env=os.environ | describe_server(url, auth),
         stdin=subprocess.PIPE,
-        # Only the flow gets the signals of Ctrl-C and a closed terminal: it needs its server to the end.
+        # Start the server in a new session, so that only the flow gets the signals of Ctrl-C and a closed terminal. The
+        # flow needs the server until its own end.
         start_new_session=True,
     )
     try:
@@ -95,7 +97,7 @@ def server() -> Iterator[str]:
 
 
 def check_configured(setting: str) -> None:
-    """Raise ConfigError if no server is configured, which a setting needs: a temporary one has no deployments."""
+    """Raise ConfigError if no server is configured. This setting needs deployments; a temporary server has none."""
     if not PREFECT_API_URL.value():
         raise ConfigError(
             f"{setting} needs a server with deployments, and PREFECT_API_URL is not set",
@@ -104,12 +106,12 @@ def check_configured(setting: str) -> None:
 
 
 def describe_server(url: str, auth: str) -> dict[str, str]:
-    """Return the environment of a Prefect server that requires a secret and lets only its own pages read answers.
+    """Return the environment of a Prefect server that requires a secret, and whose answers only its own pages may read.
 
-    It keeps heartbeats for an hour, unless this process's environment says how long the server keeps events.
+    The server keeps heartbeats for an hour, unless this process's environment sets how long it keeps events.
 
     Args:
-        url: the URL of its API.
+        url: the URL of the server's API.
         auth: the secret, as ``user:password``.
     """
     return {
@@ -168,7 +170,7 @@ def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
     """Wait until the server answers.
 
     Raises:
-        RunStopped: the server has ended, or did not start in time.
+        RunStopped: the server has ended, or it did not start in time.
     """
     began = time.monotonic()
     within_s = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value() * PATIENCE
@@ -186,7 +188,7 @@ def await_healthy(process: "subprocess.Popen[bytes]", url: str) -> None:
 def is_healthy(url: str) -> bool:
     """Return whether a server on this machine answers at its API's URL."""
     with contextlib.suppress(httpx.TransportError):
-        # Loading certificates, which plain HTTP doesn't need, would take 20 ms each time.
+        # Don't load certificates: plain HTTP doesn't need them, and loading takes 20 ms each time.
         return httpx.get(f"{url}/health", trust_env=False, verify=False).is_success
     return False
 
@@ -207,7 +209,7 @@ def _end_server(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # on a busy machine the process may still import modules
+        with contextlib.suppress(subprocess.TimeoutExpired):  # on a busy machine it may still be importing
             process.wait(ENDS_WITHIN_S + 1)
     finally:
         process.kill()
@@ -215,7 +217,7 @@ def _end_server(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _send_what_is_left() -> None:
-    """Send the pending logs and events. Once the server has ended, retries would delay the exit by a minute."""
+    """Send pending logs and events before the server ends, because later retries would delay the exit by a minute."""
     APILogWorker.drain_all(timeout=DRAIN_WITHIN_S)
     EventsWorker.drain_all(timeout=DRAIN_WITHIN_S)
 
@@ -230,7 +232,7 @@ def free_port() -> int:
 def choose_port(*wanted: int | None) -> int:
     """Return the first of these ports that is free on the loopback interface; if none is free, any other free port.
 
-    Never use a port of another program: clients would send it the secret.
+    Never return a port that another program uses, because clients would send the secret to that program.
     """
     for port in (*filter(None, wanted), *random.sample(LASTING_PORTS, 20)):
         with contextlib.suppress(OSError), socket.socket() as listener:
@@ -242,7 +244,7 @@ def choose_port(*wanted: int | None) -> int:
 
 def main(port: int) -> None:
     """Serve Prefect's API on the loopback interface until the standard input ends."""
-    gc.disable()  # imported modules stay: garbage collections during the imports take a seventh of the start
+    gc.disable()  # no garbage collection during imports: it takes a seventh of the start and frees nothing
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import uvicorn
 
@@ -261,7 +263,8 @@ def _end_with_parent() -> None:
     # Don't read sys.stdin: the interpreter would abort if it exited while this thread holds the lock of sys.stdin.
     while os.read(0, 1):
         pass
-    # Prefect reports each interrupted request of the dead command with a traceback, which nobody is left to read.
+    # Prefect logs a traceback for each interrupted request of the dead command. Nobody reads these tracebacks any more,
+    # so drop them.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

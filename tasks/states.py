@@ -1,4 +1,4 @@
-"""The meaning of the states of an attempt's flow run: the reason why it waits, whether it ended, and how."""
+"""The meaning of the states of an attempt's flow run: why it waits, whether it has ended, and how it has ended."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ from tasks.heartbeat import is_called_vanished
 
 # The name of a Pending state in which a Kubernetes Job exists, but its pod has not started.
 PLACED_LATER = "InfrastructurePending"
-# The name of a Scheduled state that waits for a slot of its deployment's concurrency limit.
+# The name of a Scheduled state in which a flow run waits for a slot of its deployment's concurrency limit.
 QUEUED = "AwaitingConcurrencySlot"
-# The beginning of the message if a deployment's concurrency limit cancelled a flow run. Prefect gives no other sign.
+# The beginning of the message if a deployment's concurrency limit has cancelled a flow run. Prefect shows this cause
+# only in the message.
 TURNED_AWAY = "Deployment concurrency "
 # Parts of the message of a worker that could not start a flow run, each with a hint. Without the hint, a person would
-# have to search the worker's traceback for the cause, such as a socket that its user may not use.
+# have to search the worker's traceback for the cause, for example that the worker's user has no access to a socket.
 HINTS = {
     "Could not connect to Docker": "start the container engine on the worker's machine, or let the worker's user use "
     "the engine's socket; the worker's log names the cause",
@@ -30,11 +31,11 @@ def kind_of(state: State[Any]) -> str:
 
 
 def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
-    """Return the state that a lost flow run is set to.
+    """Return the state to set for a lost flow run.
 
     Args:
         state: the flow run's last state.
-        silent_s: the seconds without a sign of life.
+        silent_s: the seconds without a heartbeat.
     """
     silence = f"no sign of life for {silent_s:.0f} s"
     if state.is_cancelling():
@@ -66,7 +67,7 @@ def describe_wait(flow_run: FlowRun) -> str:
 
 
 def describe_turned_away(state: State[Any] | None) -> str:
-    """Return the reason why the server itself has cancelled a flow run; empty if it has not.
+    """Return the reason why the server itself has cancelled a flow run; empty if the server hasn't.
 
     The server cancels a flow run above its deployment's concurrency limit if the collision strategy is CANCEL_NEW.
     """
@@ -80,7 +81,7 @@ def is_final(flow_run: FlowRun) -> bool:
 
 
 def ending_of_state(state: State[Any] | None, step: int) -> Ending:
-    """Return the ending of an attempt that has no ending record, from its flow run's state.
+    """Return the ending of an attempt without an ending record, derived from its flow run's state.
 
     Args:
         step: the newest committed step.

@@ -1,7 +1,7 @@
 """The supervisor of a run on a work pool: start one attempt after the other until the run is complete.
 
-`holdfast.attempt.supervision` decides after each attempt whether to start another, wait or stop; the supervisor
-carries that out on Prefect's server.
+After each attempt, `holdfast.attempt.supervision` decides whether to start another attempt, wait or stop. The
+supervisor executes this decision on Prefect's server.
 """
 
 import logging
@@ -32,7 +32,7 @@ log = logging.getLogger("holdfast.train")
 class Supervisor:
     """Trains a run by attempts on a work pool until it is complete or cancelled.
 
-    If an attempt lives already, because its supervisor was killed or started twice, watch that attempt first.
+    If an attempt is already alive, because its supervisor was killed or started twice, watch that attempt first.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Supervisor:
     ) -> None:
         """
         Args:
-            choose_environment: returns variables for the next attempt's environment, besides those of its pool.
+            choose_environment: returns environment variables for the next attempt, besides the variables of its pool.
         """
         self.config, self.journal = config, journal
         self._choose_environment = choose_environment
-        self._others: list[Ending] = []  # the endings that the journal lacks, since a step was last committed
+        self._others: list[Ending] = []  # the endings since the last committed step that the journal lacks
         self._furthest = 0
-        self._refused = 0  # attempts that the server has refused to begin, in all
+        self._refused = 0  # the total number of attempts that the server has refused to begin
         self._refusal = ""  # the last refusal, for a person
         self._is_judged = False  # whether an attempt has accepted this configuration
         self._seen = Supervised()
@@ -58,7 +58,7 @@ class Supervisor:
         """Train the run; return its ending, completed or cancelled.
 
         Raises:
-            NoProgress: a budget is spent; the message has the last error.
+            NoProgress: the allowed number of attempts is used up; the message has the last error.
             WrongUse, Damage, Superseded: another attempt can't help.
         """
         live = pool.find_live_attempt(self.config)
@@ -73,7 +73,7 @@ class Supervisor:
         return action.ending
 
     def _know(self, live: FlowRun | None) -> Supervised:
-        """Return the facts for the choice of the next action, in as few reads of the journal as possible."""
+        """Return the facts from which the next action is chosen, with as few reads of the journal as possible."""
         if live is not None:
             return replace(self._seen, is_live=True)
         journal, config = self.journal, self.config
@@ -102,7 +102,7 @@ class Supervisor:
             self._refusal = f"attempt {number} did not begin ({refusal})"
             self._seen = Supervised(is_dead=is_dead, refusals=self._seen.refusals + 1)
             return
-        if pool.was_paused(self.journal, number):  # a person resumed the flow run, which claimed a new attempt
+        if pool.was_paused(self.journal, number):  # a person resumed the flow run, so it claimed a new attempt
             number = self.journal.attempts()
         ending = settle_ending(self.journal, number, flow_run.state)
         pool.add_tags(flow_run.id, ending.reason)
@@ -114,9 +114,10 @@ class Supervisor:
         self._seen = Supervised(is_dead=is_dead, last=ending, was_cancelled=was_cancelled)
 
     def _note(self, number: int, ending: Ending, flow_run: FlowRun) -> Ending:
-        """Record the ending of an attempt that no person has cancelled, and return it.
+        """Record the ending of an attempt that no person has cancelled, and return the ending.
 
-        If the flow run completed but the journal has an incomplete run, record and return the ending *stopped* instead.
+        If the flow run completed but the run is incomplete by its journal, record and return the ending *stopped*
+        instead.
         """
         if ending.step > self._furthest:
             self._others.clear()
@@ -159,11 +160,11 @@ def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
 
 
 def settle_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
-    """Return an attempt's ending: its own record, or, if there is none, one that this call makes from the state.
+    """Return an attempt's ending: its own record, or else an ending derived from the state of its flow run.
 
-    If the server says that a person cancelled the attempt, this overrules a recorded *preempted*: perhaps the attempt
-    could not reach the server. Any state overrules a recorded *paused*: a person has resumed the flow run, which then
-    ended before it claimed another attempt.
+    If the server says that a person cancelled the attempt, this overrules a recorded *preempted*, because the attempt
+    may have been unable to reach the server. Any state overrules a recorded *paused*, because then a person has resumed
+    the flow run, which ended before it claimed another attempt.
     """
     newest = journal.newest()
     by_state = ending_of_state(state, newest.step if newest else 0)

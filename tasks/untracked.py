@@ -1,8 +1,8 @@
 """The environment for Prefect: usage data off, the local server's secret, and the engine's log on.
 
 Import this module before Prefect, which reads the environment when it is imported. `DO_NOT_TRACK` and
-`PREFECT_SERVER_ANALYTICS_ENABLED` keep the values that you have set. Settings of Prefect in pyproject.toml wouldn't do:
-they count only in the repository's folder.
+`PREFECT_SERVER_ANALYTICS_ENABLED` keep the values that you have set. Settings of Prefect in pyproject.toml wouldn't
+suffice, because Prefect reads them only in the repository's folder.
 """
 
 import logging
@@ -23,5 +23,5 @@ def prepare() -> None:
 
 
 prepare()
-# Prefect sends this logger's records to its server (pyproject.toml, extra_loggers), but doesn't set its level.
+# Prefect sends this logger's records to its server (pyproject.toml, extra_loggers), but doesn't set the logger's level.
 logging.getLogger("holdfast").setLevel(logging.INFO)
