@@ -1,4 +1,4 @@
-"""One attempt, a process life of a run, as a separate flow run."""
+"""One attempt (the training of a run by one process, from its start to its end) as a separate flow run."""
 
 import contextlib
 from typing import Any
@@ -28,7 +28,8 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     """Train a run, chunk by chunk, from the newest commit in its journal, until the run is complete.
 
     If the attempt is told to end (SIGTERM, Ctrl-C, a cloud's notice, a person who cancels or pauses it), it saves and
-    commits the trained steps. On a work pool it ends in a state that names the reason; elsewhere it raises its errors.
+    commits the trained steps. On a work pool, the flow run ends in a state that names the reason; elsewhere the flow
+    raises the error.
 
     Args:
         config: The run's configuration.
@@ -39,12 +40,12 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     asked = own_run.Asked(config.resume.stop_within_s)
     with contextlib.ExitStack() as here:
         here.enter_context(heartbeat())
-        # On a pool the supervisor starts the next attempt, and Prefect tells a flow run why it gets SIGTERM, but only
-        # while Prefect's own handler is in place.
+        # On a pool, don't replace Prefect's signal handler, because only this handler lets a flow run know why it gets
+        # SIGTERM. The supervisor then starts the next attempt.
         if not asked.is_on_pool:
             here.enter_context(interrupt.raised_once(config.resume.stop_within_s))
-            # Queue the job again before Prefect reports to its server: the signal that ends a Slurm job ends the
-            # server, too.
+            # Queue the Slurm job again before Prefect reports to its server, because the signal that ends the job ends
+            # the server, too.
             here.enter_context(queued_again(config))
         try:
             outcome = live(

@@ -25,7 +25,7 @@ log = logging.getLogger("holdfast.audit")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-# The audits of one commit after which no further host is asked.
+# After this many audits of a commit, no further host is asked for an audit.
 MOST_AUDITS = 8
 
 
@@ -43,33 +43,35 @@ def audit(
     is_asked: bool = False,
     on_fault: OnFault = "record",
 ) -> dict[str, list[Audit]]:
-    """Train chunks of each run again, and compare the bytes. Write nothing but records of audits, and of quarantines.
+    """Train chunks of each run again, and compare the bytes. Write only records of audits and quarantines.
 
-    If bytes differ, and the audits of the commit don't decide whether the program or a machine is the cause, a flow run
-    of the same deployment asks another host. A worker on a host that has answered puts it back for a minute, at most
-    `tries` times; then that host trains the steps once more. A machine that is found to compute wrongly is quarantined
-    on the store.
+    If bytes differ, and the audits of the commit don't decide whether the program or a machine is the cause, a new flow
+    run of the same deployment asks another host for a replay. If a worker gets this flow run on a host that has already
+    trained the steps, it puts the flow run back into the queue for a minute, at most `tries` times. After that, this
+    host trains the steps once more. A machine that is found to compute wrongly is quarantined on the store.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
         commits: How many commits of each run to audit, chosen at random. A run with fewer commits is audited whole.
-        share: If above 0, audit as many commits of each run instead as fit into this share of its training time, such
-            as 0.01, with all its earlier audits: first the newest one that isn't certified, then others at random. A
-            rest that is shorter than a chunk counts the next time.
-        seed: The seed of these choices; by default another one each time. It is in the audits' records.
+        share: If above 0, audit instead as many commits of each run as fit into this share of its training time, such
+            as 0.01, together with all its earlier audits: first the newest commit that isn't certified, then others at
+            random. An unused part of the share remains for the next audit.
+        seed: The seed of these random choices; by default a new one each time. The audits' records contain it.
         runs: How many runs of the store to audit, chosen at random; by default all.
         run: The only run to audit.
         commit: The only commit of that run to audit; 0 to choose at random.
         from_commit: The commit to begin that replay with; by default the audit chooses.
-        tries: How often a replay that another host is to make may be put back.
-        is_asked: Whether an earlier audit asks for this one. If the commit is decided meanwhile, nothing is trained.
+        tries: How often a replay for another host may be put back into the queue.
+        is_asked: Whether an earlier audit has asked for this audit. If there is a verdict on the commit meanwhile,
+            nothing is trained.
         on_fault: What to do besides the record if a machine has computed wrongly. rollback: quarantine the commits that
-            it has trained since the newest certified one, so that the run continues from that one.
-            stop: hold the run: a live attempt ends at its next commit, and no other begins until holdfast release.
+            this machine has trained since the newest certified commit, so that the run continues from the certified
+            commit. stop: hold the run: a live attempt ends at its next commit, and no new attempt begins until holdfast
+            release.
 
     Raises:
         Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.
-        RunStopped: a commit could not be audited for another reason. All others were audited.
+        RunStopped: a commit could not be audited for another reason. All other commits were audited.
     """
     if (commit or from_commit is not None or is_asked) and not (run and commit):
         raise ConfigError("commit and from_commit need each other's run and commit", hint="give run and commit")
@@ -104,7 +106,7 @@ def audit(
 
 
 def choose_some(journals: list[Journal], most: int | None, seed: int | None) -> list[Journal]:
-    """Return at most so many runs, chosen at random, in order of their names; None returns all."""
+    """Return this many runs, chosen at random, in the order of their names; all runs for None."""
     if most is None or len(journals) <= most:
         return journals
     chosen = random.Random(seed).sample(journals, most)
@@ -118,7 +120,7 @@ def _choose(
     """Yield the commits to audit, with their runs.
 
     Args:
-        most: of each run, the number of commits, or as a float the share of its training time.
+        most: for each run, the number of commits to audit, or, as a float, the share of its training time.
     """
     found = open_store(store)
     for journal in [Journal(found, run)] if run else choose_some(list_runs(found), runs, seed):
@@ -154,9 +156,10 @@ def _is_ours(store: str, run: str, commit: int, tries: int, on_fault: OnFault) -
 
 
 def _follow(store: str, journal: Journal, commit: int, tries: int, on_fault: OnFault) -> None:
-    """Log the verdict on a commit whose trainings differ, or whose parent is in doubt; ask another host if need be.
+    """Log the verdict on a commit whose trainings differ, or whose parent is in doubt; if needed, ask another host.
 
-    If a run is to go back and no commit is known to be right, another host is asked for one that may be.
+    If a run is to be rolled back but no commit is known to be right, ask another host to audit a commit that may be
+    right.
     """
     verdict = _read_verdict(journal, commit)
     if verdict and verdict.kind == "certified":

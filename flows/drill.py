@@ -1,4 +1,4 @@
-"""Disaster drills with your own run on your own work pool: `drill` from the UI or from Python."""
+"""Disaster drills with your own run on your own work pool: `drill`, started in the UI or from Python."""
 
 import logging
 from typing import Any
@@ -24,7 +24,8 @@ log = logging.getLogger("holdfast.drill")
 def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = False) -> DrillVerdict:
     """Train a copy of a run twice on its work pool, once undisturbed and once with kills, and compare the bytes.
 
-    Both copies are new runs; yours stays unchanged. The drill restarts no killed worker: your own service has to.
+    Both copies are new runs; yours stays unchanged. The drill doesn't restart a killed worker: your own service has to
+    restart it.
 
     Args:
         config: The configuration of your run; its setting `where` names the work pool.
@@ -33,7 +34,7 @@ def drill(config: RunConfig, kills: list[Kill], epochs: int = 1, keep: bool = Fa
         keep: Keep both copies on the store afterwards. The copies of a failed drill always stay.
 
     Raises:
-        ConfigError: the run trains here, or there is nothing to kill.
+        ConfigError: the run trains without a work pool, or there is nothing to kill.
         Damage: the two copies end on different bytes.
         RunStopped: a person cancelled one of the copies.
     """

@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint: `evaluate`, from the UI, on a schedule or from Python."""
+"""Evaluation of a checkpoint: `evaluate`, started in the UI, by a schedule or from Python."""
 
 import logging
 import sys

@@ -13,10 +13,11 @@ LONGEST_NAME = 100
 
 
 def expand(config: RunConfig, grid: Mapping[str, Sequence[Any]]) -> list[RunConfig]:
-    """Return the configurations of a sweep. Each has a run of its own, named after the changed settings.
+    """Return the configurations of a sweep. Each configuration has a run of its own, named after the changed settings.
 
     Args:
-        grid: the values to try, by dotted name: ``{"settings.lr": [0.1, 0.01], "seed": [1, 2]}`` gives four.
+        grid: the values to try, by dotted name: ``{"settings.lr": [0.1, 0.01], "seed": [1, 2]}`` gives four
+            configurations.
 
     Raises:
         ConfigError: a name is unknown, a value is out of range, or two runs would have the same name.
@@ -38,7 +39,7 @@ def expand(config: RunConfig, grid: Mapping[str, Sequence[Any]]) -> list[RunConf
 
 
 def name_run(run: str, changes: Mapping[str, Any]) -> str:
-    """Return a run's name with its changed settings, cut to 100 characters: ``language-lr-0.001-seed-2``."""
+    """Return a run's name with its changed settings, such as ``language-lr-0.001-seed-2``, cut to 100 characters."""
     parts = [f"{name.rpartition('.')[2]}-{value}" for name, value in changes.items()]
     return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join([run, *parts]))[:LONGEST_NAME].strip("-")
 
@@ -46,7 +47,7 @@ def name_run(run: str, changes: Mapping[str, Any]) -> str:
 def find_best(journals: Sequence[Journal], rule: KeepBest) -> tuple[Journal, Commit] | None:
     """Return the best commit of several runs by the rule's metric, and its run; None if no commit has the metric.
 
-    Of equal commits it is the newest of the first run. Pruned and quarantined commits don't count.
+    Of equally good commits, the newest commit of the first run is returned. Pruned and quarantined commits don't count.
     """
     found = [(journal, commit) for journal in journals for commit in journal.candidates()]
     valued = [(value, pair) for pair in found if (value := pair[1].metrics.get(rule.metric)) is not None]

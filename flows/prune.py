@@ -17,7 +17,7 @@ log = logging.getLogger("holdfast.prune")
 
 @served_flow(name="prune", flow_run_name="prune {store}", retries=0, persist_result=False)
 def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
-    """Delete the checkpoints that each run's own retention doesn't keep. Runs may train meanwhile.
+    """Delete the checkpoints of each run that its own retention policy doesn't keep. Runs may train at the same time.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.

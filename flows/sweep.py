@@ -1,4 +1,4 @@
-"""Sweeps: one run for each combination of settings, some of them at once; from the UI, Python or a schedule."""
+"""Sweeps: one run for each combination of settings, started in the UI, from Python or by a schedule."""
 
 import logging
 import time
@@ -36,12 +36,13 @@ def sweep(
     Args:
         config: The settings that all runs share. With `where = "here"` the runs train one after the other.
         grid: The values to try, by dotted name, for example {"settings.lr": [0.1, 0.01], "seed": [1, 2]}.
-        at_once: How many runs train at once on a work pool.
-        pin_best: Pin the best checkpoint of all runs, by the metric of retention.keep_best, when all are complete.
+        at_once: How many runs train at the same time on a work pool.
+        pin_best: When all runs are complete, pin the best of all their checkpoints, by the metric of
+            retention.keep_best.
 
     Raises:
         ConfigError: the grid is wrong, or pin_best has no metric.
-        RunStopped: some runs are not complete. All others are.
+        RunStopped: some runs are not complete. All other runs are.
     """
     configs = expand(config, grid)
     if pin_best and config.retention.keep_best is None:
@@ -71,7 +72,7 @@ def _train_here(configs: list[RunConfig]) -> dict[str, str]:
 
 
 def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
-    """Train each run by a `train` flow run of its own. Return the reason of each failure, by the run's name."""
+    """Train each run in its own flow run of `train`. Return the reason for each failure, by the run's name."""
     waiting, live, failed = list(configs), list[tuple[RunConfig, FlowRun, ProcessWatch]](), dict[str, str]()
     while waiting or live:
         while waiting and len(live) < at_once:
@@ -102,7 +103,7 @@ def write_report(config: RunConfig, configs: list[RunConfig]) -> None:
 
 
 def pin_best_commit(configs: list[RunConfig], rule: KeepBest) -> tuple[str, Commit] | None:
-    """Pin the best checkpoint of all runs, so that no retention deletes it. Return its run and its commit."""
+    """Pin the best checkpoint of all runs, so that retention never deletes it. Return its run and its commit."""
     store = open_store(configs[0].store)
     found = find_best([Journal(store, each.run) for each in configs], rule)
     if found is None:

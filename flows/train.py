@@ -39,8 +39,8 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run until its journal says that it is complete.
 
     Start it again after any interruption, and the run continues. If the run is complete, it trains nothing. On a work
-    pool it starts one attempt after the other, each as a flow run of its own. If an attempt is already running, because
-    this flow was killed or started twice, it watches that attempt.
+    pool, this flow starts one attempt after the other, each as a separate flow run. If an attempt is already running,
+    because this flow was killed or started twice, the flow watches that attempt.
 
     Args:
         config: The run's configuration.
@@ -107,9 +107,9 @@ def main(
     if settings.where != "here":
         check_configured(f'where = "{settings.where}"')
     log_plain_lines()
-    # While a flow runs, Prefect's own handler is in place. It calls this handler after the flow has ended.
+    # While a flow runs, Prefect replaces this signal handler by its own, and calls this one after the flow has ended.
     signal.signal(signal.SIGTERM, interrupt.end)
-    # Start the ranks ahead, because their start takes as long as that of Prefect's server.
+    # Start the ranks now, in parallel to Prefect's server, because both starts take equally long.
     ahead = started_ahead(settings) if settings.where == "here" else contextlib.nullcontext()
     with ahead, server():
         result = train(settings)
