@@ -1,13 +1,13 @@
-"""Automations of Prefect's server: they set flow runs without signs of life to Crashed, and raise alarms.
+"""Automations of Prefect's server: they set flow runs without heartbeats to Crashed, and raise alarms.
 
-`train` also watches its attempts itself (`tasks.liveness`), and finds a lost one without automations. Automations
-are faster, and end flow runs that nothing watches.
+`train` also watches its attempts itself (`tasks.liveness`), and detects a lost attempt without automations. Automations
+are faster, and they also end flow runs that no process watches.
 
 ``python -m deployments.automations`` makes or updates the automations on the configured server. An automation doesn't
-see earlier events, so make it before the first run.
+see earlier events, so run this command before the first run.
 
-An alarm changes nothing by itself. Give it an action of your own in Prefect's UI, such as a notification; it stays when
-the automations are updated.
+An alarm changes nothing by itself. Add an action to the alarm in Prefect's UI, such as a notification. Your action
+remains when the automations are updated.
 """
 
 from datetime import timedelta
@@ -23,15 +23,15 @@ from tasks.heartbeat import CANCELLING_EVENT, EVENT, LAST_EVENT
 from tasks.hooks import OVERDUE_EVENT, OVERDUE_INTERVALS
 from tasks.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
 
-# The seconds without a sign of life after which a flow run counts as lost: longer than `tasks.liveness.DOUBTED_FOR_S`.
-# The server's shortest window is 10 seconds.
+# A flow run counts as lost after this many seconds without a heartbeat: longer than `tasks.liveness.DOUBTED_FOR_S`. The
+# server's shortest window is 10 seconds.
 LOST_AFTER_S = max(10.0, 3 * EVERY_S + 1)
 ANY_STATE = "prefect.flow-run.*"
 FINAL_STATES = {f"prefect.flow-run.{name}" for name in ("Cancelled", "Completed", "Crashed", "Failed")}
 
 
 def describe_automations() -> list[AutomationCore]:
-    """Return all automations."""
+    """Return the descriptions of all automations."""
     return [
         AutomationCore(
             name="holdfast: a lost heartbeat is a crash",
@@ -112,14 +112,14 @@ def _crash(name: str, message: str) -> ChangeFlowRunState:
 
 
 def make_automations() -> None:
-    """Make each automation that the server lacks, and update each that differs from its description here.
+    """Create each automation that the server lacks, and update each automation that differs from its description here.
 
-    Leave equal automations alone: an update makes the server forget for which flow runs it was waiting.
+    Don't update equal automations, because an update makes the server forget the flow runs for which it waits.
     """
     with get_client(sync_client=True) as client:
         for described in describe_automations():
             automation, known = described, client.read_automations_by_name(described.name)
-            if known and automation.actions == [DoNothing()]:  # an alarm, to which people add actions
+            if known and automation.actions == [DoNothing()]:  # keep the actions that people have added to an alarm
                 automation = automation.model_copy(update={"actions": known[0].actions})
             if not known:
                 client.create_automation(automation)

@@ -1,4 +1,4 @@
-"""The workers of the pool `gpu` on this machine: one that sees every GPU, or one for each GPU (`make up GPUS=2`)."""
+"""The workers of the pool `gpu` on this machine: one worker for all GPUs, or one for each GPU (`make up GPUS=2`)."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 from holdfast.machine.gpus import Gpu, describe_visible, list_visible, read_report
 
 WORKER = "worker-gpu"
-# A worker for one GPU, and all processes that it starts, have the GPU in this variable.
+# The environment variable with the GPU of a worker for one GPU. All processes that the worker starts inherit it.
 GPU_VARIABLE = "HOLDFAST_GPU"
 RELEASED_WITHIN_S = 10.0
 WITHOUT = "make up, without GPUS, starts one worker for the whole machine"
@@ -22,12 +22,12 @@ WITHOUT = "make up, without GPUS, starts one worker for the whole machine"
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The workers that the pool is to have.
+    """The planned workers of the pool.
 
     Attributes:
         gpus: the GPU of each worker, by the worker's name, as CUDA_VISIBLE_DEVICES spells it; empty for a worker that
-            sees every GPU.
-        notes: lines for a person about GPUs that get no worker, or whose health is not known.
+            sees all GPUs.
+        notes: lines for a person about GPUs that get no worker, or whose health is unknown.
     """
 
     gpus: Mapping[str, str]
@@ -37,10 +37,10 @@ class WorkerPlan:
 def plan_workers(asked: str, ledger: ProcessLedger) -> WorkerPlan:
     """Return the workers for the value of GPUS: a number, ``all``, or nothing.
 
-    Without a value, keep the workers that the ledger has. So a plain `make up` restarts the workers that died.
+    Without a value, keep the workers in the ledger of `make up`. So a plain `make up` restarts the workers that died.
 
     Raises:
-        ConfigError: this machine doesn't have as many healthy GPUs, or nobody knows how many it has.
+        ConfigError: this machine has fewer healthy GPUs, or their number is unknown.
     """
     if not asked:
         known = {name: str(entry["gpu"]) for name, entry in ledger.known.items() if "gpu" in entry}
@@ -71,10 +71,10 @@ def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> WorkerPlan:
 
 
 def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
-    """Return the plan for GPUs that nvidia-smi doesn't describe, named as in CUDA_VISIBLE_DEVICES, or else by number.
+    """Return the plan for GPUs unknown to nvidia-smi. They are named as in CUDA_VISIBLE_DEVICES, or else by number.
 
     Args:
-        is_split: whether a GPU is in parts (MIG), which have no numbers.
+        is_split: whether a GPU is divided into instances (MIG), which have no numbers.
     """
     entries = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     if is_split and not entries:
@@ -96,7 +96,7 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
 
 
 def end_others(ledger: ProcessLedger, plan: WorkerPlan) -> list[str]:
-    """End the workers of the pool that the plan doesn't have, or has with another GPU; return their names.
+    """End the workers of the pool that aren't in the plan, or have another GPU there; return their names.
 
     Their flow runs save first. The run of an interrupted attempt continues in another attempt, on another worker.
     """
@@ -109,14 +109,14 @@ def end_others(ledger: ProcessLedger, plan: WorkerPlan) -> list[str]:
 
 
 def describe_gpu(gpu: str) -> dict[str, str]:
-    """Return the environment of a worker that sees this GPU alone; nothing for a worker that sees every GPU."""
+    """Return the environment of a worker that sees only this GPU; an empty one for a worker that sees all GPUs."""
     return {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu} if gpu else {}
 
 
 def find_leftover(gpu: str, within_s: float = RELEASED_WITHIN_S) -> int | None:
-    """Return the process that a worker for this GPU has left behind; None if it ends within ``within_s`` seconds.
+    """Return the process that a dead worker for this GPU has left behind; None if it ends within ``within_s`` seconds.
 
-    An attempt outlives its worker. If a new worker took a flow run meanwhile, two runs would share the GPU.
+    An attempt outlives its worker. If a new worker started a flow run meanwhile, two runs would share the GPU.
     """
     deadline = time.monotonic() + within_s
     while (found := _find_user(gpu)) is not None and time.monotonic() < deadline:
@@ -126,7 +126,7 @@ def find_leftover(gpu: str, within_s: float = RELEASED_WITHIN_S) -> int | None:
 
 def _find_user(gpu: str) -> int | None:
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # the process has ended, or is another user's
+        with contextlib.suppress(psutil.Error, OSError):  # the process has ended, or belongs to another user
             if process.environ().get(GPU_VARIABLE) == gpu and process.status() != psutil.STATUS_ZOMBIE:
                 return int(process.pid)
     return None

@@ -23,17 +23,18 @@ ROOT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 300.0
 DOWN_WITHIN_S = 60.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Two readings of one start time may differ by this much: the kernel and ps round the time of the boot to a second.
+# Two readings of the same start time may differ by this many seconds, because the kernel and ps round the boot time to
+# a second.
 ROUNDED_BY_S = 1.5
 DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class ProcessLedger:
-    """The record of started processes: ``started.json`` in the state folder, beside their output.
+    """The record of started processes: ``started.json`` in the state folder, which also has the processes' output.
 
     Attributes:
         known: process id, start time and further facts of each process, by name.
-        processes: the processes that this process has started itself.
+        processes: the processes that the current process has started itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +43,7 @@ class ProcessLedger:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def is_alive(self, name: str) -> bool:
-        """Return whether the process that was started under this name lives."""
+        """Return whether the process that was started under this name is alive."""
         entry = self.known.get(name)
         return entry is not None and is_recorded_process(entry["pid"], entry["began"])
 
@@ -64,7 +65,7 @@ class ProcessLedger:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the state folder against every other `make up` and `make down` while the block lasts.
+    """Lock the state folder for the block, so that no other `make up` or `make down` uses it.
 
     Raises:
         ConfigError: another `make up` or `make down` holds the lock.
@@ -80,10 +81,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_owner(ledger: ProcessLedger) -> None:
-    """Check that this checkout, or a deleted one, started all live processes.
+    """Check that all live processes were started from this checkout, or from a checkout that no longer exists.
 
     Raises:
-        ConfigError: another checkout started one of the processes.
+        ConfigError: one of the processes was started from another checkout.
     """
     for name, entry in ledger.known.items():
         checkout = entry.get("checkout", "")
@@ -99,7 +100,7 @@ def check_current(ledger: ProcessLedger) -> None:
     """Check that all live processes run this checkout's code, with a server that requires the secret.
 
     Raises:
-        ConfigError: the checkout was moved, or an earlier version started one of the processes.
+        ConfigError: the checkout was moved, or an earlier version of Holdfast started one of the processes.
     """
     for name, entry in ledger.known.items():
         checkout = entry.get("checkout", "")
@@ -109,10 +110,10 @@ def check_current(ledger: ProcessLedger) -> None:
 
 
 def began_at(pid: int) -> str:
-    """Return when a process began: the id of this machine's boot, and the seconds from that boot until then.
+    """Return when a process began: the id of this machine's boot, and the seconds from the boot to the start.
 
-    Unlike a time of day, this stays the same if somebody sets the clock. Return an empty text if there is no such
-    process, or if it has ended and nobody has waited for it.
+    Unlike a clock time, this value doesn't change if somebody sets the clock. It is empty if there is no such process,
+    or if the process is a zombie.
     """
     try:
         process = psutil.Process(pid)
@@ -124,9 +125,9 @@ def began_at(pid: int) -> str:
 
 
 def is_recorded_process(pid: int, began: str) -> bool:
-    """Return whether the process with this id lives and is the recorded one.
+    """Return whether the process with this id is alive and is the recorded process.
 
-    A record that can't be read names no process, so that nothing is ended by mistake.
+    Return False for an unreadable record, so that no process is ended by mistake.
 
     Args:
         began: the process's start as `began_at` returned it, or as an earlier version recorded it: the text of
@@ -147,9 +148,9 @@ def is_recorded_process(pid: int, began: str) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Return whether a process has ended, even if its parent has not waited for it yet.
+    """Return whether a process has ended, even if its parent has not yet waited for it (a zombie).
 
-    A killed process is a zombie as soon as its main thread has ended. Until its other threads end, it holds its ports.
+    A killed process is a zombie as soon as its main thread has ended. Until its other threads end, it keeps its ports.
 
     Raises:
         psutil.NoSuchProcess: the process is gone.
@@ -166,9 +167,10 @@ def _read_boot_id() -> str:
 
 
 def own_temporary() -> str:
-    """Return this user's own folder for temporary files; make it if need be.
+    """Return this user's own folder for temporary files; create it if it is missing.
 
-    In the common folder, Prefect's workers of all users share one folder, which belongs to the first of these users.
+    In the common temporary folder, the Prefect workers of all users would share one folder, which only the first of
+    these users may write.
     """
     folder = Path(tempfile.gettempdir()) / f"holdfast-{os.geteuid()}"
     open_state(folder, "temporary folder", hint="TMPDIR=/another/folder before the command chooses its place")
@@ -184,13 +186,13 @@ def launch_process(
     umask: int = -1,
     **facts: Any,
 ) -> None:
-    """Start a process in a new session, so that it outlives this process. Write its output to ``<name>.log``.
+    """Start a process in a new session, so that it outlives the current process. Write its output to ``<name>.log``.
 
     Args:
-        environment: variables to add to this process's environment, or to replace in it.
-        umask: the process's umask; by default this process's.
-        user: arguments of `subprocess.Popen` that run it as another user.
-        facts: further facts for its record.
+        environment: variables to add to the current process's environment, or to replace in it.
+        umask: the umask of the new process; by default the umask of the current process.
+        user: arguments of `subprocess.Popen` that run the new process as another user.
+        facts: further facts for the new process's record.
     """
     with open(ledger.folder / f"{name}.log", "ab", opener=private) as log:
         process = subprocess.Popen(
@@ -210,13 +212,13 @@ def launch_process(
 
 
 def _reset_signals() -> None:
-    # A shell's background process ignores SIGINT, and a worker that ignores SIGINT can't be ended.
+    # Restore SIGINT, because a shell's background process ignores it, and a worker that ignores SIGINT can't be ended.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_DFL)
 
 
 def end_processes(ledger: ProcessLedger, names: Iterable[str]) -> list[str]:
-    """End the processes that were started under these names, all at the same time. Return the names of the live ones.
+    """End the processes that were started under these names, all at once. Return the names of those that were alive.
 
     A process that doesn't end by itself in time is killed.
     """
@@ -228,14 +230,14 @@ def end_processes(ledger: ProcessLedger, names: Iterable[str]) -> list[str]:
     if not _await_gone(lambda: any(map(ledger.is_alive, alive))):
         for name in filter(ledger.is_alive, alive):
             os.killpg(alive[name], signal.SIGKILL)
-        _await_gone(lambda: any(map(ledger.is_alive, alive)))  # a killed process lives on for a moment, with its port
+        _await_gone(lambda: any(map(ledger.is_alive, alive)))  # it keeps its port for another moment
     for name in names:
         ledger.remove(name)
     return list(alive)
 
 
 def tell_workers(workers: list[int]) -> None:
-    """Send SIGTERM to the workers' flow runs, wait for their end, and then send it to the workers.
+    """Send SIGTERM to the workers' flow runs, wait for their end, and then send SIGTERM to the workers.
 
     A worker that gets SIGTERM first would kill its flow runs before they have saved.
     """

@@ -1,7 +1,7 @@
 """A server, work pools and workers on this machine: ``make up`` and ``make down``.
 
-Their database, secret and output are in one folder outside of the repository, which only you may enter: HOLDFAST_STATE,
-or ~/.local/state/holdfast. The server requires the secret in the folder's file `auth`.
+The database, the secret and the output of all processes are in one folder outside of the repository, which only you may
+enter: HOLDFAST_STATE, or ~/.local/state/holdfast. The server requires the secret in the file `auth` of this folder.
 """
 
 import os
@@ -49,7 +49,7 @@ QUERY_EVERY_S = 1.0
 
 
 def start_server(ledger: ProcessLedger, database_url: str, port: int = 0) -> str:
-    """Start a Prefect server that requires the secret in ``auth``, unless it runs already. Return its API's URL."""
+    """Start a Prefect server that requires the secret in ``auth``, unless one is running. Return its API's URL."""
     if ledger.is_alive("server"):
         return str(ledger.known["server"]["url"])
     port = port or choose_port(ledger.known.get("server", {}).get("port"), USUAL_PORT)
@@ -72,8 +72,8 @@ def start_server(ledger: ProcessLedger, database_url: str, port: int = 0) -> str
 def seal_pages(folder: Path, url: str) -> None:
     """Allow the UI's pages to connect only to their own server, by a content security policy.
 
-    Prefect's UI asks amplitude.com for its settings even if usage data is off. The server copies the pages to
-    this folder when it starts, unless a copy of its own version is there already.
+    Without this policy, Prefect's UI sends a request to amplitude.com even if usage data is off. The server copies the
+    pages to this folder when it starts, unless the folder already has the pages of the server's version.
     """
     own = url.removesuffix("/api")
     policy = f"connect-src {own} {own.replace('http', 'ws', 1)}"
@@ -84,7 +84,7 @@ def seal_pages(folder: Path, url: str) -> None:
 
 
 def own_auth(ledger: ProcessLedger) -> str:
-    """Return the server's secret. The first call makes it."""
+    """Return the server's secret. The first call creates the secret."""
     return make_secret(ledger.folder / AUTH, new_auth())
 
 
@@ -104,7 +104,7 @@ def sqlite_url(path: Path) -> str:
 def start_worker(
     ledger: ProcessLedger, pool: str, url: str, environment: Mapping[str, str] | None = None, kind: Kind = "process"
 ) -> None:
-    """Start a worker for the pool, unless one runs already. Its flow runs inherit its environment, with the secret."""
+    """Start a worker for the pool, unless one is running. Flow runs inherit the worker's environment and secret."""
     name = f"worker-{pool}"
     if ledger.is_alive(name):
         return
@@ -115,9 +115,9 @@ def start_worker(
 
 
 def start_gpu_worker(ledger: ProcessLedger, name: str, gpu: str, url: str) -> None:
-    """Start a worker of the pool `gpu` that sees one GPU and runs one flow run at a time, unless it runs already.
+    """Start a worker of the pool `gpu` that sees one GPU and runs one flow run at a time, unless it is running already.
 
-    Don't start it while a process that an earlier worker has left behind uses the GPU.
+    Don't start the worker while a process of an earlier worker still uses the GPU.
     """
     if ledger.is_alive(name):
         return
@@ -130,7 +130,7 @@ def start_gpu_worker(ledger: ProcessLedger, name: str, gpu: str, url: str) -> No
 
 
 def start_gpu_workers(ledger: ProcessLedger, plan: WorkerPlan, url: str) -> None:
-    """Start the planned workers of the pool `gpu` that don't run yet, and end those that the plan doesn't have."""
+    """Start the planned workers of the pool `gpu` that aren't running yet, and end workers that aren't in the plan."""
     for name in end_others(ledger, plan):
         print(f"ended       {name}")
     for note in plan.notes:
@@ -149,7 +149,7 @@ def _describe_worker(pool: str, name: str, kind: Kind = "process") -> list[str]:
 def allow_recipes(named: str) -> str:
     """Return the recipes that flow runs may train: Holdfast's, this repository's, and further ones.
 
-    If the user has set HOLDFAST_ALLOWED_RECIPES, its entries replace Holdfast's and this repository's.
+    If the user has set HOLDFAST_ALLOWED_RECIPES, its entries replace the recipes of Holdfast and of this repository.
 
     Args:
         named: the further entries, separated by commas.
@@ -173,11 +173,11 @@ app = App(name="python -m deployments.local", help=__doc__.partition("\n")[0], v
 
 @app.command
 def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
-    """Start a server, work pools, workers, deployments and automations. Leave running processes alone.
+    """Start a server, work pools, workers, deployments and automations, unless they are running already.
 
     Args:
         postgres: use a Postgres database instead of a file.
-        gpus: start a worker for each of this number of GPUs, or for all of them, instead of one for the machine.
+        gpus: start a worker for each of this number of GPUs, or for each GPU, instead of one worker for the machine.
         recipes: recipes that flow runs may train, beside those of this repository, as in HOLDFAST_ALLOWED_RECIPES.
     """
     bypass_proxy()
@@ -195,7 +195,7 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
             set_up("process")
-        os.environ[RECIPES] = allow_recipes(recipes)  # the workers inherit it, and their flow runs from them
+        os.environ[RECIPES] = allow_recipes(recipes)  # the workers and their flow runs inherit this variable
         start_worker(ledger, "stable", url)
         start_gpu_workers(ledger, plan, url)
     print(f"UI          {url.removesuffix('/api')}   asks for a password: the whole line in {STATE / AUTH}")
@@ -207,7 +207,7 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
 
 @app.command
 def down() -> None:
-    """End everything that `up` has started. Attempts save their progress first."""
+    """End all processes that `up` has started. Attempts save their progress first."""
     has_ended = False
     if STATE.is_dir():
         open_state(STATE)

@@ -32,7 +32,7 @@ POOLS = {
     "stable": "For flows that only watch and tidy up: train, prune, sweep, drill.",
     "gpu": "For flows that use the GPU: attempt, evaluate, audit.",
 }
-# A server that was just started answers after ten seconds, or later if it shares its cores.
+# A server that was just started answers after ten seconds, or later on a busy machine.
 ANSWERS_WITHIN_S = 60.0
 Template = dict[str, Any]
 Kind = Literal["process", "docker", "kubernetes"]
@@ -99,7 +99,7 @@ def make_pools(kind: Kind, names: Iterable[str] = POOLS, values: Mapping[str, An
     """Make the work pools of a kind on the configured server, or update them.
 
     Args:
-        values: defaults of variables of the job template, for each of these pools.
+        values: defaults of the job template's variables, for each of these pools.
     """
     templates = describe_pools(kind)
     for name in names:
@@ -146,7 +146,7 @@ def set_defaults(template: Template, values: Mapping[str, Any]) -> Template:
 
 
 def parse_assignments(assignments: Iterable[str] | None) -> dict[str, Any]:
-    """Return the values of NAME=VALUE, by name; a value that is no JSON is text.
+    """Return the values of NAME=VALUE texts, by name. A value that is not JSON is taken as text.
 
     Raises:
         ConfigError: there is no name or no "=".
@@ -174,7 +174,7 @@ def make_pool(name: str, kind: str, template: Template) -> None:
             client.create_work_pool(
                 WorkPoolCreate(name=name, type=kind, base_job_template=template, description=POOLS[name])
             )
-        except ObjectAlreadyExists:  # made earlier, or by its worker just now: a worker makes a pool that is missing
+        except ObjectAlreadyExists:  # made earlier, or just now by a worker: a worker creates its missing pool
             known = client.read_work_pool(name)
             if known.type != kind:
                 raise ConfigError(

@@ -14,11 +14,11 @@ from holdfast.errors import ConfigError, RunStopped
 from tasks.credentials import make_secret
 from tasks.server import choose_port
 
-POSTGRES_USER = "postgres"  # the user of Debian's package
+POSTGRES_USER = "postgres"  # the user that Debian's package creates
 
 
 def start_postgres(ledger: ProcessLedger) -> str:
-    """Start a Postgres on the loopback interface, unless it runs already. Return its database's URL."""
+    """Start a Postgres server on the loopback interface, unless it is running already. Return its database's URL."""
     programs = find_postgres()
     user, folder = choose_postgres_user(ledger.folder)
     password_file = folder.with_suffix(".password")
@@ -38,7 +38,7 @@ def start_postgres(ledger: ProcessLedger) -> str:
     port = ledger.known.get("postgres", {}).get("port")
     if not ledger.is_alive("postgres"):
         port = choose_port(port)
-        # Without a Unix socket, whose path may have only 107 bytes.
+        # Use no Unix socket, because the path of a socket may have only 107 bytes.
         options = ["-D", str(folder), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
         launch_process(ledger, "postgres", [str(programs / "postgres"), *options], {}, user, port=port)
         await_ready("Postgres", lambda: _is_ready(programs, port), ledger, "postgres")
@@ -46,7 +46,7 @@ def start_postgres(ledger: ProcessLedger) -> str:
 
 
 def choose_postgres_user(state: Path) -> tuple[dict[str, Any], Path]:
-    """Return the user that runs Postgres, which refuses to run as root, and the data folder that this user owns."""
+    """Return a user to run Postgres, which refuses to run as root, and the data folder that this user owns."""
     if os.geteuid() != 0:
         return {}, state / "postgres"
     home = Path(pwd.getpwnam(POSTGRES_USER).pw_dir)

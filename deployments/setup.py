@@ -1,6 +1,6 @@
 """Set up a Prefect server for Holdfast: ``python -m deployments.setup docker --store s3://team/runs``.
 
-This creates the work pools, the automations and the deployments. `make up` sets up its own server.
+This creates the work pools, the automations and the deployments. `make up` does this for its own server.
 """
 
 import os
@@ -58,7 +58,7 @@ def deploy(store: str = "") -> None:
     """Create or update all deployments of ``prefect.yaml`` on the configured server.
 
     Args:
-        store: the store in their parameters, instead of the one that is there.
+        store: the store to set in the deployments' parameters, instead of the store in the file.
     """
     known = yaml.safe_load(PREFECT_FILE.read_text("utf-8"))
     with tempfile.TemporaryDirectory() as folder:

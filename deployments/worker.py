@@ -1,7 +1,7 @@
 """A worker whose flow runs save before it ends: ``python -m deployments.worker gpu``.
 
-Prefect's worker kills its flow runs when it gets a signal to end. Start this worker instead where only the worker gets
-the signal, such as in a container or a service of systemd. Its health is at http://127.0.0.1:8080/health.
+Prefect's worker kills its flow runs when it gets a signal to end. Start this worker instead if only the worker gets the
+signal, for example in a container or a systemd service. It reports its health at http://127.0.0.1:8080/health.
 """
 
 import os
@@ -30,7 +30,7 @@ def main(pool: str, /) -> int:
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--with-healthcheck"]
     environment = os.environ | {"TMPDIR": own_temporary()}
     signal.signal(signal.SIGTERM, interrupt.end)
-    # In a session of its own, so that Ctrl-C reaches this process alone.
+    # Start the worker in a new session, so that Ctrl-C reaches only this process.
     worker = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return worker.wait()
