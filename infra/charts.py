@@ -1,10 +1,11 @@
-"""Check the values for Prefect's Helm charts: Helm itself ignores most keys that a chart doesn't have."""
+"""Check the values for Prefect's Helm charts, because Helm itself ignores most keys that a chart doesn't have."""
 
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-# The charts that the values fit, and the options that the commands in docs/kubernetes.md have besides the values' file.
+# The charts to which the values belong, and the options, besides the file of values, of the commands in
+# docs/kubernetes.md.
 REPOSITORY, VERSION = "https://prefecthq.github.io/prefect-helm", ">=2026.7"
 CHARTS: dict[str, tuple[str, list[str]]] = {
     "server-values.yaml": ("prefect-server", []),
@@ -14,8 +15,8 @@ CHARTS: dict[str, tuple[str, list[str]]] = {
     ),
 }
 
-# The values that the charts take, by the file in infra/kubernetes. A key stands for everything below it.
-# From values.yaml, values.schema.json and the tests in https://github.com/PrefectHQ/prefect-helm, of July 2026.
+# The values that the charts accept, by the file in infra/kubernetes. A key includes all keys below it. Sources:
+# values.yaml, values.schema.json and the tests in https://github.com/PrefectHQ/prefect-helm, of July 2026.
 _COMMON = "nameOverride fullnameOverride namespaceOverride commonLabels commonAnnotations"
 _IMAGE = "repository prefectTag pullPolicy pullSecrets"
 _POD = (
@@ -70,7 +71,7 @@ _CHARTS: dict[str, dict[str, str]] = {
     },
 }
 NAMES = frozenset(_CHARTS)
-# For each container of a chart: the lists of values that make its environment, and the variables that the chart adds.
+# For each container of a chart: the lists of values that form its environment, and the variables that the chart adds.
 _DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL PREFECT_API_DATABASE_CONNECTION_URL"
 _MULTI_SERVER = (
     "PREFECT_SERVER_DATABASE_MIGRATE_ON_START PREFECT_API_DATABASE_MIGRATE_ON_START PREFECT_MESSAGING_BROKER "
@@ -98,7 +99,7 @@ _ENVIRONMENTS: dict[str, dict[tuple[str, ...], str]] = {
 
 
 def find_unknown(name: str, values: dict[str, Any]) -> Iterator[str]:
-    """Yield the values, as ``server.affinity``, that a chart doesn't have.
+    """Yield the values, such as ``server.affinity``, that a chart doesn't have.
 
     Args:
         name: the file's name, one of `NAMES`.
@@ -110,9 +111,9 @@ def find_unknown(name: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def find_repeated(name: str, values: dict[str, Any]) -> Iterator[str]:
-    """Yield the environment variables, as ``server.env: HOME``, that a container would have twice.
+    """Yield the environment variables, such as ``server.env: HOME``, that a container would have twice.
 
-    Helm 4 applies manifests on the server's side, which refuses such a container
+    Helm 4 applies manifests on the server's side, and the server refuses such a container
     (https://github.com/helm/helm/issues/31529).
 
     Args:
@@ -130,7 +131,7 @@ def find_repeated(name: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def find_repeated_in(resource: dict[str, Any]) -> Iterator[str]:
-    """Yield the environment variables, as ``Deployment worker-gpu: HOME``, that a rendered container has twice."""
+    """Yield the environment variables, such as ``Deployment worker-gpu: HOME``, that a rendered container has twice."""
     spec = resource.get("spec", {}).get("template", {}).get("spec", {})
     for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
         for variable, count in Counter(each["name"] for each in container.get("env") or []).items():
@@ -148,7 +149,7 @@ def find_tags(values: dict[str, Any]) -> Iterator[str]:
 
 
 def make_pods(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a pod of Kubernetes for each part of a chart, with those values that the chart copies into its pods."""
+    """Yield a Kubernetes pod for each part of a chart, with the values that the chart copies into its pods."""
     for part, known in values.items():
         if not isinstance(known, dict) or not {"podSecurityContext", "affinity", "env", "extraEnvVars"} & known.keys():
             continue

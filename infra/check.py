@@ -25,9 +25,10 @@ import yaml
 BIN = Path(sys.executable).parent
 HADOLINT, YAMLLINT = Path(__file__).parent / "hadolint.yaml", Path(__file__).parent / "yamllint.yaml"
 JOBSETS = Path(__file__).parent / "jobsets.py"
-# Folders whose files aren't the repository's own.
+# Folders to skip, because their files don't belong to the repository.
 FOREIGN = {".git", ".venv", "node_modules", "dist", "build", "runs", "logs", "__pycache__", ".terraform"}
-# The settings of a job that each kind of worker takes; tests/infra/test_checks.py compares them with Prefect's classes.
+# The settings of a job that each kind of worker accepts; tests/infra/test_checks.py compares them with Prefect's
+# classes.
 SHARED = {"command", "env", "labels", "name", "stream_output"}
 SETTINGS = {
     "docker": SHARED | {
@@ -52,14 +53,14 @@ DOCKER_ARGUMENTS = {
     "shm_size", "stdin_open", "stop_signal", "storage_opt", "sysctls", "tmpfs", "tty", "ulimits",
     "use_config_proxy", "user", "userns_mode", "uts_mode", "version", "volume_driver", "volumes_from", "working_dir",
 }  # fmt: skip
-# Prefect wants these two in a pod's spec. They belong to a Job, so Kubernetes ignores them there.
+# Prefect requires these two keys in a pod's spec. They belong into a Job's spec, so Kubernetes ignores them in a pod's.
 WANTED_BY_PREFECT = ("parallelism", "completions")
 PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 UNREACHABLE = ("Failed to query available provider packages", "Failed to install provider")
 NO_CHARTS = "is not a valid chart repository or cannot be reached"
-# The text with which kubernetes-validate warns of a kind that doesn't exist. It counts as a fault here.
+# The text of kubernetes-validate's warning about an unknown kind. This check counts the warning as a fault.
 NO_SCHEMA = "Couldn't find schema"
-# The verbs that a Role of Kubernetes can allow. The schemas take any text.
+# The verbs that a Kubernetes Role can allow. They are checked here, because the schemas accept any text.
 VERBS = {
     "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "bind", "escalate",
     "impersonate",
@@ -76,7 +77,7 @@ Check = Callable[[Path], Iterator[str]]
 
 
 class Skipped(Exception):
-    """A check that this machine can't make; the message says why."""
+    """The error of a check that can't run on this machine; the message says why."""
 
 
 # ---- a check for each kind of file: it yields a text for each fault
@@ -97,7 +98,7 @@ def check_dockerfile(path: Path) -> Iterator[str]:
 
 
 def check_dockerignore(path: Path) -> Iterator[str]:
-    """Check that each file that a build may read exists, and that the build may read all files that it copies."""
+    """Check that each file that .dockerignore allows exists, and that it allows all files that the build copies."""
     root = next((each for each in path.parents if path.is_relative_to(each / "infra")), path.parent)
     lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
     kept = [line[1:] for line in lines if line.startswith("!")]
@@ -159,7 +160,7 @@ def list_needed(service: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def list_written_secrets(service: dict[str, Any]) -> Iterator[str]:
-    """Yield the environment variables of a service that hold a secret as text."""
+    """Yield the environment variables of a service that contain a secret as text."""
     environment = service.get("environment") or {}
     if isinstance(environment, list):
         environment = dict(pair.partition("=")[::2] for pair in environment)
@@ -184,7 +185,7 @@ def check_manifest(path: Path) -> Iterator[str]:
 
 
 def check_jobsets(path: Path, resources: list[dict[str, Any]]) -> Iterator[str]:
-    """Check a file with JobSets or TrainJobs, whose schemas kubernetes-validate doesn't have, and the Jobs inside."""
+    """Check the JobSets or TrainJobs in a file, whose schemas kubernetes-validate lacks, and the Jobs inside them."""
     if found := [*run_tool("python", JOBSETS, path)]:
         yield from found
         return
@@ -198,7 +199,7 @@ def validate(path: Path) -> Iterator[str]:
 
 
 def find_wrong_rights(resource: dict[str, Any], there: set[tuple[str, str]]) -> Iterator[str]:
-    """Yield each verb of a Role that doesn't exist, and each name in a RoleBinding that its file doesn't define."""
+    """Yield each unknown verb in a Role, and each name in a RoleBinding that its file doesn't define."""
     kind, name = resource.get("kind"), resource.get("metadata", {}).get("name")
     if kind in ("Role", "ClusterRole"):
         verbs = {verb for rule in resource["rules"] for verb in rule["verbs"]}
@@ -307,7 +308,7 @@ def check_terraform(folder: Path) -> Iterator[str]:
         raise Skipped("there is no terraform")
     plugins = os.environ.get("HOLDFAST_TERRAFORM_PLUGINS")
     yield from run(terraform, "fmt", "-check", "-diff", "-no-color", folder)
-    with tempfile.TemporaryDirectory() as copied:  # `terraform init` writes to its folder
+    with tempfile.TemporaryDirectory() as copied:  # work on a copy, because `terraform init` writes to its folder
         shutil.copytree(folder, copied, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".terraform"))
         options = [f"-plugin-dir={plugins}"] if plugins else []
         begun = [*run(terraform, f"-chdir={copied}", "init", "-backend=false", "-input=false", "-no-color", *options)]
@@ -317,7 +318,7 @@ def check_terraform(folder: Path) -> Iterator[str]:
 
 
 def check_prometheus(path: Path) -> Iterator[str]:
-    """Check alerts, or a configuration with the alerts that it names, with Prometheus's own tool."""
+    """Check alert rules, or a configuration and the alert rules that it names, with Prometheus's own tool."""
     tool = shutil.which("promtool")
     if tool is None:
         raise Skipped("there is no promtool, which Debian's package prometheus has")
@@ -383,7 +384,7 @@ def is_manifest(path: Path) -> bool:
     """Return whether every document of a file is a resource of Kubernetes."""
     try:
         documents = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each is not None]
-    except yaml.YAMLError:  # not this check's fault to find: yamllint reports it
+    except yaml.YAMLError:  # skip a file that isn't YAML: yamllint reports this fault
         return False
     return bool(documents) and all(
         isinstance(each, dict) and {"apiVersion", "kind"} & each.keys() for each in documents
@@ -391,13 +392,13 @@ def is_manifest(path: Path) -> bool:
 
 
 def is_pinned(image: str) -> bool:
-    """Return whether a reference to an image has a digest, or a tag that names a version."""
+    """Return whether a reference to an image has a digest or the tag of a version."""
     name, _, tag = image.rpartition("/")[2].partition(":")
     return "@sha256:" in image or bool(name and re.search(r"\d", tag))
 
 
 def is_ours(image: str) -> bool:
-    """Return whether `make image` makes an image."""
+    """Return whether an image is the one that `make image` builds."""
     return image.rpartition("/")[2].partition(":")[0] == "holdfast"
 
 
@@ -421,7 +422,7 @@ def run(*command: str | Path, warning: str = "") -> Iterator[str]:
 
 
 def main(root: Path) -> int:
-    """Make all checks; print a line for each file, and the faults."""
+    """Run all checks. Print a line for each file, and all faults."""
     faults = 0
     for name, check, path in find_files(root):
         where = path.relative_to(root)

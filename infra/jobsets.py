@@ -1,11 +1,11 @@
-"""Check a JobSet, or a TrainJob with its runtime: their official schemas, and the numbers that must fit each other.
+"""Check a JobSet, or a TrainJob with its runtime, against the official schemas; check that its numbers are consistent.
 
 ::
 
     .venv/tools/bin/python infra/jobsets.py FILE...
 
-The schemas are those of the package ``kubeflow-trainer-api``, which Kubeflow makes from the API's source. They give a
-value's type, but not the texts that it may have; `TEXTS` has these.
+The schemas come from the package ``kubeflow-trainer-api``, which Kubeflow generates from the API's source. They give
+the type of a value, but not the allowed texts; `TEXTS` lists the allowed texts.
 """
 
 import importlib
@@ -20,7 +20,7 @@ import yaml
 
 Object = dict[str, Any]
 
-# By kind: the class of the package ``kubeflow-trainer-api``.
+# By kind of resource: its class in the package ``kubeflow-trainer-api``.
 MODELS = {
     ("jobset.x-k8s.io/v1alpha2", "JobSet"): "JobsetV1alpha2JobSet",
     ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "TrainerV1alpha1TrainJob",
@@ -30,7 +30,7 @@ MODELS = {
 # Two types that the package describes as empty objects: a quantity, and a number or text. kubernetes-validate checks
 # their values.
 UNKNOWN = ("IoK8sApimachineryPkgApiResourceQuantity", "IoK8sApimachineryPkgUtilIntstrIntOrString")
-# The texts that the descriptions in the schemas list, by the end of a path.
+# The allowed texts of values, from the descriptions in the schemas, by the end of the value's path.
 TEXTS = {
     "failurePolicy.rules.action": {
         "FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJob",
@@ -45,7 +45,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 # The default of resume.stop_within_s, in seconds, and the seconds that `holdfast train` may need after the save for its
 # records, report and sinks.
 STOP_WITHIN_S, LEAVES_WITHIN_S = 25.0, 15.0
-# The exit codes after which another attempt may continue the run: it stopped early, SIGKILL, SIGTERM.
+# The exit codes after which another attempt may continue the run: stopped early, SIGKILL, SIGTERM.
 CONTINUED, FAILED = (3, 137, 143), (1, 2)
 
 
@@ -55,7 +55,7 @@ def is_known(resource: Object) -> bool:
 
 
 def find_faults(resources: Sequence[Object]) -> Iterator[str]:
-    """Yield the faults of a file's JobSets, TrainJobs and runtimes, but not those of the Jobs inside (`list_jobs`)."""
+    """Yield the faults of a file's JobSets, TrainJobs and runtimes, without the Jobs inside them (`list_jobs`)."""
     known = [*filter(is_known, resources)]
     runtimes = {_name(each): each for each in known if each["kind"].endswith("TrainingRuntime")}
     for each in known:
@@ -76,7 +76,7 @@ def _name(resource: Object) -> str:
 
 
 def list_jobs(resource: Object) -> Iterator[Object]:
-    """Yield the Jobs inside a JobSet or a runtime. A TrainJob holds no Jobs, so nothing is yielded for a TrainJob."""
+    """Yield the Jobs inside a JobSet or a runtime. Yield nothing for a TrainJob, because it contains no Jobs."""
     outer = resource["spec"] if resource["kind"] == "JobSet" else resource["spec"].get("template", {}).get("spec", {})
     for each in outer.get("replicatedJobs", ()):
         metadata = each["template"].get("metadata", {}) | {"name": each["name"]}
@@ -87,7 +87,7 @@ def list_jobs(resource: Object) -> Iterator[Object]:
 
 
 def _read_schema(model: str) -> Object:
-    """Return the schema of a class, which refuses unknown keys."""
+    """Return the schema of a class, changed so that it refuses unknown keys."""
     schema: Object = getattr(importlib.import_module("kubeflow_trainer_api.models"), model).model_json_schema()
     known = schema["$defs"]
     for each in (schema, *known.values()):
@@ -104,7 +104,7 @@ def _find_unfitting(resource: Object) -> Iterator[str]:
 
 
 def _spell(error: jsonschema.ValidationError) -> Iterator[str]:
-    """Yield an error with its path. For a value that may be null, yield only the errors of the other type."""
+    """Yield an error as text with its path. For a nullable value, yield only the errors of its other type."""
     if error.validator == "anyOf":
         for each in error.context or ():
             if each.schema != {"type": "null"}:
@@ -114,11 +114,11 @@ def _spell(error: jsonschema.ValidationError) -> Iterator[str]:
 
 
 def find_wrong_texts(value: Any, texts: Mapping[str, set[str]], path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the texts in a resource that aren't among those that it may have.
+    """Yield the texts in a resource that aren't allowed at their place.
 
     Args:
-        texts: the texts that a value may have, by the end of its path: a key, or several with dots between them. Of
-            several ends that fit, the longest counts.
+        texts: the allowed texts of a value, by the end of its path: a key, or several keys with dots between them. If
+            several ends match, the longest counts.
         path: the keys that lead to the value.
     """
     if isinstance(value, dict):
@@ -138,7 +138,7 @@ def find_wrong_texts(value: Any, texts: Mapping[str, set[str]], path: tuple[str,
 
 
 def make_jobset(trainjob: Object, runtimes: dict[str, Object]) -> Object | None:
-    """Return the JobSet that Kubeflow Trainer makes of a TrainJob; None if the file doesn't have its runtime."""
+    """Return the JobSet that Kubeflow Trainer makes from a TrainJob; None if its runtime isn't in the file."""
     spec = trainjob["spec"]
     runtime = runtimes.get(spec["runtimeRef"]["name"])
     if runtime is None:
@@ -151,7 +151,7 @@ def make_jobset(trainjob: Object, runtimes: dict[str, Object]) -> Object | None:
 
 
 def _give(replicated: Object, trainer: Object, nodes: int) -> Object:
-    """Return a runtime's Job; if it is the Job that trains, with the TrainJob's nodes, command and arguments."""
+    """Return a runtime's Job. If it is the training Job, put the TrainJob's nodes, command and arguments into it."""
     template = replicated["template"]
     key, value = ANCESTOR
     if template.get("metadata", {}).get("labels", {}).get(key) != value:
@@ -197,7 +197,7 @@ def _find_contradictions(jobset: Object) -> Iterator[str]:
 
 
 def find_trained(replicated: Object) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the name of each container that trains a run, with what its arguments set."""
+    """Yield the name of each container that trains a run, with the settings in its arguments."""
     for container in replicated["template"]["spec"]["template"]["spec"]["containers"]:
         words = [*container.get("command", ()), *container.get("args", ())]
         pairs = [*itertools.pairwise(words)]
@@ -253,7 +253,7 @@ def _find_wrong_ends(job: Object, container: str, settings: dict[str, str]) -> I
 
 
 def _decide_for_pod(rules: Sequence[Object], container: str, code: int, *, is_disrupted: bool = False) -> str:
-    """Return the action of the first rule that fits the end of a pod, as the Job controller chooses it."""
+    """Return the action that the Job controller takes at the end of a pod: that of the first matching rule."""
     for rule in rules:
         exits = rule.get("onExitCodes")
         if exits and exits.get("containerName", container) == container:
@@ -269,7 +269,7 @@ def _is_disruption(condition: Object) -> bool:
 
 
 def _decide_for_job(policy: Object, reason: str) -> str:
-    """Return the action of the first rule that fits the reason of a failed Job, as the JobSet controller chooses it."""
+    """Return the action that the JobSet controller takes at a Job's failure: that of the first matching rule."""
     for rule in policy.get("rules", ()):
         if reason in (rule.get("onJobFailureReasons") or [reason]) and not rule.get("onJobFailureMessagePatterns"):
             return str(rule["action"])

@@ -1,12 +1,12 @@
-"""Build what a release publishes, and check it: ``make dist``.
+"""Build the files that a release publishes, and check them: ``make dist``.
 
 ::
 
     .venv/tools/bin/python infra/release.py [FOLDER]
 
-The folder, ``dist`` by default, then has the wheel and the sdist, the components of the environment in which they are
-tested (SBOM, as CycloneDX JSON), the licences of those components, and the SHA-256 of each file. The exit code is 1 if
-a check finds a fault. On GitHub, in a workflow of a tag, the tag must be that of the version.
+The folder, ``dist`` by default, then contains the wheel, the sdist, a list of the components of the environment in
+which both are tested (SBOM, as CycloneDX JSON), the licences of these components, and the SHA-256 of each file. The
+exit code is 1 if a check finds a fault. In a GitHub workflow that a tag has started, the tag must name the version.
 """
 
 import hashlib
@@ -25,29 +25,30 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 # The environment that make setup makes, in the versions of constraints.txt.
 PYTHON = ROOT / ".venv" / "bin" / "python"
-# Names of licences that allow use in a closed product, as SPDX, a classifier or a package's own words have them.
+# The names of licences that allow use in a closed product, as spelled by SPDX, by a classifier, or by a package itself.
 ALLOWED = {
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "Apache 2.0", "Apache 2.0 License",
     "Apache Software License", "BSD", "BSD License",
     "BSD-2-Clause", "BSD-3-Clause", "3-Clause BSD License", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC",
     "ISC License (ISCL)", "MIT", "MIT License", "MIT-0", "MIT-CMU", "PSF-2.0", "Python Software Foundation License",
     "The Unlicense (Unlicense)", "Unlicense", "Zlib",
-    # The terms of these licences apply to changed files of the package itself.
+    # These licences are allowed, because their terms apply only to changed files of the package itself.
     "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)",
-    # text-unidecode leaves the choice between this licence and the GPL.
+    # text-unidecode lets the user choose between this licence and the GPL.
     "Artistic License",
 }  # fmt: skip
 # The CUDA build of torch brings NVIDIA's own packages. Holdfast distributes none of them.
 PROPRIETARY = ("nvidia-", "cuda-")
 PACKAGE = "holdfast"
 DISTRIBUTION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["name"]
-STEM = DISTRIBUTION.replace("-", "_")  # as the names of the wheel and the sdist begin
-# Other projects' files in the wheel: npm packages by name, with version and licence. A test compares the files' hashes.
+STEM = DISTRIBUTION.replace("-", "_")  # the beginning of the names of the wheel and the sdist
+# Files of other projects in the wheel: npm packages by name, with version and licence. A test compares the files'
+# hashes.
 VENDORED = {"uplot": ("1.6.32", "MIT")}
 
 
 class Fault(Exception):
-    """A check found a fault."""
+    """The error of a check that has found a fault."""
 
 
 def main(folder: Path) -> None:
@@ -77,7 +78,7 @@ def read_version() -> str:
 
 
 def check_tag(tag: str, version: str) -> None:
-    """Raise Fault unless a tag names this version, and the version's heading in CHANGELOG.md has a date."""
+    """Raise Fault if a tag doesn't name this version, or if the version's heading in CHANGELOG.md has no date."""
     if tag != f"v{version}":
         raise Fault(f"the tag is {tag!r}, but {PACKAGE}/__init__.py has the version {version}: expected v{version}")
     if not re.search(
@@ -130,7 +131,7 @@ def write_licences(path: Path) -> None:
 
 
 def list_packages() -> list[dict[str, str]]:
-    """Return name, version and licence of each package of the environment, and of each vendored one in the wheel."""
+    """Return name, version and licence of each package in the environment, and of those vendored in the wheel."""
     options = ["--format", "json", "--from", "mixed", "--with-system", "--ignore-packages", DISTRIBUTION]
     listed: list[dict[str, str]] = json.loads(run(BIN / "pip-licenses", "--python", PYTHON, *options))
     listed += [{"Name": name, "Version": number, "License": licence} for name, (number, licence) in VENDORED.items()]

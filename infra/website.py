@@ -1,12 +1,13 @@
-"""Make a site of the pages that has a search and needs no network: ``make site``.
+"""Make a website from the pages, with a search, that needs no network: ``make site``.
 
 ::
 
     .venv/site/bin/python infra/website.py [FOLDER]
 
-The site is in ``build/site`` by default. The pages are copied beside it, in folders as in the repository, so that their
-links stay as they are. The repository's folders and files that pages link to become pages, too. docs/README.md gives
-the navigation. The exit code is 1 if a link leads nowhere, or if a page would fetch anything from another host.
+The site is in ``build/site`` by default. The pages are copied to a folder beside the site, in the repository's folder
+structure, so that their links remain valid. Files and folders of the repository to which pages link become pages, too.
+The navigation comes from docs/README.md. The exit code is 1 if a link leads nowhere, or if a page would fetch anything
+from another host.
 """
 
 import ast
@@ -25,7 +26,7 @@ PAGES = ("*.md", "docs/*.md", "holdfast/*.md", "tests/*.md")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".txt": "text", ".tf": "hcl", ".sh": "sh"}
 FENCE, SPAN = re.compile(r"(^```.*?^```$)", re.M | re.S), re.compile(r"(`+[^`].*?`+)")
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
-# Elements that a browser fetches by itself from another host: scripts, pictures, frames, styles; not a link's target.
+# Elements that a browser fetches from another host without a click: scripts, pictures, frames and styles.
 FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^"' >]+
       | <link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preload|preconnect))[^>]*\bhref=["']?(?:https?:)?//[^"' >]+
@@ -96,7 +97,7 @@ def find_page(target: str) -> str:
         return f"{target}/README.md" if (ROOT / target / "README.md").is_file() else f"{target}/index.md"
     if target.endswith((".md", ".png")):
         return target
-    return f"{target.removeprefix('.')}.md"  # a site's builder passes over folders whose name begins with a dot
+    return f"{target.removeprefix('.')}.md"  # the site's builder ignores folders whose name begins with a dot
 
 
 def describe(path: Path) -> str:
@@ -112,7 +113,7 @@ def describe(path: Path) -> str:
 
 
 def describe_code(path: Path) -> str:
-    """Return the first paragraph of a Python file's docstring, after a colon; nothing for another file."""
+    """Return a colon and the first paragraph of a Python file's docstring; an empty text for any other file."""
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) if path.suffix == ".py" else None
     first = " ".join((docstring or "").partition("\n\n")[0].split()).removesuffix("::").replace("``", "`")
     return f": {first}" if first else ""
@@ -133,7 +134,7 @@ def make_config(pages: Path, folder: Path) -> str:
 
 
 def list_navigation(index: str) -> Iterator[str]:
-    """Yield the navigation as YAML: the index's headings, and the links of the list below each."""
+    """Yield the navigation as YAML: the headings of the index, and the links in the list below each heading."""
     yield f"  - All pages: {INDEX}"
     for line in index.splitlines():
         if line.startswith("## "):
