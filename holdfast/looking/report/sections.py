@@ -125,7 +125,7 @@ def _make_row(life: ReportedLife) -> list[object]:
 
 
 def _describe_slow(slow: SlowRank | None) -> str:
-    """Describe the rank for which the others waited: in which steps, and for which share of their time."""
+    """Describe the rank for which the others waited: where it ran, the share of waiting in a step, and the steps."""
     return f"rank {slow.rank} on {slow.where}: {slow.share:.0%} of steps {slow.start:,}-{slow.stop:,}" if slow else ""
 
 
