@@ -1,14 +1,17 @@
 """The goodput ledger: every second of a run's life in one bucket, from the records of its attempts and commits.
 
-============== ===================================================================================== bucket seconds
-============== ===================================================================================== ``productive`` in
-steps that the newest commit contains ``lost`` in steps that died with their attempt, or that a quarantine took back,
-until the loss was noticed ``stall`` that saves took from training: it paused, and then ran more slowly beside the write
-``restart`` from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained ``rehearsal``
-in which training waited for ranks that had to train its next steps, too ``save`` in which ranks waited for a save or a
-commit beside no training, such as the last one of a run ``drain`` from the last step until the end of an attempt that
-was told to end and has saved ``waiting`` between two attempts: for a machine, for its supervisor, for the start of its
-process ============== =====================================================================================
+==============  =================================================================================================
+bucket          seconds
+==============  =================================================================================================
+``productive``  in steps that the newest commit contains
+``lost``        in steps that died with their attempt, or that a quarantine took back, until the loss was noticed
+``stall``       that saves took from training: its pause for the copy, and its slower steps during the write
+``restart``     from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained
+``rehearsal``   in which training waited for the ranks of a rehearsal, which train its next steps, too
+``save``        in which ranks waited for a save or a commit and nothing was trained, as at the end of a run
+``drain``       from the last step until the end of an attempt that was told to end and has saved
+``waiting``     between two attempts: for a machine, for its supervisor, for the start of its process
+==============  =================================================================================================
 
 The buckets sum to the wall time exactly, because one cursor moves over the run's life and counts each second once.
 
