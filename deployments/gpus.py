@@ -109,7 +109,7 @@ def end_others(ledger: ProcessLedger, plan: WorkerPlan) -> list[str]:
 
 
 def describe_gpu(gpu: str) -> dict[str, str]:
-    """Return the environment of a worker that sees only this GPU; an empty one for a worker that sees all GPUs."""
+    """Return the environment of a worker that sees only this GPU; an empty dict for a worker that sees all GPUs."""
     return {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu} if gpu else {}
 
 

@@ -91,9 +91,10 @@ def own_auth(ledger: ProcessLedger) -> str:
 def sqlite_url(path: Path) -> str:
     """Return the URL of a database in a file that Prefect's server opens with a single connection.
 
-    By default the server opens several connections to a file, which lock one another out. If the garbage collector
-    then meets a cursor that waits for a lock, the whole server stalls for up to a minute. The server uses
-    a single connection if the URL contains ":memory:". So this URL has that value in a parameter, which SQLite ignores.
+    By default the server opens several connections to a file, and each may have to wait for the lock of another. If the
+    garbage collector then meets a cursor that waits for a lock, the whole server stalls for up to a minute. The server
+    uses a single connection if the URL contains ":memory:". So this URL has that value in a parameter, which SQLite
+    ignores.
     """
     return f"sqlite+aiosqlite:///file:{quote(str(path))}?connections=:memory:&uri=true"
 

@@ -140,7 +140,7 @@ def _choose_of(journal: Journal, most: int | float, seed: int) -> list[Commit]:
 
 
 def _is_ours(store: str, run: str, commit: int, tries: int, on_fault: OnFault) -> bool:
-    """Return whether this host makes a replay that an earlier audit asks for; put it back if another one is to."""
+    """Return whether this host should do a replay for an earlier audit. If not, put the replay back into the queue."""
     journal = Journal(open_store(store), run)
     verdict = _read_verdict(journal, commit)
     if verdict and (verdict.ask is None or verdict.ask.commit != commit):

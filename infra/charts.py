@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-# The charts to which the values belong, and the options, besides the file of values, of the commands in
-# docs/kubernetes.md.
+# The charts to which the values belong. Each has the options that its command in docs/kubernetes.md has besides the
+# file of values.
 REPOSITORY, VERSION = "https://prefecthq.github.io/prefect-helm", ">=2026.7"
 CHARTS: dict[str, tuple[str, list[str]]] = {
     "server-values.yaml": ("prefect-server", []),

@@ -153,7 +153,7 @@ def check_compose(path: Path) -> Iterator[str]:
 
 
 def list_needed(service: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the services that a service waits for, each with its condition."""
+    """Return the services for which a service waits, each with the condition that it waits for."""
     needed = service.get("depends_on") or {}
     known = needed if isinstance(needed, dict) else {name: {} for name in needed}
     return [(name, each.get("condition", "service_started")) for name, each in known.items()]

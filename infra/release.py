@@ -146,7 +146,7 @@ def list_refused(packages: Sequence[dict[str, str]]) -> Iterator[str]:
 
 
 def is_allowed(licence: str) -> bool:
-    """Return whether a licence is allowed: an SPDX expression, a list of classifiers to choose from, or a text."""
+    """Return whether a licence is allowed. The text is an SPDX expression, alternative classifiers, or a name."""
     licence = shorten(licence)
     if licence in ALLOWED:
         return True

@@ -26,8 +26,8 @@ def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> 
     """Make the state folder, or check that you own it. Deny others the folder (mode 0700) and its files (0600).
 
     Args:
-        what: the folder's name in the messages of errors.
-        hint: the hint of errors.
+        what: the name of the folder in error messages.
+        hint: the hint in error messages.
 
     Raises:
         ConfigError: another user owns the folder, or it can't be made.

@@ -41,7 +41,7 @@ BEAT_LABEL = "holdfast.beat"
 # The label is renewed only at every second heartbeat, because a new label rewrites the flow run's row in the database.
 # A watcher waits for ten heartbeats, so this suffices.
 LABEL_BEATS = 2
-# The timeout of one request.
+# The timeout of one request, in seconds.
 BEAT_WITHIN_S = 2.0
 # Seconds to wait before each further try to write a label that the server has refused. A server with several
 # connections to an SQLite file answers 503 if another request is writing at the same time.

@@ -3,16 +3,16 @@
 ==================  =========================================================  ================================
 state               alive while                                                after the window
 ==================  =========================================================  ================================
-``RUNNING``         a new sign of life arrives within `LOST_AFTER_S`           lost: crashed (*vanished*)
-``CANCELLING``      a new sign of life arrives within `CANCELLED_AFTER_S`      lost: cancelled
+``RUNNING``         a new heartbeat arrives within `LOST_AFTER_S`              lost: crashed (*vanished*)
+``CANCELLING``      a new heartbeat arrives within `CANCELLED_AFTER_S`         lost: cancelled
 ``PENDING``         its worker starts it within `NOT_BEGUN_AFTER_S`            lost: crashed (*vanished*)
 ``PREPARING``       its cluster finds a machine within `NOT_PLACED_AFTER_S`    lost: crashed (*vanished*)
 ``SCHEDULED``       it waits for a worker, without a limit                     -
 ``PAUSED``          it waits for a person, without a limit                     -
-``VANISHED``        its last new mark is at most `DOUBTED_FOR_S` old           ended
+``VANISHED``        its last heartbeat is at most `DOUBTED_FOR_S` old          ended
 ==================  =========================================================  ================================
 
-A sign of life is a change that the watcher sees: of the state, or of a mark that the process renews every few seconds.
+A heartbeat is a change that the watcher sees: of the state, or of a value that the process renews every few seconds.
 The watcher reads only its own monotonic clock and never compares the clocks of two machines. A false alarm costs only
 time: the next attempt claims the run, and the attempt that seemed lost can't commit any more.
 

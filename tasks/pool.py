@@ -57,7 +57,7 @@ def tag_of(config: RunConfig) -> str:
 
 
 def tag_train(config: RunConfig) -> None:
-    """Tag the current flow run with its run."""
+    """Tag the current flow run with the name of the run that it trains."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
@@ -72,7 +72,7 @@ def start_attempt(
     Args:
         number: the attempt's number.
         again: how many flow runs for this number have ended before claiming it.
-        environment: variables for the flow run's process, besides those of the pool.
+        environment: environment variables for the flow run's process, besides the variables of the pool.
 
     Raises:
         ConfigError: there is no deployment for the work pool.
@@ -126,7 +126,7 @@ def _start(
 
 
 def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
-    """Return a flow run as the server has it now. If it is lost, set its state to Crashed or Cancelled first.
+    """Read a flow run from the server and return it. If it is lost, first set its state to Crashed or Cancelled.
 
     If the state says that the flow run has vanished, but its process has just sent a heartbeat, wait until the process
     corrects the state or sends no more heartbeats.
@@ -138,7 +138,7 @@ def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
         try:
             found = ask_server(lambda client: _read_with_own(client, flow_run.id))
         except ObjectNotFound:
-            # A person deleted the flow run, or restored the server from a backup.
+            # The server no longer knows the flow run: a person deleted it, or restored the server from a backup.
             gone: State[Any] = Crashed(name="Vanished", message="Prefect's server no longer knows this flow run")
             return flow_run.model_copy(update={"state": gone})
         state = found.state

@@ -40,7 +40,7 @@ def doctor(
     release: str = "",
     json: Json = False,
 ) -> int:
-    """Show what a run's bits depend on here, and its GPUs' health; measure whether equal steps give equal bits.
+    """Show on what a run's bits depend here, and the GPUs' health; measure whether equal steps give equal bits.
 
     With --store, try a store instead. The exit code is 3 if a run can't use the store.
 

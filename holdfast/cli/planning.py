@@ -68,7 +68,8 @@ def plan(
     """Show the best length for the chunks of a run, and what it costs. With chunk = "auto", training uses that length.
 
     Args:
-        run: <store>/<run>; or a configuration (a .toml file), to compare with the chunks that it sets for its run.
+        run: <store>/<run>; or a configuration (a .toml file), to compare the best chunks with the chunks that the
+            configuration sets.
         trace: Replay a recorded history of preemptions: a file, or the name of one that comes with Holdfast. Several
             are compared, as pools to choose from.
         audit_share: Also show what audits of this share of the training time cost, such as 0.01, and what they find.
@@ -160,7 +161,7 @@ def _describe_audits(audits: AuditPlan) -> Iterator[str]:
     yield f"costs     {_seconds(audits.gpu_s)} of GPUs a day, of {counted(audits.ranks, 'rank')}:"
     yield f"          {_seconds(audits.training_s)} of training, and {_seconds(audits.starting_s)} to start"
     yield f"finds     a chunk that was computed wrongly once: with a probability of at least {audits.once:.2%}"
-    if audits.within_s is not None:  # only on another machine, because the faulty machine repeats its own bytes
+    if audits.within_s is not None:  # a machine can't find its own fault: it repeats its bytes
         yield "          a machine that computes each chunk wrongly, by audits on another one:"
         yield f"          in the first night with {audits.first_night:.0%}, surely within {_hours(audits.within_s)}"
 

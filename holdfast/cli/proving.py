@@ -96,8 +96,8 @@ def audit_command(
 ) -> int:
     """Train chunks of a run again, and compare the bytes.
 
-    An audit begins with the checkpoint before its chunk. If the run was resumed from that checkpoint, it begins one
-    checkpoint earlier, to check the resume too. Then it decides from all audits of the commit, on this host and others,
+    An audit begins with the checkpoint before its chunk. If the run was resumed from that checkpoint, the audit begins
+    one checkpoint earlier, to check the resume too. Then all audits of the commit, on this host and others, decide
     whether the program or a machine gave other bytes. The store quarantines such a machine.
 
     The exit code is 2 if bytes differ that are promised to be equal on this machine, and 0 otherwise.
@@ -108,18 +108,18 @@ def audit_command(
         from_: An earlier commit to begin with; 0 for the beginning of the run.
         random: Audit this many commits instead, chosen at random.
         share: Audit as many commits as fit into this share of the run's training time, such as 0.01, earlier audits
-            included: first the newest commit that isn't certified, then others at random. A rest that is shorter than a
-            chunk counts the next time.
+            included: first the newest commit that isn't certified, then others at random. An unused part of the share
+            remains for the next audit.
         seed: The seed of the random choice; by default a new one each time. The audits' records contain it.
         ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
         rank: Train only this rank's part of the first step of the commit's chunk, in one process, and compare its
             gradient with the recorded one. Nothing is recorded.
         on_fault: What to do if the audits name a machine that computes wrongly. record: only record the verdict.
-            rollback: also quarantine the commits that it has trained since the newest certified one, so that the run
-            continues from that one. stop: hold the run: a live attempt ends at its next commit, and no other attempt
-            begins until holdfast release.
-        receipt: A file of holdfast receipt: check that the run has its chain of commits, and train chunks of it again,
-            3 of them unless --random gives another number. Each must end on the same bytes.
+            rollback: also quarantine the commits that this machine has trained since the newest certified commit, so
+            that the run continues from the certified commit. stop: hold the run: a live attempt ends at its next
+            commit, and no new attempt begins until holdfast release.
+        receipt: A file of holdfast receipt: check that the run has its chain of commits, and train chunks of this chain
+            again: 3, or the number that --random gives. Each must end on the same bytes.
         key: A trusted public key for the receipt: a PEM file, or env:NAME.
         recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
             trained, but only if its code is in this folder or comes with Holdfast.
@@ -239,8 +239,8 @@ def explain_command(
 ) -> int:
     """Train a step again and say why its loss has jumped: the machine, the data, or an update that was too large.
 
-    It begins with a checkpoint before the step, and writes nothing. The exit code is 2 if the step gives other bits
-    than on record, and 0 otherwise.
+    The training begins with a checkpoint before the step, and nothing is written. The exit code is 2 if the step gives
+    other bits than on record, and 0 otherwise.
 
     Args:
         run: <store>/<run>.

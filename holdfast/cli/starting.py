@@ -23,7 +23,7 @@ class Template:
 
     Attributes:
         function: the function in the template's file that the configuration names.
-        needs: the extra of Holdfast that the template needs; empty if it needs none.
+        needs: the extra of Holdfast (an optional set of dependencies) that the template needs; empty if none is needed.
         settings: values of the function's parameters, as lines of TOML.
     """
 

@@ -29,7 +29,7 @@ def watch_command(
     Args:
         place: <store>/<run>, or a store.
         every: Seconds between two polls.
-        limit: How many runs of a store to watch, the newest first, and those that begin meanwhile. By default 100.
+        limit: How many runs of a store to watch, the newest first; runs that begin later are added. By default 100.
     """
     if not every >= SHORTEST_S:
         raise WrongUse(f"--every {every:g}: expected at least {SHORTEST_S} seconds")

@@ -1,4 +1,4 @@
-"""`holdfast export`: the weights of a verified checkpoint, in the files that other tools read.
+"""`holdfast export`: the weights of a verified checkpoint, written as files that other tools can read.
 
 Equal weights give equal bytes, on every machine and in every run. The one exception is torch.distributed.checkpoint:
 its metadata contains a new id at each export, but the weights are equal.

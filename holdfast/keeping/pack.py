@@ -125,7 +125,7 @@ def _check_config(commit: Commit, data: bytes) -> None:
 
 
 def unpack(tar: BinaryIO, store: Store) -> Journal:
-    """Unpack a tar file into a run with one commit, under the run's own name, and verify its files.
+    """Unpack a tar file into a new run with one commit, under the packed run's name, and verify the files.
 
     If an error is raised, all files that this call wrote are deleted.
 

@@ -147,8 +147,9 @@ def prune_by_policy(
 ) -> PruneReport | None:
     """Delete the checkpoints that a policy doesn't keep; return a report, or None for a run without a commit.
 
-    Whatever the policy says, these checkpoints stay: pinned ones, the newest certified one, the newest one that
-    verifies (all its bytes are read), and all newer ones. Quarantined checkpoints stay as evidence. All metrics stay.
+    The following checkpoints are kept whatever the policy says: pinned ones, the newest certified one, the newest one
+    that verifies (all its bytes are read), and all newer ones. Quarantined checkpoints are kept as evidence. All
+    metrics are kept.
 
     A pruned record is written before any file is deleted. So a kill in between leaves files without a commit, but never
     a valid commit without files. A failed deletion is logged, and the next prune finishes it.
@@ -159,7 +160,7 @@ def prune_by_policy(
     deletes its pruned records again.
 
     Args:
-        attempt: the number of the attempt whose policy this is; None for the run's newest attempt.
+        attempt: the number of the attempt that has this policy; None for the run's newest attempt.
         verified: the number of a commit whose bytes the caller has just verified, so that they aren't read again; 0 if
             no commit was verified.
         debris_after_s: also delete the leftover files of dead attempts that are older than this many seconds; None
@@ -242,7 +243,7 @@ def _find(journal: Journal) -> _Found:
 
 
 def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], verified: int) -> dict[int, str]:
-    """Return the commits that the policy doesn't keep but that must stay, each with the reason."""
+    """Return the commits that must be kept although the policy doesn't keep them, each with the reason."""
     if len(kept) == len(live):
         return {}
     protected = dict.fromkeys(journal.numbers("pins"), "pinned")

@@ -149,7 +149,7 @@ class TracePlan:
         last_save_s: seconds that a last save needs before a deadline.
         keep_every_steps: the setting of retention that keeps one checkpoint in each mean time between preemptions.
         near: the forecasts with saves into the node's folder; empty if no such saves are assumed.
-        pool: the losses of a pool whose scheduler takes the run that loses least; None if no pool is assumed.
+        pool: the losses of a pool whose scheduler preempts the run that loses least; None if no pool is assumed.
     """
 
     trace: str

@@ -1,9 +1,8 @@
 """The losses of a pool of equal runs: if its scheduler preempts the run that loses least, and if it preempts any run.
 
-The preemptions are those of a trace: at the end of each interval the scheduler ends one of the runs without a notice,
-and at the start of the next interval that run begins again. The other runs continue. A scheduler that chooses ends the
-run with the least ``lost_gpu_s``, which `holdfast.ledger.kill_cost.KillCost` publishes: the training since its last
-commit.
+The preemptions come from a trace: at the end of each interval the scheduler ends one of the runs without a notice, and
+at the start of the next interval that run begins again. The other runs continue. A scheduler that chooses ends the run
+with the least ``lost_gpu_s``, which `holdfast.ledger.kill_cost.KillCost` publishes: the training since its last commit.
 """
 
 import collections

@@ -93,7 +93,7 @@ def read_standing(journal: Journal) -> Standing:
         if epochs is not None:
             total_steps = epochs * metadata.steps_per_epoch
             known |= {"epochs": epochs, "total_steps": total_steps, "complete": commit.step >= total_steps}
-    if known["complete"]:  # an attempt without an ending isn't live: it was killed after the last commit
+    if known["complete"]:  # not live, even without an ending: it was killed after the last commit
         known["live"] = None
     return Standing(**{name: value for name, value in known.items() if name in Standing.model_fields})
 

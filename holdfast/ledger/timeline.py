@@ -62,7 +62,7 @@ class Life:
     Attributes:
         began: when its ranks were started.
         claimed: when it claimed the run.
-        ending: how it ended; None if that is not on record.
+        ending: how the attempt ended; None if its ending is not on record.
         ended_at: the time of the ending's record; None if there is none. If the attempt died, another process may have
             written this record.
         trained: the steps that its ranks trained and that a commit contains, even if a later attempt made that commit.
@@ -118,7 +118,7 @@ class Records:
 
 
 def read_records(journal: Journal) -> Records:
-    """Read the records of a run's attempts, endings and commits; list those that are lost or damaged."""
+    """Read the records of a run's attempts, endings and commits; list lost or damaged records."""
     records = Records(quarantined=frozenset(journal.numbers("quarantine")))
 
     def read(folder: str, cls: type[AnyRecord]) -> dict[int, AnyRecord]:

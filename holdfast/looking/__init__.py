@@ -1,1 +1,1 @@
-"""What people look at: the report, the watch screen and metric sinks."""
+"""The views of a run for people: the report, the watch screen and metric sinks."""

@@ -50,7 +50,8 @@ class Audit(Differing, BaseModel):
     """The result of an audit of one commit.
 
     Attributes:
-        start, stop: the steps ``(start, stop]`` that were trained again, without a resume.
+        start, stop: the steps ``(start, stop]`` (all after ``start``, up to ``stop``) that were trained again, without
+            a resume.
         from_commit: the commit whose checkpoint the replay began with; 0 for the beginning of the run.
         resumes: the steps at which the run may have resumed. The replay doesn't resume at these steps, so it shows a
             faulty resume as a difference.
@@ -354,7 +355,7 @@ def list_replayable(journal: Journal) -> list[Commit]:
 
 
 def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:
-    """Return random commits that can be replayed, oldest first; all of them if there are no more than ``number``.
+    """Return random commits that can be replayed, oldest first; all if there are at most ``number`` of them.
 
     Args:
         seed: equal seeds choose the same commits; None for a random choice.

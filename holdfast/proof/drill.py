@@ -62,7 +62,7 @@ class Striker(Observer):
 def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:
     """Return the kills that remain after this many attempts ended early.
 
-    Each attempt that ended early carried out all kills up to its end: the first remaining kill that ends an attempt.
+    Each attempt that ended early has carried out the remaining kills, in order, up to one that ends an attempt.
     """
     left = list(kills)
     for _ in range(ended_early):

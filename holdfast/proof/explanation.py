@@ -1,9 +1,9 @@
 """The explanation of a step whose loss may have jumped: the cause is the machine, the data or the parameters.
 
-The step is trained again, from a checkpoint before it. If its bits differ from those on record, a machine has computed
-wrongly, or the program isn't deterministic. If the bits are equal, the losses of the step's samples distinguish bad
-data from bad parameters: they are compared with the losses of the previous step's samples, computed with the same
-parameters.
+The step is trained again, from a checkpoint before it. If its bits differ from the bits on record, a machine has
+computed wrongly, or the program isn't deterministic. If the bits are equal, the losses of the step's samples
+distinguish bad data from bad parameters: they are compared with the losses of the previous step's samples, computed
+with the same parameters.
 """
 
 import logging
@@ -192,7 +192,7 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
 
 
 def _find_commits(journal: Journal, step: int) -> tuple[Commit, Commit | None]:
-    """Return the commit that has a step, and the commit to begin with; None for the beginning of the run.
+    """Return the commit that contains a step, and the commit to begin with; None to begin with the run's first step.
 
     Raises:
         WrongUse: no commit has the step, or the checkpoint before it was pruned.

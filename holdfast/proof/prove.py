@@ -136,7 +136,7 @@ def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> No
 
 
 class _Run:
-    """One of the two runs of a proof, with its journal."""
+    """One of the two runs of a proof (the straight or the killed one), with its journal."""
 
     def __init__(self, config: RunConfig, folder: str, name: str, chunks: list[int]) -> None:
         log = Log(every=1, folder=f"{folder}/logs")

@@ -48,7 +48,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         "retention": config.retention.model_copy(update={"keep_best": None}),  # a replay keeps no best checkpoint
         "log": Log(every=config.log.every, folder=str(scratch)),
         "epochs": _count_epochs(journal, config, commit),
-        "near": NearTier(),  # an audit reads what the store has
+        "near": NearTier(),  # an audit reads the checkpoints on the store, not on a node
     }
     with contextlib.suppress(RecordDamaged):
         # ``part_bytes`` may differ in the run's commits.
@@ -116,7 +116,7 @@ def ranks_at(
     """Start ranks for the block, and restore a commit's state into them through the gate.
 
     Args:
-        at: the commit to restore; None for the state that the run began with.
+        at: the commit to restore; None for the state with which the run began.
         settings: the commit whose settings the ranks get.
         trust: how to choose the recipe, and whether to accept the one in the run's records.
         number: the number of ranks; None for the number in the settings.

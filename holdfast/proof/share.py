@@ -87,15 +87,15 @@ class _Audits:
         self._trainers: dict[tuple[int, str, tuple[str, ...]], frozenset[str]] = {}
 
     def is_open_elsewhere(self, commit: Commit) -> bool:
-        """Return whether this host may audit a commit and has certainly not trained it."""
+        """Return whether this host should audit a commit that another host has certainly trained."""
         return name_host() not in self._list_machines(commit) and self._is_open(commit)
 
     def is_open_here(self, commit: Commit) -> bool:
-        """Return whether this host may audit a commit and may have trained it."""
+        """Return whether this host should audit a commit that it may have trained itself."""
         return name_host() in self._list_machines(commit) and self._is_open(commit)
 
     def measure(self, commit: Commit) -> float:
-        """Return the seconds that an audit of a commit trains again.
+        """Return the training time, in seconds, that an audit of a commit repeats.
 
         Raises:
             NameMissing, RecordDamaged: a record can't be read.

@@ -27,7 +27,7 @@ class StoreTests:
     """The conformance suite of a store. It needs a fixture ``store`` that returns a new empty folder for every test.
 
     Attributes:
-        writers, rounds: the number of writers that race for one name, and the number of races.
+        writers, rounds: the number of writers that race to create one name, and the number of races.
         large_bytes: the size of a test file in bytes. Choose more than the store sends in one request.
         names: the number of files in a test of listings. If possible, choose more than the store lists in one request.
     """

@@ -36,7 +36,7 @@ from holdfast.journal import (
 )
 from holdfast.journal.skips import SKIPS, SkipRecord
 
-# For each folder: the class of its records, and the field that holds the number in a record's name.
+# For each folder: the class of its records, and the field that repeats the number in a record's name.
 NUMBERED: dict[str, tuple[type[Record], str]] = {
     "attempts": (AttemptRecord, "number"),
     "endings": (EndingRecord, "number"),
@@ -87,7 +87,8 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     others = list(_list_others(journal))
     problems += filter(None, map_(lambda other: _check_other(journal, *other), others))
     quarantined, pruned = set(journal.numbers("quarantine")), set(journal.numbers("pruned"))
-    # Read before the commits: a live attempt writes a commit first, and then the records that name it.
+    # Read these records before the commits, because a live attempt first writes a commit, and then the records that
+    # name this commit.
     named = _list_named(journal) | pruned
     there = [number for number in journal.numbers("commits") if number >= first]
     newest = max(there, default=0)
@@ -148,7 +149,7 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
         record = read_record(journal.store, cls, name)
     except (RecordDamaged, Unreadable) as error:
         return str(error)
-    except NameMissing:  # its pin was removed just now, unless the name is still listed
+    except NameMissing:  # the pin was just removed; else the name is still listed
         folder, _, file = name.rpartition("/")
         return f"{name} is not a file" if file in journal.store.list(folder) else None
     if field and getattr(record, field) != expected:
@@ -198,7 +199,7 @@ def _find_lost(
         if file not in there[folder]:
             yield f"{name} is missing"
             continue
-        if name.startswith("signatures/") and not journal.store.exists(name):  # the other records were read
+        if name.startswith("signatures/") and not journal.store.exists(name):  # the other names were read above
             yield f"{name} is not a file"
         with contextlib.suppress(NameMissing, Unreadable):  # its pin was removed just now
             if sha256 and (found := checkpoint.hash_file(journal.store, folder, file).sha256) != sha256:

@@ -29,7 +29,7 @@ def verify_run(
     """Read a run back: all its records and their links, and every byte of every checkpoint that counts.
 
     Args:
-        everything: also check quarantined checkpoints and those that no commit names.
+        everything: also check quarantined checkpoints, and checkpoints that no commit names.
         deep: also check that each state can be read and agrees with its commit.
         trusted_keys: each commit that counts, and the skip list in force, must be signed with one of these keys; by
             default no signature is needed.
@@ -50,7 +50,7 @@ def verify_run(
         chosen += [(commit, "quarantined") for commit in records.quarantined]
     chosen.sort(key=lambda pair: pair[0].number, reverse=True)
     progress.total_bytes = sum(commit.size_bytes for commit, _ in chosen)
-    # A deep check holds a whole checkpoint in memory, so only one runs at a time.
+    # A deep check reads a whole checkpoint into memory, so only one deep check runs at a time.
     with _workers(progress, 1 if deep else WORKERS) as pool:
         found = pool.map(lambda pair: check_checkpoint(journal, *pair, deep=deep, watch=progress.advance), chosen)
         checked = [each for each in found if each]

@@ -21,7 +21,7 @@ LIBRARIES = {"prometheus": "prometheus_client", "otlp": "opentelemetry.exporter.
 
 
 class Exporter(Protocol):
-    """Carries readings and spans out of the process. One thread calls its methods."""
+    """Sends readings (values of metrics) and spans out of the process. A single thread calls its methods."""
 
     def tend(self) -> None:
         """Do the exporter's regular work, if any is due. The attempt calls this every half second."""

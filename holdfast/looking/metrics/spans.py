@@ -23,12 +23,12 @@ class SpanRecord:
 
 @dataclass(frozen=True)
 class DeadAttempt:
-    """An attempt that died before it could send its own span, as the run's records tell it.
+    """An attempt that died before it could send its own span, as described by the run's records.
 
     Attributes:
         key: the token in the attempt's record, from which the ids of its trace and span are derived; empty if the
             record has no token.
-        began, ended: in seconds since 1970; the end is the time of its last commit or step on record.
+        began, ended: in seconds since 1970; the end is the recorded time of the attempt's last commit or step.
         message: how it ended, for a person.
     """
 

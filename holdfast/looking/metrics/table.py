@@ -1,4 +1,4 @@
-"""The table of all metrics: name, unit, labels and meaning, one row each, whatever exports them."""
+"""The table of all metrics: name, unit, labels and meaning, one row for each metric, for all exporters."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -7,7 +7,7 @@ from holdfast.journal.spikes import describe_spikes
 from holdfast.looking.report.gathering import History
 from holdfast.looking.report.lives import find_starts
 
-# The number of commits, the newest ones, that have a row on a page.
+# The number of newest commits that have a row on a page.
 MOST_COMMITS = 20_000
 
 
@@ -58,13 +58,13 @@ def _list_notes(note: str, kept: str, host: str) -> list[str]:
 
 
 def _describe_loss(commit: Commit) -> float | str | None:
-    """Return the mean loss of a commit's steps; the text NaN if it isn't finite, and None if no loss was logged."""
+    """Return the mean loss of a commit's steps; the text NaN if the mean isn't finite, None if no loss was logged."""
     loss = commit.shown_loss
     return "NaN" if loss is None and "avg_loss" in commit.metrics else loss
 
 
 def find_state(history: History, commit: Commit) -> tuple[str, str]:
-    """Return a commit's fate, kept, deleted, rolled back or quarantined, and a note on it."""
+    """Return a commit's state (kept, deleted, rolled back or quarantined), and a note on this state."""
     if commit.number in history.quarantined:
         return "quarantined", history.quarantined[commit.number]
     if commit.number not in history.line:

@@ -41,7 +41,7 @@ def make_comparison(histories: Sequence[History], now: float | None = None) -> s
 
 
 def _name_apart(histories: Sequence[History]) -> list[str]:
-    """Return the runs' names; their URLs instead if two runs have the same name."""
+    """Return the runs' names, or their URLs if two runs have the same name."""
     names = [history.run for history in histories]
     return names if len(set(names)) == len(names) else [history.url for history in histories]
 
@@ -91,7 +91,7 @@ def _to_text(value: Any) -> str:
 def _list_axes(
     settings: Mapping[str, list[Any]], results: Sequence[Mapping[str, float | None]]
 ) -> list[dict[str, Any]]:
-    """Return the axes of the parallel coordinates: settings first, then results, each with a value for each run."""
+    """Return the axes of the chart of parallel coordinates: settings first, then results, with a value for each run."""
     measured = dict.fromkeys(name for each in results for name in each)
     axes = [{"name": name, "values": [_to_plain(each) for each in values]} for name, values in settings.items()]
     axes += [{"name": name, "values": [each.get(name) for each in results]} for name in measured]

@@ -27,10 +27,10 @@ class Row:
     """One run of an index.
 
     Attributes:
-        standing: the run's standing; None if it can't be read.
+        standing: the run's progress and last attempt; None if they can't be read.
         losses: mean losses of commits, evenly chosen, oldest first; None for a loss that isn't finite.
         written: when the run's newest commit was made; empty if there is none.
-        problem: why the run's standing can't be read; empty if it can.
+        problem: why the standing can't be read; empty if it can be read.
         has_page: whether the run's folder has a report.
     """
 
@@ -128,7 +128,7 @@ def _cell(child: object, value: object = None) -> Markup:
 
 
 def make_sparkline(values: Sequence[float | None]) -> Markup:
-    """Return a small curve; none if fewer than two values are finite."""
+    """Return a small curve as HTML; empty HTML if fewer than two values are finite."""
     known = [(place, value) for place, value in enumerate(values) if value is not None and math.isfinite(value)]
     if len(known) < 2:
         return Markup()

@@ -18,7 +18,7 @@ NO_ENDING, RUNNING = "no ending on record", "running"
 
 @dataclass(frozen=True)
 class ReportedLife:
-    """One attempt, with all times in seconds since 1970, as the goodput ledger has them.
+    """One attempt. All times are in seconds since 1970, and come from the goodput ledger.
 
     Attributes:
         began: when its ranks were started.

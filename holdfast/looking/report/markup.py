@@ -1,4 +1,4 @@
-"""HTML as text: everything is escaped except markup that Holdfast itself has made."""
+"""HTML as text: all texts are escaped, except markup that Holdfast itself has made."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
 
     Args:
         children: texts, which are escaped, and pieces of markup.
-        attributes: by name, with ``_`` for ``-``, and ``class_`` for ``class``; an attribute that is None is left out.
+        attributes: by name, with ``_`` for ``-``, and ``class_`` for ``class``; an attribute that is None is omitted.
     """
     named = ((key.removesuffix("_").replace("_", "-"), value) for key, value in attributes.items())
     written = "".join(f' {key}="{escape(value)}"' for key, value in named if value is not None)

@@ -1,8 +1,8 @@
 """Curves of bounded size: each bucket of steps keeps its least and its greatest value.
 
-A bucket begins at a multiple of its width. So a curve that is thinned with a width and then with twice the width has
-the same points as a curve that is thinned with twice the width alone. So a run of any length can be read and thinned
-piece by piece.
+A bucket begins at a multiple of its width. So a curve that is thinned first with some width and then with twice this
+width has the same points as a curve that is thinned once, with twice the width. So a run of any length can be read and
+thinned piece by piece.
 """
 
 from array import array

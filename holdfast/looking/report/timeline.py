@@ -20,7 +20,7 @@ MEANINGS = {
 
 
 def make_timeline(lives: list[ReportedLife]) -> Markup:
-    """Return the timeline as HTML with one SVG for each host. There is at least one attempt."""
+    """Return the timeline as HTML with one SVG for each host. The run must have an attempt."""
     shown = lives[-MOST_BARS:]
     start, end = shown[0].began, max(each.ended for each in shown)
     span = max(1.0, end - start)

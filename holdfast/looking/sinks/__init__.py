@@ -16,8 +16,8 @@ from holdfast.looking.sinks.sink import Facts, Sink
 from holdfast.recipe.named import check_class, import_class
 from holdfast.terminal.distribution import spell_install
 
-# The classes by the names that `log.sinks` takes, beside ``module:Class``. A sink's module is imported at its first
-# use.
+# The sinks' classes, by the names that `log.sinks` accepts besides ``module:Class``. A sink's module is imported at its
+# first use.
 CLASSES = {
     "tensorboard": "holdfast.looking.sinks.tensorboard:TensorBoard",
     "wandb": "holdfast.looking.sinks.wandb:Wandb",

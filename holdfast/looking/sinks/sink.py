@@ -51,7 +51,7 @@ class Facts:
 def find_id(journal: Journal) -> str:
     """Return an id that only this run has, and that stays the same when its folder is moved.
 
-    Two runs may have the same name, recipe and second of creation; the first attempt's random token tells them apart.
+    Two runs may have the same name, recipe and second of creation; the first attempt's random token distinguishes them.
     """
     run, first = journal.read_run(), journal.numbers("attempts")[:1]
     tokens = [journal.read_attempt(number).writer for number in first]

@@ -26,7 +26,7 @@ class Health:
     """The verdict on a run.
 
     Attributes:
-        text: the verdict in words, and what the run waits for: short, so that no terminal cuts it.
+        text: the verdict in words, and what the run waits for. The text is short, so that no terminal truncates it.
         detail: the reason for the verdict; empty if there is none.
         expected_s: expected seconds from the newest commit or claim to the next commit; 0 if unknown.
     """

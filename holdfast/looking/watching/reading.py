@@ -27,7 +27,8 @@ RECENT_ATTEMPTS = 6
 # Each poll lists the next of these folders in turn. Commits are the most frequent records, so every second poll lists
 # their folder.
 TURNS = ("commits", "endings", "commits", "attempts", "commits", "quarantine")
-# The ledger of the run's time reads every record, so it is left out for longer runs, and renewed once in a while.
+# The goodput ledger reads every record. So it is omitted for runs with more than LEDGER_COMMITS commits, and computed
+# again only after LEDGER_EVERY_S seconds.
 LEDGER_COMMITS = 200
 LEDGER_EVERY_S = 60.0
 # The number of polls between two searches of a store for new runs.
@@ -60,7 +61,7 @@ class RunReader:
         self._missing: dict[str, str] = {}
 
     def begin(self) -> Seen:
-        """Read the run for the first time, with a number of requests that doesn't grow with it.
+        """Read the run for the first time. The number of requests doesn't grow with the run's length.
 
         Raises:
             RunUnknown: there is no such run.
@@ -156,7 +157,7 @@ class RunReader:
         return self._read(record_name("attempts", number), lambda: self.journal.read_attempt(number))
 
     def _read_endings(self) -> bool:
-        """Read the endings, not known yet, of the attempts that the view shows."""
+        """Read the new endings of the attempts that the view shows. Return whether there were any."""
         known = {ending.number for ending in self.seen.endings}
         open_ = [number for number, _ in self.seen.attempts if number not in known]
         if not open_:

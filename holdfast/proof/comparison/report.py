@@ -26,7 +26,8 @@ class Side(BaseModel):
             typed.
         commit: the number of the commit up to which the training is compared.
         first: the number of its first commit whose content id differs; 0 if none differs.
-        content_id: the content id of that commit, or of the last common commit if none differs.
+        content_id: the content id of that first different commit, or of the last common commit if no content id
+            differs.
         certified_by: the host that has trained that commit again to the same bytes; empty if no host has.
     """
 
@@ -48,7 +49,7 @@ class Replay(BaseModel):
     """The replay of the steps in which a training differs first.
 
     Attributes:
-        commit: the number of the commit up to whose step it was trained again.
+        commit: the number of the commit up to whose step the replay trained.
         start: the step that the replay began with.
         expected, found: the committed content id, and the content id of the replay.
     """

@@ -63,7 +63,8 @@ class Kind:
 
 
 # The order matters: of two kinds that explain the evidence equally well, the one higher in this table is listed first.
-# Built values come last, because they follow from settings, code, data and packages.
+# Built values (values of the objects that the recipe has built) come last, because they result from settings, code,
+# data and packages.
 KINDS = (
     Kind("recipe", ("recipe",), EVERYTHING, (), "another function builds what is trained"),
     Kind(
@@ -181,7 +182,7 @@ def compare_machines(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Cha
         if all(part_of(term, one) == part_of(term, other) for term in terms):
             continue
         saved, current = one.get(key), other.get(key)
-        if isinstance(saved, dict) and isinstance(current, dict):  # environment variables, each by its name
+        if isinstance(saved, dict) and isinstance(current, dict):  # compare each environment variable by its own name
             yield from compare_identities({"environment": {key: saved}}, {"environment": {key: current}}, {})
             continue
         if terms[0].compared == "words":

@@ -121,6 +121,6 @@ def audit_receipt(
 
 
 def choose_chunks(commits: Sequence[Commit], chunks: int, seed: int) -> list[Commit]:
-    """Return the commits that a seed chooses, oldest first; all of them if there are no more than ``chunks``."""
+    """Return the commits that a seed chooses, oldest first; all if there are at most ``chunks``."""
     chosen = random.Random(seed).sample(commits, min(chunks, len(commits)))
     return sorted(chosen, key=lambda each: each.number)

@@ -125,7 +125,7 @@ def describe_line(
 
 
 def read_settings(journal: Journal, line: Sequence[Hashed]) -> dict[str, dict[str, Any]]:
-    """Return the identities with which a list of ancestors was trained, by fingerprint.
+    """Return the identities (settings that change the numbers) of a list of ancestors, by fingerprint.
 
     Raises:
         WrongUse: the settings of a commit were lost.
@@ -147,9 +147,9 @@ def _describe(
     """Return the link of a commit.
 
     Args:
-        sha256: the SHA-256 of its record.
+        sha256: the SHA-256 of the commit's record.
         trainers: the attempts that may have trained it.
-        audits: the numbers of its audits.
+        audits: the numbers of the commit's audits.
     """
     certifying = find_certifying(journal, commit, audits)
     return ChainLink(

@@ -46,7 +46,7 @@ def state_model(name: str, files: Mapping[str, str], **more: Any) -> dict[str, A
 
 
 def hash_files(model: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a folder, by its path in it; of a single file, by `ALONE`.
+    """Return the SHA-256 of each file of a folder, by its path in the folder; of a single file, by `ALONE`.
 
     Raises:
         ConfigError: there is no such file or folder, a file can't be read or signed, or the folder is empty.

@@ -168,7 +168,7 @@ def seal_receipt(told: Told, key: SigningKey) -> bytes:
 def open_receipt(data: bytes, trusted: Sequence[TrustedKey]) -> Receipt:
     """Return a receipt that one of the keys has signed.
 
-    A receipt has exactly one spelling. So no two programs can read different things in it: a key given twice, an
+    A receipt has exactly one valid spelling, so that all programs read the same content: a key that is given twice, an
     unknown field or a number in another form is refused.
 
     Raises:
@@ -227,7 +227,7 @@ def _is_spelled(name: str, files: dict[str, str], chain: Chain, payload: bytes) 
     """Return whether a payload is the canonical JSON of a statement."""
     try:
         return _state(name, files, chain) == payload
-    except ValueError:  # a number that canonical JSON can't hold
+    except ValueError:  # a number that canonical JSON can't represent
         return False
 
 
