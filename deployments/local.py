@@ -174,7 +174,7 @@ app = App(name="python -m deployments.local", help=__doc__.partition("\n")[0], v
 
 @app.command
 def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
-    """Start a server, work pools, workers, deployments and automations, unless they are running already.
+    """Start a server, work pools, workers, deployments and automations. Running processes are not restarted.
 
     Args:
         postgres: use a Postgres database instead of a file.

@@ -60,7 +60,8 @@ EVERY_S = read_interval(os.environ.get(EVERY_VARIABLE, ""))
 # Ten heartbeats, so five new labels (`tasks.heartbeat`). Even a machine five times busier than usual renews its label
 # once in this time.
 LOST_AFTER_S = 10 * EVERY_S
-# Shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was already dead.
+# The window is shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was
+# already dead.
 CANCELLED_AFTER_S = 5 * EVERY_S
 # The seconds that a worker has to start a process. A worker usually needs only a few seconds, but pulling a container
 # image takes longer.

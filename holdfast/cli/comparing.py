@@ -35,7 +35,8 @@ def compare_command(
 
     Args:
         run: <store>/<run>, or <store>/<run>@<commit> for the training that led to that commit; or a store of runs.
-        other: The other training, in the same form. If one of the two is a store, its run of the same name is compared.
+        other: The other training, in the same form. If one of the two is a store, the run in it with the other's name
+            is compared.
         replay: Train the steps of the first difference again, to name the first tensor that differs.
         recipe: The recipe of both, instead of the recorded ones, as in a configuration. By default a recorded recipe is
             trained, but only if its code is in this folder or comes with Holdfast.
@@ -65,7 +66,7 @@ Place = tuple[Journal, str] | Store
 
 
 def _open(text: str) -> Place:
-    """Open a place. Return a store; or for a run its journal, and the name of the commit after the ``@``."""
+    """Open the store or the run that a text names; for a run, also return the name of the commit after the ``@``."""
     before, slash, last = text.rpartition("/")
     run, at, commit = last.partition("@")
     if not at or before.endswith(":/"):  # the @ of az://container@account names no commit

@@ -6,7 +6,7 @@ import statistics
 
 # While few durations are measured, the bound is twice the longest duration.
 SAFETY = 2.0
-# The bound of a commit's duration, in seconds, while none is measured.
+# The bound of a commit's duration, in seconds, before any commit is measured.
 MARGIN_S = 1.0
 # The lowest bound of a commit's duration, in seconds. A commit is made when the message arrives that a save is durable,
 # and a busy machine may deliver this message late.

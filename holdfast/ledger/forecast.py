@@ -21,7 +21,7 @@ from holdfast.ledger.traces import Trace
 
 # The share of losses that a notice announces; the other machines vanish without a notice.
 KEPT = 0.9
-# The seconds between a cloud's notice and the loss: Google Cloud and Azure, and AWS.
+# The seconds between a cloud's notice and the loss: 30 at Google Cloud and Azure, 120 at AWS.
 NOTICES_S = (30.0, 120.0)
 HISTORIES = 400
 TRIES = 48

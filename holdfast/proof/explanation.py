@@ -87,7 +87,7 @@ class Explanation(Differing, BaseModel):
             if any(usual.is_far(each.loss) for each in self.samples if each.step == self.step):
                 return "data"
         elif before:
-            return "dynamics"  # no sample has a finite loss
+            return "dynamics"  # no sample has a finite loss, so the parameters are the cause
         return "unknown"
 
     def list_far(self) -> list[SampleLoss]:

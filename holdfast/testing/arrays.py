@@ -134,8 +134,8 @@ def array_ranks(*, steps_per_epoch: int = 10, kill_at: Iterable[int] = ()) -> It
     Args:
         steps_per_epoch: the length of an epoch of every run.
         kill_at: steps in which the ranks die without a report, as by SIGKILL, once in each step. The attempt then
-            starts new ranks from the last verified checkpoint. It doesn't pause before this retry, as it does with real
-            ranks.
+            starts new ranks from the last verified checkpoint. With real ranks it would pause before this retry; here
+            it doesn't.
     """
     kills = set(kill_at)
 

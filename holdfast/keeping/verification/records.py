@@ -207,7 +207,7 @@ def _find_lost(
 
 
 def _read_entry(journal: Journal, number: int) -> IndexRecord | None:
-    with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):  # reported with the other records
+    with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):  # the check of the index folder reports this
         return read_record(journal.store, IndexRecord, record_name("index", number))
     return None
 

@@ -144,7 +144,7 @@ def read_settings(journal: Journal, line: Sequence[Hashed]) -> dict[str, dict[st
 def _describe(
     journal: Journal, commit: Commit, sha256: str, trainers: Sequence[AttemptRecord], audits: Sequence[int]
 ) -> ChainLink:
-    """Return the link of a commit.
+    """Return a commit as a link of the chain.
 
     Args:
         sha256: the SHA-256 of the commit's record.
