@@ -201,7 +201,7 @@ def _find_lost(
             continue
         if name.startswith("signatures/") and not journal.store.exists(name):  # the other names were read above
             yield f"{name} is not a file"
-        with contextlib.suppress(NameMissing, Unreadable):  # its pin was removed just now
+        with contextlib.suppress(NameMissing, Unreadable):  # a pin that was just removed
             if sha256 and (found := checkpoint.hash_file(journal.store, folder, file).sha256) != sha256:
                 yield f"{name} is {found} but was committed with {sha256}"
 

@@ -27,7 +27,7 @@ class Exporter(Protocol):
         """Do the exporter's regular work, if any is due. The attempt calls this every half second."""
 
     def add(self, span: SpanRecord) -> None:
-        """Take a span of the attempt."""
+        """Take a span of the attempt, to send it later."""
 
     def add_dead(self, dead: DeadAttempt) -> None:
         """Take the span of an earlier attempt that died before it could send its own span."""

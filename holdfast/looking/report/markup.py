@@ -19,7 +19,7 @@ def escape(text: object) -> Markup:
 
 
 def join_html(*parts: object) -> Markup:
-    """Return several values as one piece of HTML."""
+    """Join several values into one piece of HTML."""
     return Markup("".join(map(escape, parts)))
 
 
