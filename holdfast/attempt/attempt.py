@@ -520,9 +520,10 @@ class Attempt:
             return self.line.follow()
         except (FolderTaken, ParentQuarantined) as error:
             log.warning("%s; the steps of that checkpoint are trained again", error)
-            self.fall_back()
             if isinstance(error, ParentQuarantined) and not self.is_stopping:
-                self.ranks.check_machine()
+                self._go_back()
+            else:
+                self.fall_back()
             return self.head
         self._pipeline.uncommitted.pop(0)
         if not self.is_stopping:
@@ -558,6 +559,23 @@ class Attempt:
 
     def _tell_verdict(self, verdict: CheckpointVerdict) -> None:
         self._tell("judged", verdict)
+
+    def go_back(self) -> bool:
+        """Go back if the head was quarantined since it was committed. Return whether it was.
+
+        Each commit does so by itself. This is for a run without steps to train.
+
+        Raises:
+            MachineQuarantined: so was this machine.
+        """
+        if self.head is None or not self.journal.is_quarantined(self.head.number):
+            return False
+        self._go_back()
+        return True
+
+    def _go_back(self) -> None:
+        self.fall_back()
+        self.ranks.check_machine()
 
     def fall_back(self) -> None:
         """Make the newest commit that isn't quarantined the head, and end the ranks: the next chunk starts new ones."""

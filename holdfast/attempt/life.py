@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.commits import Publish, publish_commit
+from holdfast.attempt.explaining import Explaining
 from holdfast.attempt.measuring import make_measuring
 from holdfast.attempt.observers import Observer, make_observers
 from holdfast.attempt.pipeline import Chunk
@@ -143,9 +144,10 @@ def live(
         refuse_launcher(config.compute)
     ending, attempt = TOLD_BY_A_SIGNAL, None  # recorded if a second signal arrives before `find_ending` returns
     try:
+        explaining = Explaining(config)
         own = [*make_observers(config.log.observers), Reporting(config), Sending(config), *make_measuring(config)]
-        attempt = Attempt(config, number, [*observers, *own], acts.publish)
-        _train(attempt, acts, sources)
+        attempt = Attempt(config, number, [*observers, *own, explaining], acts.publish)
+        _train(attempt, acts, sources, explaining)
         ending = find_ending(attempt.notice)
         return _describe(attempt)
     except BaseException as error:
@@ -156,15 +158,20 @@ def live(
             attempt.end(ending)
 
 
-def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
+def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source], explaining: Explaining) -> None:
     try:
         acts.open(attempt)
         with watch([*find_sources(attempt.config.resume.drain_file), *sources], attempt.notify):
-            while (chunk := attempt.next_chunk()) is not None:
-                saved = acts.train_chunk(attempt, chunk)
-                if saved is not None:
-                    attempt.commit(saved)
-                interrupt.raise_if_lost()
+            while True:
+                while (chunk := attempt.next_chunk()) is not None:
+                    saved = acts.train_chunk(attempt, chunk)
+                    if saved is not None:
+                        attempt.commit(saved)
+                    interrupt.raise_if_lost()
+                if attempt.is_stopping or not explaining.await_answers(lambda: attempt.notice is not None):
+                    break
+                if not attempt.go_back():
+                    break
     except Exception:
         raise
     except BaseException:  # an exception that a signal handler has raised

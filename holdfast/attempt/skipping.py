@@ -103,7 +103,8 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
 def _pinned(journal: Journal, commit: Commit) -> Iterator[None]:
     """Protect a commit's checkpoint during the block, because a live attempt might prune it."""
     is_pinned = commit.number in journal.numbers("pins")
-    journal.pin(commit.number)
+    if not is_pinned:  # `pin` would turn a run's own pin into a person's
+        journal.pin(commit.number)
     try:
         yield
     finally:

@@ -568,6 +568,10 @@ class RunConfig(Section):
     """Steps whose batches are drawn and not trained, such as "1200-1210,1300", from 1. For steps that a run has trained
     already, use holdfast skip, which takes the run back.
     """
+    on_spike: Annotated[Literal["ask", "skip"], OPERATIONAL] = "ask"
+    """What to do if the loss or its gradient jumps. ask: name the step and the command that explains it. skip: explain
+    the step in a process beside training, and if its data is the cause, go back and continue without its batch.
+    """
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
     """Place of training: here, in the command's own process, or the name of a Prefect work pool."""
     chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()

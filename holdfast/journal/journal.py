@@ -539,8 +539,12 @@ class Journal(RunFolder):
                 reasons.append(str(error))
         return reasons
 
-    def pin(self, number: int) -> None:
+    def pin(self, number: int, explains: int = 0) -> None:
         """Protect a commit's checkpoint from retention until it is unpinned.
+
+        Args:
+            explains: the commit with the spike that the run explains meanwhile, see `Pin`; 0 for a person's pin, which
+                replaces a run's.
 
         Raises:
             WrongUse: there is no such commit, or its checkpoint was pruned.
@@ -551,9 +555,13 @@ class Journal(RunFolder):
             raise WrongUse(
                 f"run {self.run!r} has no commit {number}", hint=f"the newest commit is {self.newest_number()}"
             ) from None
-        with contextlib.suppress(NameTaken):
-            self.store.create(record_name("pins", number), Pin(commit=number, created_at=now()).to_bytes())
-            self.enter(record_name("pins", number))
+        name, data = record_name("pins", number), Pin(commit=number, explains=explains, created_at=now()).to_bytes()
+        try:
+            self.store.create(name, data)
+            self.enter(name)
+        except NameTaken:
+            if not explains:
+                self.store.replace(name, data)
         # Retention checks for a pin after it has written its pruned record. So if a pin and a prune happen at the same
         # time, at least one process sees the other process's record.
         if self.is_pruned(number):

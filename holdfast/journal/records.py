@@ -396,6 +396,9 @@ class Pin(Record):
 
     commit: int = Field(ge=1)
     created_at: Time
+    explains: int = Field(
+        0, ge=0, description="the commit whose spike the run explains, which then removes the pin; 0 for a person's pin"
+    )
 
 
 class AuditRecord(Record):

@@ -102,8 +102,6 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
     Args:
         commit: the number of the commit that the attempt will probably restore; 0 for none.
     """
-    # The ranks import the recipe, so they need the attempt's search path for modules.
-    paths = [str(Path(path).absolute()) for path in sys.path]
     kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
     return {
         **determinism.choose_collectives(config.determinism),
@@ -112,10 +110,15 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
         **rendezvous.make_variables(config.compute),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
         "PYTHONUTF8": "1",  # so that a recipe's open() decodes text equally on every machine, whatever the locale
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONPATH": spell_module_path(),
         CONFIG_VARIABLE: config.model_dump_json(),
         COMMIT_VARIABLE: str(commit),
     }
+
+
+def spell_module_path() -> str:
+    """Return the value of PYTHONPATH with which a child process, which imports the recipe, finds the same modules."""
+    return os.pathsep.join(dict.fromkeys(str(Path(path).absolute()) for path in sys.path))
 
 
 def read_environment() -> tuple[RunConfig, int]:
