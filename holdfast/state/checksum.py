@@ -16,6 +16,8 @@ import torch
 from holdfast.state.sharded import is_sharded, list_regions, local_of
 
 ROW_WORDS = 1024
+# Whether a part of each row counts by its place in the whole tensor; see `count_by_place`.
+_is_by_place = True
 # A rank that holds only a part of each row pads its rows with zeros to full width. It pads at most this number of bytes
 # at a time.
 PADDED_BYTES = 2**24
@@ -86,6 +88,18 @@ def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
     return found
 
 
+def count_by_place(is_by_place: bool) -> None:
+    """Choose, for this process, the checksum of tensors that tensor parallelism cuts within their rows.
+
+    Args:
+        is_by_place: True for the checksum of the whole tensor, which all numbers of data ranks share; virtual ranks
+            need it. False for the checksum of versions before virtual ranks trained on meshes, which weights each
+            rank's part as if it were consecutive: checkpoints and trails of these versions have it.
+    """
+    global _is_by_place
+    _is_by_place = is_by_place
+
+
 def _sum(tensor: Any) -> torch.Tensor:
     """Return the weighted sum of a tensor's words, a scalar int64. For a sharded tensor, sum this rank's words only."""
     if not is_sharded(tensor):
@@ -126,7 +140,8 @@ def _own_rows(tensor: Any) -> torch.Tensor:
     the regions on the main rank's mesh are counted.
     """
     regions, rank = list_regions(tensor), torch.distributed.get_rank()
-    is_first = 0 in regions and not any(other < rank and region == regions[rank] for other, region in regions.items())
+    is_first = not any(other < rank and region == regions[rank] for other, region in regions.items())
+    is_first = is_first and (0 in regions or not _is_by_place)
     return local_of(tensor) if is_first else local_of(tensor).new_empty(0)
 
 
@@ -140,10 +155,11 @@ def _list_rows(tensor: Any) -> Iterator[tuple[int, torch.Tensor]]:
     if not own.numel():
         return
     row = math.prod(tensor.shape[1:])
-    start = (region.offset[0] if region.offset else 0) * row * tensor.itemsize
-    if region.shape[1:] == tensor.shape[1:]:
-        yield start, own
+    if region.shape[1:] == tensor.shape[1:] or not _is_by_place:
+        first = sum(index * math.prod(tensor.shape[place + 1 :]) for place, index in enumerate(region.offset))
+        yield first * tensor.itemsize, own
         return
+    start = region.offset[0] * row * tensor.itemsize
     missing = [
         size for first, count, whole in zip(region.offset, region.shape, tensor.shape, strict=True)
         for size in (first, whole - first - count)

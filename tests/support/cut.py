@@ -15,7 +15,7 @@ from holdfast import Recipe
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
 from holdfast.state import gather_whole
-from holdfast.state.checksum import checksum, checksum_together
+from holdfast.state.checksum import checksum, checksum_together, count_by_place
 from holdfast.training import Training
 from holdfast.training.devices import prepare_device
 from holdfast.training.loop import train_step
@@ -116,6 +116,23 @@ def compare_in_other_layouts(folder: str) -> int:
                 torch.testing.assert_close(take_norm(cut).double(), exact, rtol=1e-5, atol=0)
                 if last == Replicate():
                     assert torch.equal(take_norm(cut), take_norm(whole))
+    return 0
+
+
+def keep_earlier_checksums(folder: str) -> int:
+    """Take the checksums that versions before virtual ranks on meshes took of tensors cut within their rows."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    device = prepare_device(make_config(folder)).device
+    mesh = init_device_mesh(DEVICE, (distributed.get_world_size(),))
+    whole = [torch.arange(6 * 4096.0, dtype=torch.float64).view(6, 4096), torch.arange(30.0).view(3, 10)]
+    cut: Any = [distribute_tensor(each.to(device), mesh, [Shard(1)]) for each in whole]
+    count_by_place(False)
+    assert checksum(cut) == [7304838595595141120, 12522424700172763256]
+    assert checksum_together(cut) == 8118378753050218120
+    count_by_place(True)
+    assert checksum(cut) == checksum(whole)
     return 0
 
 

@@ -120,6 +120,14 @@ def test_tensors_in_other_layouts_have_the_checksums_of_whole_ones(nursery: Live
 
 
 @pytest.mark.gpus
+def test_runs_without_virtual_ranks_keep_the_checksums_of_their_earlier_checkpoints(
+    nursery: Lives, tmp_path: Path
+) -> None:
+    """The gate compares a gradient's checksum with the one in a checkpoint, which an earlier version may have saved."""
+    check(nursery, 2, "keep_earlier_checksums", str(tmp_path))
+
+
+@pytest.mark.gpus
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_with_shards_keeps_sums_of_its_rows_alone(nursery: Lives, tmp_path: Path, ranks: int) -> None:
     check(nursery, ranks, "keep_rows_alone", str(tmp_path))
