@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 EXPLAINING_MODULE = "holdfast.proof.explaining"
 # The beginning of the reason of a skip list that a run has written by itself.
-OWN = "the run itself: "
+RUN_ITSELF = "the run itself: "
 # The most skip lists that a run writes by itself. A run with more bad batches needs a person.
 MOST_LISTS = 8
 # The memory that the process and its ranks may need on CPUs, as a multiple of the running ranks' memory.
@@ -230,7 +230,7 @@ class Explaining(Observer):
             return
         key = load_signing_key(self._config.signing_key) if self._config.signing_key else None
         try:
-            skip_steps(journal, Steps.parse(str(step)), key, reason=f"{OWN}{answer.text}")
+            skip_steps(journal, Steps.parse(str(step)), key, reason=f"{RUN_ITSELF}{answer.text}")
         except HoldfastError as error:
             log.warning("step %d is not skipped, although its data is the cause of its spike: %s", step, error)
             return
@@ -248,7 +248,7 @@ def _may_skip(journal: Journal, step: int) -> bool:
     records = list_skips(journal)
     if any(step in Steps.parse(record.changed) for record in records):
         return False
-    if sum(record.reason.startswith(OWN) for record in records) < MOST_LISTS:
+    if sum(record.reason.startswith(RUN_ITSELF) for record in records) < MOST_LISTS:
         return True
     log.warning("step %d is not skipped: the run has skipped steps by itself %d times, the most", step, MOST_LISTS)
     return False

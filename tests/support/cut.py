@@ -101,6 +101,7 @@ def compare_in_other_layouts(folder: str) -> int:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     device, ranks = prepare_device(make_config(folder)).device, distributed.get_world_size()
+    count_by_place(True)  # a training in the process that was forked may have chosen the other one
     generator = torch.Generator().manual_seed(1)
     meshes = [init_device_mesh(DEVICE, (ranks, 1)), init_device_mesh(DEVICE, (1, ranks))]
     for dtype in (torch.float32, torch.bfloat16, torch.float64):

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import AttemptView, Commit, Observer
 from holdfast.attempt import Line, explaining, live
-from holdfast.attempt.explaining import EXPLAINING_MODULE, MOST_LISTS, OWN, Explaining, SpikeAnswer, _may_skip
+from holdfast.attempt.explaining import EXPLAINING_MODULE, MOST_LISTS, RUN_ITSELF, Explaining, SpikeAnswer, _may_skip
 from holdfast.config import ChunkLength, Compute, Log, ProofSettings, Resume, RunConfig
 from holdfast.config.steps import Steps
 from holdfast.errors import ConfigError, OutOfMemory
@@ -66,7 +66,7 @@ def test_a_run_that_cannot_sign_a_list_is_refused(tmp_path: Path) -> None:
 def test_a_run_skips_no_step_twice_and_no_more_often_than_the_bound(
     line: Line, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def write(number: int, step: int, *, is_off: bool = False, reason: str = OWN) -> None:
+    def write(number: int, step: int, *, is_off: bool = False, reason: str = RUN_ITSELF) -> None:
         write_skips(line.journal, number, Steps.parse("1"), Steps.parse(str(step)), 1, is_off=is_off, reason=reason)
 
     for number in range(1, MOST_LISTS):
@@ -110,7 +110,7 @@ def find_explaining() -> list[psutil.Process]:
 
 def is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
@@ -140,7 +140,7 @@ class TestWithRanks:
         journal = open_run(config)
         (record,) = list_skips(journal)
         assert record.skip == str(POISONED_STEP)
-        assert record.reason.startswith(f"{OWN}sample {POISONED} (content ")
+        assert record.reason.startswith(f"{RUN_ITSELF}sample {POISONED} (content ")
         assert len(journal.numbers("attempts")) == 1
         assert journal.numbers("pins") == []
         assert verify_run(journal, everything=True).problems == []
@@ -200,7 +200,7 @@ class TestWithRanks:
         assert live(config, [wait]).complete
         assert wait.ends == [40]
         records = list_skips(open_run(config))
-        assert [record.reason.startswith(OWN) for record in records] == [True, True]
+        assert [record.reason.startswith(RUN_ITSELF) for record in records] == [True, True]
         assert records[0].skip == str(POISONED_STEP)
         assert not any(commit.spikes for commit in open_run(config).candidates())
         assert len(open_run(config).numbers("attempts")) == 1
