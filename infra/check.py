@@ -235,7 +235,7 @@ def check_chart(path: Path) -> Iterator[str]:
         command = [helm, "template", chart, *source, "--namespace", "holdfast", "--values", str(path), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
         if NO_CHARTS in done.stderr:
-            raise Skipped("its chart can't be had; HOLDFAST_HELM_CHARTS may name a folder that has it")
+            raise Skipped("Helm can't download the chart; set HOLDFAST_HELM_CHARTS to a folder that contains it")
         if done.returncode:
             yield f"{path}: {done.stderr.strip()}"
             return

@@ -29,6 +29,7 @@ from holdfast.checkpoint import SHOWN
 from holdfast.checkpoint.shown import SVG, TEXT, Shown, read_newest, read_shown
 from holdfast.errors import RecordDamaged
 from holdfast.journal import REPORT, Commit, Journal
+from holdfast.journal.audits import describe_certified
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.rank.messages import Progress
 from tasks.liveness import EVERY_S
@@ -211,6 +212,7 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         **{name.replace("_", " "): f"{value:.4f}" for name, value in standing.metrics.items() if value is not None},
         "checkpoint": f"`{standing.checkpoint_sha256}`" if standing.commit else None,
         "resume": standing.verdict.replace("|", "/") or None,
+        "certified": describe_certified(journal).replace("|", "/") or None,
         "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`".replace("/`", "`"),
         "settings": f"`{standing.config_fingerprint}`" if standing.commit else None,
     }

@@ -29,7 +29,7 @@ class Upkeep:
     def __init__(self, line: Line, ranks: AttemptRanks, fall_back: Callable[[], None]) -> None:
         """
         Args:
-            fall_back: a function that makes the newest commit that isn't quarantined the head, and ends the ranks.
+            fall_back: a function that sets the head to the newest commit that isn't quarantined, and ends the ranks.
         """
         self._line, self._ranks, self._fall_back = line, ranks, fall_back
         self._has_read_back = False

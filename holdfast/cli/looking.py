@@ -34,6 +34,7 @@ from holdfast.journal import (
     read_newest_verdict,
     seconds_of,
 )
+from holdfast.journal.audits import describe_certified
 from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.reading import read_all
 from holdfast.journal.signature import load_trusted_key
@@ -191,11 +192,8 @@ def _describe_audits(journal: Journal) -> dict[str, str]:
     """Return the table rows about the newest certified commit and the newest verdict, by the rows' names."""
     audits = list_audits(journal)
     rows = {}
-    if found := _read_certified(journal, audits):
-        said = "commit {commit} (step {step}): {host} has trained it again to the same bytes"
-        newest = journal.newest()
-        is_newest = newest is not None and newest.number == found["commit"]
-        rows["certified"] = said.format(**found) + ("" if is_newest else "; later ones are candidates")
+    if certified := describe_certified(journal, audits):
+        rows["certified"] = certified
     if verdict := read_newest_verdict(journal, audits):
         rows["audited"] = verdict.describe()
     return rows

@@ -46,7 +46,7 @@ class NoBatches:
         """Return None, because there is no position to save."""
 
     def describe(self) -> dict[str, int]:
-        """Return what the fingerprint records of the data's size: nothing, because the size isn't known."""
+        """Return an empty dict: the fingerprint records no size, because the data's size isn't known."""
         return {}
 
 

@@ -66,6 +66,21 @@ def find_certified(
     return None
 
 
+def describe_certified(journal: Journal, audits: Audits | None = None) -> str:
+    """Return a line about the newest certified commit for a person; empty if no commit is certified.
+
+    Args:
+        audits: the result of `list_audits`; by default it is called.
+    """
+    found = find_certified(journal, journal.candidates(), audits)
+    if found is None:
+        return ""
+    commit, audit = found
+    newest = journal.newest()
+    rest = "" if newest is not None and newest.number == commit.number else "; later ones are candidates"
+    return f"commit {commit.number} (step {commit.step}): {audit.host} has trained it again to the same bytes{rest}"
+
+
 def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audits | None = None) -> dict[int, str]:
     """Return, by number, a host that has trained a commit's steps again, for each of these commits that is certified.
 

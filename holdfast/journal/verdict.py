@@ -254,7 +254,9 @@ class _Case:
             return self._say("certified", f"{', '.join(others)} trained it to the bytes of {_name(self.own.hosts)}")
         if self.drifted:
             note = self.drifted[0].notes[0]
-            return self._say("drift", f"other bytes on {self.drifted[0].host}, where none are promised: {note}")
+            return self._say(
+                "drift", f"the bytes differ on {self.drifted[0].host}, where equal bytes aren't promised: {note}"
+            )
         if self.refused and self.commit.parent:
             text = f"the gate refuses to begin with commit {self.commit.parent} on {_name(self.refused)}"
             return self._ask(text, commit=self.commit.parent)

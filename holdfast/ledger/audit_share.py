@@ -138,12 +138,14 @@ def _count_steps(commits: Mapping[int, Commit], commit: Commit) -> int:
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What a share of audits costs, and which faults it finds; the module's docstring has the formulas.
+    """The cost of audits that may take a share of the training time, and the faults that they find.
+
+    The module's docstring has the formulas.
 
     Attributes:
         chunk_s: the mean seconds of training in a chunk of the run.
         audit_s: the mean seconds of the steps that an audit trains again.
-        audits_a_day: the audits that the share pays for, if the run trains day and night.
+        audits_a_day: the number of audits a day that fit into the share, if the run trains day and night.
         most_a_night: the number of commits whose steps can be trained again now, if retention has deleted checkpoints;
             else None.
         ranks: the number of ranks of an audit.

@@ -42,7 +42,7 @@ class Agreement:
         return 0 if self._sent is None else 1
 
     def exchange(self, wish: Wish, step_s: float) -> Wish:
-        """Send this rank's wish. Return the greatest wish of all ranks in this exchange, or in the previous exchange.
+        """Send this rank's wish. Return the greatest wish of all ranks, in this exchange or in the one before.
 
         Args:
             step_s: how long this rank's last step took, in seconds; 0 if it isn't known.

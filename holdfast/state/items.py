@@ -10,7 +10,8 @@ from holdfast.errors import StateError
 from holdfast.state.classes import FACTORIES
 from holdfast.state.originals import Path
 
-# Container classes by name. If the process has not built a saved container of such a class, a resume creates it.
+# Container classes by name. A resume creates a saved container of one of these classes if the process has none in its
+# place.
 KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
 # A saved item whose only key is one of these refers to a tensor of a kept module. SAME: the item is that tensor.

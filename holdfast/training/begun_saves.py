@@ -53,7 +53,8 @@ class BegunSaves:
     def find_durable(self, folder: Store, steps_per_epoch: int, fingerprint: str) -> BegunSave | None:
         """Return the newest durable save; None if no save is durable.
 
-        The returned save has the lines, texts and seconds of all later saves, because these saves are lost.
+        Instead of its own lines, texts and seconds, the returned save has those of all later saves. These saves aren't
+        durable, so the next save has to record their steps.
 
         Args:
             folder: the run's folder on the store.

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from holdfast.checkpoint.shown import to_shown
+from holdfast.journal import AuditRecord, now, record_audit
 from holdfast.journal.endings import Ending
 from tasks.reporting import describe_run, describe_shown
 from tests.conftest import Driver
@@ -41,6 +42,19 @@ def test_the_summary_has_a_picture_of_the_loss_and_the_place_of_the_report(tmp_p
     said = [each.text for each in picture.iterfind(".//{*}text")]
     assert said[:3] == ["loss", "failed or crashed", "preempted or vanished"]
     assert said[-2:] == ["step 10", "170"]
+
+
+def test_the_summary_names_the_newest_certified_commit(tmp_path: Path) -> None:
+    journal = LongRun(tmp_path, commits=3, attempts=1).journal
+    assert "certified" not in describe_run(journal)
+    commit = journal.read_commit(3)
+    record = AuditRecord(
+        commit=3, number=1, from_commit=2, checkpoint_sha256=commit.checkpoint_sha256, notes=[], host="another",
+        environment={}, created_at=now(),
+    )  # fmt: skip
+    record_audit(journal, record)
+    row = f"| certified | commit 3 (step {commit.step}): another has trained it again to the same bytes |"
+    assert row in describe_run(journal)
 
 
 def test_a_run_without_two_losses_has_no_picture(tmp_path: Path) -> None:

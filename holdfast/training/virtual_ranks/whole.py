@@ -88,7 +88,7 @@ class WholeSums:
 
     @contextlib.contextmanager
     def overlapped(self) -> Iterator[None]:
-        """Run the last share's last backward pass in the block, and exchange gradients as they are completed.
+        """Exchange gradients as soon as they are complete, while the block runs the last backward pass of the last share.
 
         Nothing else may change gradients between the block and `add`. All ranks have to use such a block in the same
         steps.
