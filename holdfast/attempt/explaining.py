@@ -81,7 +81,8 @@ class Explaining(Observer):
         self._open: list[int] = []  # the commits with spikes to explain; 0 for those that earlier attempts have left
         self._process: Process | None = None
         self._ends, self._is_crowded = threading.Event(), False
-        # Run the new thread in a copy of this thread's context, so that Prefect shows its warnings with the attempt's run.
+        # Run the new thread in a copy of this thread's context, so that Prefect shows its warnings with the
+        # attempt's flow run.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="explaining", daemon=True)
 

@@ -88,7 +88,7 @@ class WholeSums:
 
     @contextlib.contextmanager
     def overlapped(self) -> Iterator[None]:
-        """Exchange gradients as soon as they are complete, while the block runs the last backward pass of the last share.
+        """Exchange gradients as soon as they are complete, while the block runs the last share's last backward pass.
 
         Nothing else may change gradients between the block and `add`. All ranks have to use such a block in the same
         steps.
