@@ -24,7 +24,6 @@ from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.memory.pinning import pinning
 from holdfast.recipe import Recipe
 from holdfast.recipe.probe import Probe
-from holdfast.state.checksum import count_by_place
 from holdfast.training.begun_saves import BegunSaves
 from holdfast.training.cooperation import Cooperation, SeparateRanks
 from holdfast.training.first_batch import FirstBatch
@@ -93,9 +92,6 @@ class Training:
         self.ranks: Cooperation = make_virtual(
             config, self.recipe, self.accelerator, program.data_ranks
         ) or SeparateRanks(self.accelerator, program.data_ranks)
-        count_by_place(
-            self.virtual is not None
-        )  # without virtual ranks, earlier checkpoints have the earlier checksums
         self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
         self.order = self._order()
         self.batches = self._batches()

@@ -21,6 +21,7 @@ from holdfast.errors import RecipeError
 from holdfast.machine import determinism
 from holdfast.machine.part import read_part
 from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
+from holdfast.state.checksum import count_by_place
 from holdfast.state.layout import share_tensor
 from holdfast.training.data_ranks import DataRanks, check_model, separate
 from holdfast.training.own_gradients import OwnGradients
@@ -53,6 +54,7 @@ class Cooperation(abc.ABC):
     def __init__(self, accelerator: Accelerator, shares: int, data: DataRanks | None = None) -> None:
         self.accelerator, self.shares, self.part = accelerator, shares, read_part()
         self.data = data or separate(accelerator)
+        count_by_place(self.sums_gradients)  # without virtual ranks, earlier checkpoints have the earlier checksums
         self.is_alone = False
         self.stages: Stages | None = None
         self._exchange: Exchange | None = None

@@ -47,7 +47,6 @@ class BlockSum:
         checksums: for each parameter, a checksum of the last share's gradient; only in a step that is recorded in
             detail.
         fact: a checksum of this rank's rows of the sum over all shares; only in a step that is recorded in detail.
-        grid: the numbers of replicas and of shards, on which this rank's rows depend.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class BlockSum:
         self._name, self._block, self._names = name, block, parameters
         self._shares, self._rank, self._group = shares, rank, group
         self._replicas, self._parts = find_grid(block.get_parameter(parameters[0])).shape
-        self.grid = f"{self._replicas}x{self._parts}"
         self._allocated: list[Tensor] = []
         self._hooked: dict[int, nn.Parameter] = {}
         self._round: range | None = None
@@ -69,6 +67,11 @@ class BlockSum:
         if self._parts == 1:  # a single shard needs no reduce-scatter, so FSDP2 would not call this object
             block.set_all_reduce_hook(self._replace)
         block.register_forward_pre_hook(self._watch)
+
+    @property
+    def grid(self) -> str:
+        """The numbers of replicas and of shards, on which this rank's rows depend."""
+        return f"{self._replicas}x{self._parts}"
 
     def begin(self, *, in_detail: bool) -> None:
         """Begin a step. ``in_detail`` says whether to record `checksums`."""

@@ -24,6 +24,7 @@ from holdfast.journal.skips import list_skips, write_skips
 from holdfast.keeping.verification import verify_run
 from holdfast.store import open_store
 from tests.support.makers import make_key
+from tests.support.processes import command_of
 from tests.support.spiking import POISONED, POISONED_STEP, SAMPLES, SEED, SPIKE_STEP
 from tests.support.waiting import await_equal
 
@@ -103,7 +104,7 @@ def find_explaining() -> list[psutil.Process]:
     """Return the process that explains a step, after its ranks; nothing before it has ranks."""
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if EXPLAINING_MODULE in each.cmdline() and (ranks := each.children(recursive=True)):
+            if EXPLAINING_MODULE in command_of(each) and (ranks := each.children(recursive=True)):
                 return [*ranks, each]
     return []
 
