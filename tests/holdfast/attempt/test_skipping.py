@@ -29,6 +29,7 @@ from holdfast.proof.prove import prove
 from holdfast.recipe.permission import Trust
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
+from tests.conftest import IN_SOAK
 from tests.support.makers import STEPS_PER_EPOCH, assert_good, damage, make_key, root, save_next, train
 from tests.support.spiking import POISONED_STEP, SAMPLES, SEED
 
@@ -265,7 +266,11 @@ def resume_with_list(line: Line) -> None:
 
 # ---- with ranks
 
-FORMS: list[dict[str, Any]] = [{}, {"ranks": 2}, {"ranks": 2, "virtual_ranks": 4}]
+FORMS = [
+    pytest.param({}, id="1 rank"),
+    pytest.param({"ranks": 2}, id="2 ranks", marks=IN_SOAK),
+    pytest.param({"ranks": 2, "virtual_ranks": 4}, id="4 virtual ranks on 2"),
+]
 
 
 class Kill(Observer):
@@ -311,7 +316,7 @@ def list_ends(config: RunConfig) -> dict[int, str]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 class TestWithRanks:
-    @pytest.mark.parametrize("form", FORMS, ids=str)
+    @pytest.mark.parametrize("form", FORMS)
     def test_a_skipped_run_that_is_killed_ends_on_the_bytes_of_one_that_had_the_list_from_its_beginning(
         self, form: dict[str, Any], tmp_path: Path
     ) -> None:
