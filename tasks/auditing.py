@@ -13,9 +13,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
-from holdfast.journal import Ask, Journal, list_trainers
-from holdfast.journal.audits import UNREADABLE
-from holdfast.journal.verdict import list_machines
+from holdfast.journal import Ask, Journal
+from holdfast.journal.audits import UNREADABLE, read_machines
 from holdfast.machine.host import name_host
 from holdfast.proof.audit import Audit, audit_commit, keep_audit
 from holdfast.store import open_store
@@ -67,8 +66,7 @@ def ask_elsewhere(journal: Journal, commit: int) -> Ask:
     """Return the request that a host which hasn't trained a commit audits it for the first time."""
     answered = frozenset[str]()
     with contextlib.suppress(*UNREADABLE):
-        found = journal.read_commit(commit)
-        answered = list_machines(found, list_trainers(journal, found))
+        answered = read_machines(journal, journal.read_commit(commit))
     return Ask(commit, answered=tuple(sorted(answered)))
 
 

@@ -8,6 +8,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from holdfast import checkpoint
 from holdfast.attempt.quarantined import find_doubt
@@ -182,16 +183,12 @@ class Line:
         that latest.json names; without latest.json, to `ANCESTORS` commits.
         """
         latest = self._read_latest()
-        each: Commit | None = commit
-        for _ in range(ANCESTORS):
-            if each is None:
-                break
+        for each in islice(self.journal.walk_back(commit), ANCESTORS):
             if problems := self.journal.broken_links(each):
                 whose = "" if each == commit else f", and commit {commit.number} descends from it"
                 return f"it breaks the chain: {'; '.join(problems)}{whose}"
             if latest and (latest.commit, latest.checkpoint_sha256) == (each.number, each.checkpoint_sha256):
                 break
-            each = self.journal.find_parent(each)
         with contextlib.suppress(RecordDamaged):  # restoring the commit reports this damage
             metadata = self.read_metadata(commit)
             return "; ".join(checkpoint.find_disagreements(commit, metadata)) if metadata else ""

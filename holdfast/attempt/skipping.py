@@ -139,7 +139,7 @@ def _find_start(
         hint = "train the run past the skipped steps first" if is_off else ELSE.format(steps=steps)
         raise WrongUse(f"{steps.named} of {run}: not {'passed' if is_off else 'trained'} yet: {done}", hint=hint)
     first = newest
-    for first in _walk(journal, newest):
+    for first in journal.walk_back(newest):
         if first.origin and changed.first <= first.step:
             raise WrongUse(f"step {changed.first} of {run} was not trained here: it was imported from {first.origin}")
         parent = journal.find_parent(first)
@@ -154,14 +154,6 @@ def _find_start(
             hint=f"retention.keep_every and holdfast pin keep older ones; {ELSE.format(steps=steps)}",
         )
     return first, start
-
-
-def _walk(journal: Journal, commit: Commit) -> Iterator[Commit]:
-    """Yield a commit and its ancestors, newest first."""
-    each: Commit | None = commit
-    while each is not None:
-        yield each
-        each = journal.find_parent(each)
 
 
 def _find_end(journal: Journal, newest: Commit | None) -> int:

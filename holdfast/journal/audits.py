@@ -99,7 +99,7 @@ def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) ->
     for audit in read_audits(journal, commit.number, numbers):
         with contextlib.suppress(*UNREADABLE):
             is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
-            hosts = list_machines(commit, list_trainers(journal, commit)) if is_same else frozenset()
+            hosts = read_machines(journal, commit) if is_same else frozenset()
             if is_same and not hosts & {audit.host, OTHER_NODE}:
                 yield audit
 
@@ -118,6 +118,15 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
         first = parent.attempt if parent else 1
     attempts = map(journal.read_attempt, range(first, commit.attempt + 1))
     return [attempt for attempt in attempts if attempt.is_training]
+
+
+def read_machines(journal: Journal, commit: Commit) -> frozenset[str]:
+    """Return the hosts that may have trained a commit; see `list_machines`.
+
+    Raises:
+        NameMissing, RecordDamaged, Unreadable: an attempt's record can't be read.
+    """
+    return list_machines(commit, list_trainers(journal, commit))
 
 
 def may_follow_resume(parent: Commit, commit: Commit) -> bool:
@@ -168,7 +177,7 @@ def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, 
     found = _judge(journal, parent, audits) if parent else None
     if parent is None or found is None or found.kind != "certified":
         return verdict
-    hosts = list_machines(commit, list_trainers(journal, commit))
+    hosts = read_machines(journal, commit)
     ask = Ask(commit.number, from_commit=parent.parent, answered=tuple(sorted(hosts)))
     return replace(verdict, reason=f"{verdict.reason}, though its bytes are right", ask=ask)
 

@@ -328,6 +328,12 @@ class Journal(RunFolder):
             return self.read_parent(commit)
         return None
 
+    def walk_back(self, newest: Commit | None) -> Iterator[Commit]:
+        """Yield a commit and its ancestors, newest first. A lost or damaged record ends the walk; see `find_parent`."""
+        while newest is not None:
+            yield newest
+            newest = self.find_parent(newest)
+
     def path_of(self, number: int) -> str:
         """Return the name of a commit's checkpoint folder; empty if the commit's record is lost."""
         commit = self.find_commit(number)

@@ -4,6 +4,7 @@ If the attempt dies meanwhile, the next one finds the commit by these pins. A pe
 """
 
 import contextlib
+from itertools import islice
 
 from holdfast.errors import NameMissing, RecordDamaged, WrongUse
 from holdfast.journal.journal import Journal
@@ -16,13 +17,9 @@ KEPT = 2
 
 def pin_before(journal: Journal, commit: Commit) -> None:
     """Pin the checkpoints from which the steps of a commit can be trained again."""
-    before = journal.find_parent(commit)
-    for _ in range(KEPT):
-        if before is None:
-            return
+    for before in islice(journal.walk_back(commit), 1, 1 + KEPT):
         with contextlib.suppress(WrongUse):  # it was pruned already
             journal.pin(before.number, explains=commit.number)
-        before = journal.find_parent(before)
 
 
 def unpin_before(journal: Journal, number: int) -> None:

@@ -11,13 +11,11 @@ from holdfast.journal import (
     Journal,
     find_certified,
     list_audits,
-    list_trainers,
     read_verdict,
 )
-from holdfast.journal.audits import UNREADABLE, list_refused
+from holdfast.journal.audits import UNREADABLE, list_refused, read_machines
 from holdfast.journal.holds import find_hold, hold_run, release_run
 from holdfast.journal.machines import read_release
-from holdfast.journal.verdict import list_machines
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
@@ -35,7 +33,7 @@ def stop_run(journal: Journal, verdict: AuditVerdict) -> str:
     Raises:
         StoreError: the store can't be written.
     """
-    if _find_first(journal, verdict, read_release(open_store(journal.store_url), verdict)) is None:
+    if _find_first(journal, verdict) is None:
         return _nothing_of(journal, verdict)
     if not hold_run(journal, verdict):
         return f"run {journal.run} isn't held: a person has released it since"
@@ -57,8 +55,7 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     Returns:
         A line for a person: which commits were quarantined, or why none was.
     """
-    released = read_release(open_store(journal.store_url), verdict)
-    first = _find_first(journal, verdict, released)
+    first = _find_first(journal, verdict)
     if first is None:
         return _release(journal, verdict, _nothing_of(journal, verdict))
     if find_verified_before(journal, first.number) is None:
@@ -105,7 +102,7 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
         The commit. None if the run can be rolled back already, if no commit is wrong, if all commits in doubt are
         wrong, or if the audits of the chosen commit don't agree yet.
     """
-    first = _find_first(journal, verdict, read_release(open_store(journal.store_url), verdict))
+    first = _find_first(journal, verdict)
     if first is None or not verdict.is_own or find_verified_before(journal, first.number) is not None:
         return None
     audited = list_audits(journal)
@@ -125,18 +122,13 @@ def _is_wrong(journal: Journal, commit: Commit, host: str) -> bool:
     return found is not None and (found.kind, found.host, found.is_own) == ("machine", host, True)
 
 
-def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commit | None:
+def _find_first(journal: Journal, verdict: AuditVerdict) -> Commit | None:
     """Return the first commit of the faulty machine after the newest certified one; None if there is none.
 
-    Args:
-        released: when the machine was released; commits that it has trained since then are not in doubt. Empty if it
-            wasn't released.
+    Commits that the machine has trained since its release are not in doubt.
     """
-    line = []
-    commit = journal.newest()
-    while commit is not None:
-        line.append(commit)
-        commit = journal.find_parent(commit)
+    released = read_release(open_store(journal.store_url), verdict)
+    line = [*journal.walk_back(journal.newest())]
     wrong = [commit for commit in line if verdict.is_own and commit.number == verdict.commit]
     before = [commit for commit in line if not wrong or commit.number < wrong[0].number]
     refused = list_refused(journal)  # the run couldn't continue from these commits, though their bytes may be right
@@ -149,5 +141,5 @@ def _find_first(journal: Journal, verdict: AuditVerdict, released: str) -> Commi
 def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:
     """Return whether a machine may have trained a commit; True if no record names the machine that has."""
     with contextlib.suppress(*UNREADABLE):
-        return host in list_machines(commit, list_trainers(journal, commit))
+        return host in read_machines(journal, commit)
     return True

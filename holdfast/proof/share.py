@@ -9,12 +9,10 @@ from holdfast.journal import (
     Journal,
     find_certifying,
     list_audits,
-    list_trainers,
     read_audits,
 )
-from holdfast.journal.audits import UNREADABLE
+from holdfast.journal.audits import UNREADABLE, read_machines
 from holdfast.journal.reading import read_all
-from holdfast.journal.verdict import list_machines
 from holdfast.ledger.audit_share import Times, fill_time, order_commits
 from holdfast.machine.host import name_host
 from holdfast.proof.audit import choose_span, list_replayable
@@ -117,5 +115,5 @@ class _Audits:
         key = commit.attempt, commit.path if commit.why == "adopted" else "", (*commit.hosts,)
         if key not in self._trainers:
             with contextlib.suppress(*UNREADABLE):
-                self._trainers[key] = list_machines(commit, list_trainers(self._journal, commit))
+                self._trainers[key] = read_machines(self._journal, commit)
         return self._trainers.setdefault(key, frozenset())

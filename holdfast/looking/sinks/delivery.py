@@ -1,5 +1,7 @@
 """The delivery to a sink: find in the journal which commits the sink lacks, and send them."""
 
+from itertools import takewhile
+
 from holdfast.journal import Commit
 from holdfast.looking.sinks.points import read_points
 from holdfast.looking.sinks.sink import Sink
@@ -27,11 +29,8 @@ def find_undrawn(sink: Sink) -> list[Commit]:
     the first commit that the sink has: a sink draws commits in order, so it has all earlier ones, too.
     """
     journal = sink.facts.journal
-    newest = commit = journal.newest()
-    found: list[Commit] = []
-    while commit is not None and not sink.has(commit):
-        found.append(commit)
-        commit = journal.find_parent(commit)
+    newest = journal.newest()
+    found = list(takewhile(lambda commit: not sink.has(commit), journal.walk_back(newest)))
     if newest is not None:
         sink.rewind(found[-1].parent if found else newest.number)
     return found[::-1]
