@@ -303,8 +303,8 @@ class Compute(Section):
     loader_workers: Annotated[Processes, OPERATIONAL] = Field(default=0, ge=0)
     """Processes that load data, for each rank; 0 loads in the rank. The number never changes the trained bytes."""
     gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = "refuse"
-    """What to do about a fault that nvidia-smi reports of a GPU of the run, or that the self-test finds in a rank's
-    device: refuse to train on the device, or warn.
+    """Reaction to a fault of a device, which nvidia-smi reports or the self-test finds: refuse to train on the device,
+    or warn.
     """
 
     @field_validator("nodes", mode="wrap")
@@ -457,7 +457,7 @@ class Resume(Section):
     attempt's record lists the changes that this setting has allowed.
     """
     environment: Literal["record", "refuse"] = "record"
-    """What to do on a machine where equal bits are not promised: record this and continue, or refuse."""
+    """Reaction to a machine where equal bits are not promised: record this and continue, or refuse."""
     tolerance: float = Field(default=1e-3, ge=0)
     """Largest difference of the probe on a machine where equal bits are not promised, relative to the probe's largest
     number.
@@ -485,7 +485,7 @@ class ProofSettings(Section):
 
 
 class Supervision(Section):
-    """What to do when an attempt on a work pool ends early."""
+    """Bounds on new attempts after early ends of attempts on a work pool."""
 
     max_preemptions: Count | None = Field(default=None, ge=0)
     """Number of lost machines, over the whole run, after which the run stops; unset: no limit."""
@@ -569,8 +569,8 @@ class RunConfig(Section):
     already, use holdfast skip, which takes the run back.
     """
     on_spike: Annotated[Literal["ask", "skip"], OPERATIONAL] = "ask"
-    """What to do if the loss or its gradient jumps. ask: name the step and the command that explains it. skip: explain
-    the step in a process beside training, and if its data is the cause, go back and continue without its batch.
+    """Reaction to a jump of the loss or its gradient. ask: name the step and the command that explains it. skip:
+    explain the step in a process beside training, and if its data is the cause, go back and continue without its batch.
     """
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
     """Place of training: here, in the command's own process, or the name of a Prefect work pool."""

@@ -124,7 +124,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether equal bits are promised to a run that was trained in one environment and continues in another.
+    """The promise of equal bits to a run that was trained in one environment and continues in another.
 
     Attributes:
         reasons: a line for each difference that rules out the promise; empty if equal bits are promised.

@@ -39,7 +39,7 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-# What to do with a run if an audit finds that a machine has computed it wrongly.
+# The reactions to an audit that finds a machine which has computed the run wrongly.
 OnFault = Literal["record", "rollback", "stop"]
 # The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
 OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}

@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Gate:
-    """How strictly the gate compares a resumed model with the saved model.
+    """The strictness with which the gate compares a resumed model with the saved model.
 
     Args:
         how: ``exact``: probes have to be equal to the bit; ``tolerance``: numbers may differ by the tolerance, because

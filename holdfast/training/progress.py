@@ -11,7 +11,7 @@ WINDOW_STEPS = 20
 
 
 class Stage(enum.Enum):
-    """How far this rank is within a step.
+    """The stage of a step that this rank has reached.
 
     If another rank is lost, this shows whether this rank's state can be saved.
     """

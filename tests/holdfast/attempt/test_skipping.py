@@ -210,7 +210,7 @@ class TestOnTheStore:
     def test_a_signature_vouches_for_no_step_of_a_list_that_its_key_has_not_signed(
         self, line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Whoever may write to the store may put a list there."""
+        """Anyone who can write to the store can put a list there."""
         (key, trusted), last = make_key(tmp_path / "key"), 4 * STEPS_PER_EPOCH
         write_skips(line.journal, 1, Steps.parse("1000-2000"), Steps.parse("1000-2000"), 99)
         with pytest.raises(NotTrusted, match=r"skip list 1 of run 'run' \(steps 1000-2000\) is not signed"):

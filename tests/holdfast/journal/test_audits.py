@@ -189,7 +189,7 @@ def test_a_certified_commit_that_the_gate_refuses_is_left_out_of_the_next_replay
 
 
 def test_a_chain_of_doubted_parents_is_judged_at_any_length(line: Line) -> None:
-    """Whoever may write to the store may put such audits there; show has to answer all the same."""
+    """Anyone who can write to the store can forge such audits; show has to answer all the same."""
     commit = train(line)
     for number in range(2, 200):
         fields = {
