@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import http.client
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ def scrape(port: int) -> Series:
 
     Raises:
         OSError: nothing is served there.
+        http.client.HTTPException: the server died within its answer.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -42,7 +44,7 @@ def scraped(port: int, every_s: float = 0.05) -> Iterator[list[Series]]:
 
     def work() -> None:
         while not done.wait(every_s):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, http.client.HTTPException):
                 found.append(scrape(port))
 
     thread = threading.Thread(target=work)
