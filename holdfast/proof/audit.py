@@ -39,7 +39,7 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-# The reactions to an audit that finds a machine which has computed the run wrongly.
+# What to do if an audit finds that a machine has computed wrongly.
 OnFault = Literal["record", "rollback", "stop"]
 # The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
 OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}
@@ -52,14 +52,14 @@ class Audit(Differing, BaseModel):
     Attributes:
         start, stop: the steps ``(start, stop]`` (all after ``start``, up to ``stop``) that were trained again, without
             a resume.
-        from_commit: the commit whose checkpoint the replay began with; 0 for the beginning of the run.
+        from_commit: the number of the commit with whose checkpoint the replay began; 0 for the beginning of the run.
         resumes: the steps at which the run may have resumed. The replay doesn't resume at these steps, so it shows a
             faulty resume as a difference.
-        unchecked: the part of the training that was not checked, and why, for a person; empty if there is none.
+        unchecked: a text that says which part of the training was not checked, and why; empty if all was checked.
         expected, found: the committed content id, and the content id of the replay. ``found`` is empty if the gate
             refused the start.
         gate: why the gate refused the checkpoint to start from; empty if the gate passed it.
-        ranks: the number of ranks of the replay, if the caller chose one; None for the run's own number.
+        ranks: the number of ranks that the caller chose for the replay; None for the run's own number.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
         verdict: the findings of the run's rehearsals up to the commit.
         environment: the machine of the replay; empty if the gate refused the start.
@@ -115,10 +115,10 @@ def audit_commit(
 
     Args:
         start: the number of the commit to begin with, 0 for the beginning of the run. By default the replay begins with
-            the parent. If the run may have been resumed from the parent, the replay begins with the parent's parent,
-            because a replay from the parent would repeat that resume with its faults.
+            the commit's parent. If the run may have been resumed from the parent, the replay begins one commit earlier:
+            a replay from the parent would begin with the same resume, and so repeat the faults of that resume.
         ranks: the number of ranks of the replay; None for the run's own number.
-        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        trust: which recipe to use, and whether to accept the recipe in the run's records.
 
     Raises:
         WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned; or equal bytes aren't
@@ -144,7 +144,7 @@ def audit_commit(
                 return Audit(**known)
             return Audit(**known, **_difference(journal, span, saved, folder))
     except GateTripped as error:
-        # The gate refuses the restored start, so the run differs even before the first step.
+        # The gate refused the state that was restored, so the replay differs even before its first step.
         return Audit(**known, gate=str(error), different=error.data.get("different", []))
 
 
@@ -153,7 +153,7 @@ def keep_audit(journal: Journal, audit: Audit, seed: int | None = None, share: f
 
     Args:
         seed: the seed with which the commit was chosen; None if a person chose it.
-        share: the share of the run's training time that audits may take, if the commit was chosen by one.
+        share: the share of the run's training time that audits may take; None if no such share chose the commit.
     """
     record = AuditRecord(
         commit=audit.commit,
@@ -178,13 +178,16 @@ def keep_audit(journal: Journal, audit: Audit, seed: int | None = None, share: f
 
 
 def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "record") -> list[str]:
-    """Quarantine the machine that a verdict names, and hold or roll back the run if asked; return lines for a person.
+    """Quarantine the machine that the audits' verdict names as faulty, and hold or roll back the run if asked.
 
-    If the store is read-only here, log a warning instead.
+    Do nothing if the verdict names no machine. If the store is read-only here, log a warning instead.
 
     Args:
         on_fault: what else to do. ``record``: nothing. ``rollback``: quarantine the commits of that machine, see
             `roll_back`. ``stop``: hold the run, see `stop_run`.
+
+    Returns:
+        Lines that tell the user what was done.
     """
     if verdict.kind != "machine":
         return []
@@ -196,15 +199,15 @@ def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "r
         elif on_fault == "stop":
             lines.append(stop_run(journal, verdict))
     except StoreError as error:
-        log.warning("what follows from the verdict on %s is not on record: %s", verdict.host, error)
+        log.warning("the consequences of the verdict on %s can't be recorded: %s", verdict.host, error)
     return [line for line in lines if line]
 
 
 def go_back_now(journal: Journal) -> list[str]:
-    """Quarantine the commits of a run that quarantined machines have trained, now that a commit has been certified.
+    """Roll back the commits of a run that quarantined machines have trained; return lines that tell the user so.
 
-    Such a rollback needs a checkpoint that is known to be right. When the machines were quarantined, there may have
-    been none. Return lines for a person.
+    Call this after an audit on another machine has certified a commit. A rollback needs such a checkpoint, which is
+    known to be right, and the run may have had none when the machines were quarantined.
     """
     lines = []
     for record in list_quarantined(open_store(journal.store_url)):
@@ -216,7 +219,7 @@ def go_back_now(journal: Journal) -> list[str]:
 
 
 def _quarantine_machine(journal: Journal, verdict: AuditVerdict) -> str:
-    """Quarantine the machine that a verdict names; return a line for a person, empty if no record was made."""
+    """Quarantine the machine that a verdict names; return a line for the user, empty if no record was made."""
     url = journal.store_url
     record = quarantine_machine(open_store(url), journal.run, verdict)
     if record is None:
@@ -227,7 +230,7 @@ def _quarantine_machine(journal: Journal, verdict: AuditVerdict) -> str:
 
 
 def _describe_machine(present: Present) -> dict[str, Any]:
-    """Return the environment of a replay without its code: the commit's settings already name the code."""
+    """Return a replay's environment without the entries that describe code, which the commit's records already have."""
     return {name: value for name, value in present.environment.items() if name not in OF_THE_CODE}
 
 
@@ -247,7 +250,7 @@ class Span:
 
     @property
     def resumes(self) -> list[int]:
-        """Return the steps at which the run may have been resumed. The replay trains on there without a resume."""
+        """Return the steps at which the run may have been resumed, but where the replay trains on without a resume."""
         pairs = pairwise(self.commits)
         return [before.step for before, commit in pairs if may_follow_resume(before, commit)]
 
@@ -327,15 +330,15 @@ def refuse_untrained(journal: Journal, commit: Commit) -> None:
 def _not_trained(journal: Journal, commit: Commit) -> WrongUse:
     return WrongUse(
         f"commit {commit.number} of run {journal.run!r} was not trained here: it was imported from {commit.origin}",
-        hint="an audit begins with it, or after it",
+        hint="audit a later commit: its audit can begin with the imported commit",
     )
 
 
 def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     """Return the changes since a commit, and the reasons why equal bits aren't promised here."""
     past = Past.read(journal, commit)
-    # Omit changed packages here, because the reasons of `promise_for` name them. Those reasons don't name another
-    # version of Holdfast, because every version of Holdfast has to give the same bits.
+    # A changed package is left out here, because the reasons of `promise_for` name the package. Another version of
+    # Holdfast stays in, because these reasons don't name it: every version of Holdfast has to give the same bits.
     found = changes_since(past, present)
     changes = [str(change) for change in found if change.kind != "package" and not is_of_skips(change)]
     return [*changes, *promise_for(past, present).reasons]

@@ -43,7 +43,7 @@ class Judged:
     """The verdict on continuing a run with a configuration.
 
     Attributes:
-        rows: for every change its outcome, the class of its setting, and the change itself; the worst outcome first.
+        rows: for every change a tuple of the outcome, the change's class and the change; the worst outcome first.
         is_refused: whether the run would refuse to continue.
         hint: what to do about a refusal.
         notes: remarks, for example on settings that were not compared.
@@ -118,7 +118,7 @@ def _find_hint(changes: list[Change], config: RunConfig, saved: str, current: st
 
 
 def _find_hint_of_skips(newest: Commit, saved: ConfigRecord, identity: dict[str, Any]) -> str:
-    """Return a hint if the skip list differs from the skip list of the newest commit; else an empty text."""
+    """Return a hint if the list of steps to skip has changed since the newest commit; else an empty text."""
     try:
         check_skips(newest, saved.identity, identity)
     except ConfigDrift as error:
@@ -127,14 +127,17 @@ def _find_hint_of_skips(newest: Commit, saved: ConfigRecord, identity: dict[str,
 
 
 def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
-    """Return the settings with which the next attempt compares its own: those of the newest commit, or the snapshot."""
+    """Return the settings with which the next attempt compares its own settings.
+
+    These are the newest commit's settings, or the snapshot (the last attempt's settings) if nothing is committed.
+    """
     if newest is None:
         return _read_snapshot(journal)
     saved = journal.read_config(newest.config_fingerprint)
     if saved is None:
         raise RecordDamaged(
             f"the settings that commit {newest.number} was trained with are lost: configs/ has none that can be read",
-            hint="train with exactly the settings that the run had; it refuses any others",
+            hint="train with exactly the settings that the run had; the run refuses any others",
         )
     return saved
 
@@ -142,7 +145,7 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
 def _identify(
     journal: Journal, newest: Commit | None, saved: ConfigRecord, config: RunConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Import the recipe. Return the identity of the run with this configuration, and the defaults of its fields.
+    """Import the recipe. Return the settings that this configuration's fingerprint contains, and their defaults.
 
     The data is assumed to be unchanged, because hashing the data would require building the recipe.
     """
@@ -158,7 +161,7 @@ def _identify(
 
 
 def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tuple[list[Change], list[str]]:
-    """Compare code, files and packages here with the recorded ones. Return changes, and notes on what is omitted."""
+    """Compare code, files and packages with the recorded ones. Return changes, and notes on what isn't compared."""
     notes = [
         "not compared: the machine, and the values that the recipe builds; they are known only when training starts"
     ]
@@ -197,7 +200,7 @@ def _note_place(journal: Journal, config: RunConfig) -> Iterator[str]:
     with contextlib.suppress(ConfigError):  # the configured store can't be opened here
         place = open_store(config.store).inside(config.run).url
         if place != journal.store.url:
-            yield f"it trains the run in {place}, and would touch this one only if it were there"
+            yield f"the configuration trains the run in {place}, not the run in {journal.store.url}"
 
 
 def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[str, Change]]:
@@ -213,7 +216,7 @@ def _compare_others(saved: ConfigRecord, config: RunConfig) -> Iterator[tuple[st
 def list_life_changes(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Change]]]:
     """Yield every attempt, oldest first, with the changes that it accepted.
 
-    For an attempt without a recorded lineage, compute the changes from the records of settings and code.
+    If an attempt's record doesn't name these changes, compute them from the records of settings and code.
     """
     fingerprints = _find_fingerprints(journal)
     identity: dict[str, Any] | None = None
@@ -233,7 +236,7 @@ def list_life_changes(journal: Journal) -> Iterator[tuple[AttemptRecord, list[Ch
 
 
 def _find_fingerprints(journal: Journal) -> dict[int, str]:
-    """Return the fingerprint of each attempt's settings, by its number, as far as commits record it."""
+    """Return the fingerprint of each attempt's settings, by the attempt's number, as far as commits record it."""
     known = {name.partition(".")[0].partition("-")[0] for name in journal.store.list("configs")}
     if len(known) < 2:  # the settings never changed, so don't read every commit
         return {}

@@ -17,7 +17,8 @@ class Differing(BaseModel):
 
     Attributes:
         first_step, first_differs_in, first_tensors: the first difference between the trails; see
-            `holdfast.checkpoint.departure.Difference`. None and empty if the trails are equal.
+            `holdfast.checkpoint.departure.Difference`. If the trails are equal, the step is None, and the lists are
+            empty.
         different: names of the tensors and values that differ at the end; the first part of a name is its component.
     """
 
@@ -29,7 +30,7 @@ class Differing(BaseModel):
     different: list[str] = []
 
     def describe_first(self) -> list[str]:
-        """Return a line for a person about the first difference between the trails; nothing if the trails are equal."""
+        """Return a list: one line about the first difference between the trails; no line if the trails are equal."""
         if self.first_step is None:
             return []
         tensors = checkpoint.shorten(self.first_tensors, SHOWN_TENSORS)

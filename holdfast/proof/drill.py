@@ -49,7 +49,7 @@ def to_environment(kills: Sequence[Kill]) -> dict[str, str]:
 
 
 class Striker(Observer):
-    """An observer that carries out the kills in this process's environment, if there are any."""
+    """An observer that carries out the kills which `to_environment` has put into this process's environment, if any."""
 
     def __init__(self) -> None:
         self._kills = KILLS.validate_json(os.environ.get(VARIABLE, "[]"))
@@ -62,7 +62,8 @@ class Striker(Observer):
 def left_after(kills: Sequence[Kill], ended_early: int) -> list[Kill]:
     """Return the kills that remain after this many attempts ended early.
 
-    Each attempt that ended early has carried out the remaining kills, in order, up to one that ends an attempt.
+    An attempt carries out the kills in their order, up to a kill that ends the attempt. The next attempt goes on with
+    the kill after that.
     """
     left = list(kills)
     for _ in range(ended_early):

@@ -19,8 +19,8 @@ class Evaluation(BaseModel):
     Attributes:
         metrics: the numbers that the recipe's ``evaluate`` returned.
         measured: the names of the metrics that differ between evaluations of the same state, such as times.
-        anneals: the value of each anneal at the checkpoint's step.
-        probe: the probe of the restored model.
+        anneals: the value of each anneal (a number that the step decides) at the checkpoint's step.
+        probe: the outputs that the gate measures, of the restored model.
         recorded: the metrics that training recorded for the same state; empty if the checkpoint lies inside an epoch.
         notes: changes of settings, code, data and packages since the commit, and reasons why equal bits aren't promised
             here.
@@ -43,7 +43,8 @@ class Evaluation(BaseModel):
 
     def __str__(self) -> str:
         lines = [f"commit {self.commit} of run {self.run} ({self.path}), step {self.step}: {self.checkpoint_sha256}"]
-        probe = {f"probe {name}": value for name, value in self.probe.values.items()}  # a metric may have the same name
+        # The prefix distinguishes a value of the probe from a metric of the same name.
+        probe = {f"probe {name}": value for name, value in self.probe.values.items()}
         values = self.metrics | self.anneals | probe
         rows = {name: "not finite" if value is None else f"{value:.6g}" for name, value in values.items()}
         metrics = {name: finite_or_none(value) for name, value in self.metrics.items()}
@@ -62,7 +63,7 @@ def evaluate_commit(journal: Journal, commit: Commit, trust: Trust = BY_DEFAULT)
     """Restore a commit's checkpoint through the gate in fresh processes, and evaluate it.
 
     Args:
-        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        trust: which recipe to use, and whether to accept the recipe in the run's records.
 
     Raises:
         CheckpointDamaged, GateTripped: the checkpoint can't be restored. Nothing is quarantined.

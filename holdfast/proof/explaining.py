@@ -1,7 +1,7 @@
-"""`python -m holdfast.proof.explaining RUN STEP RECIPE`: explain a step, as the child of an attempt.
+"""`python -m holdfast.proof.explaining RUN STEP RECIPE`: explain a step, in a child process of an attempt.
 
 One line of JSON on standard output is the answer, a `SpikeAnswer`. The end of standard input tells the process to end:
-the attempt has closed it, or has died. See `holdfast.attempt.explaining`.
+the attempt has closed standard input, or has died. See `holdfast.attempt.explaining`.
 """
 
 import os
@@ -16,7 +16,7 @@ from holdfast.proof.explanation import MEANINGS, Explanation, explain_step
 from holdfast.recipe.permission import Trust
 from holdfast.terminal import interrupt
 
-# The nice value of the process and of its ranks. A positive one lowers their priority below that of training.
+# The nice value of the process and of its ranks. A positive value lowers their priority below that of training.
 NICENESS = 10
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     os.nice(NICENESS)
     signal.signal(signal.SIGTERM, interrupt.end)
     own = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries print to the log
+    os.dup2(2, 1)  # a library that prints writes to standard error, not into the answer
     threading.Thread(target=_end_with_attempt, daemon=True).start()
     run, step, recipe = sys.argv[1:]
     print(answer(run, int(step), recipe).model_dump_json(), file=own, flush=True)

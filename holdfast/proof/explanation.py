@@ -2,8 +2,8 @@
 
 The step is trained again, from a checkpoint before it. If its bits differ from the bits on record, a machine has
 computed wrongly, or the program isn't deterministic. If the bits are equal, the losses of the step's samples
-distinguish bad data from bad parameters: they are compared with the losses of the previous step's samples, computed
-with the same parameters.
+are compared with the losses of the previous step's samples under the same parameters: if only this step's losses are
+high, the data is bad; if both are high, the parameters are bad.
 """
 
 import logging
@@ -30,8 +30,8 @@ from holdfast.terminal.columns import tabulate
 log = logging.getLogger(__name__)
 
 Cause = Literal["bits", "data", "dynamics", "none", "unknown"]
-# LEAD is the number of steps to train before the step, to learn the usual range of each layer. If these steps need a
-# checkpoint that lies more than FURTHER steps before the nearest one, the replay begins with the nearest one.
+# The replay trains LEAD steps before the explained step, to learn the usual range of each layer's outputs. If it would
+# have to begin more than FURTHER steps before the nearest checkpoint, it begins with the nearest checkpoint instead.
 LEAD, FURTHER = 8, 100
 MEANINGS: dict[Cause, str] = {
     "bits": "the machine or the program: trained again, the step gives other bits. holdfast audit on another machine "
@@ -40,7 +40,7 @@ MEANINGS: dict[Cause, str] = {
     "dynamics": "dynamics: with the parameters before this step, the samples of the step before have high losses, too. "
     "An earlier update was too large; is the learning rate too high?",
     "none": "the loss of this step is not far from the losses before it",
-    "unknown": "not known: the bits agree with the record, so that the machine is not the cause",
+    "unknown": "not known: the bits agree with the record, so the machine is not the cause",
 }
 
 
@@ -75,7 +75,7 @@ class Explanation(Differing, BaseModel):
 
     @property
     def cause(self) -> Cause:
-        """Return the cause of the step's loss."""
+        """Return the cause of the step's loss, a key of `MEANINGS`."""
         if self.first_step is not None and not self.unpromised:
             return "bits"
         if self.usual is not None and not self.usual.is_far(math.nan if self.loss is None else self.loss):
@@ -154,7 +154,7 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
     Args:
         step: the step's number, from 1.
         most: how many of the step's samples get a gradient norm, and how many updates are kept.
-        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        trust: which recipe to use, and whether to accept the recipe in the run's records.
 
     Raises:
         WrongUse: the step isn't committed, or the checkpoint before it was pruned, or the recipe is not trusted.
@@ -220,7 +220,7 @@ def _find_commits(journal: Journal, step: int) -> tuple[Commit, Commit | None]:
 def _list_starts(journal: Journal, commit: Commit) -> Iterator[Commit | None]:
     """Yield the commits from which a commit's steps can be trained again, newest first; None for the run's beginning.
 
-    All steps from each of these commits on were trained with the commit's settings.
+    All steps after such a start, up to ``commit``, were trained with the settings of ``commit``.
     """
     before = commit
     while has_settings_of(journal, before, commit) and not before.origin:

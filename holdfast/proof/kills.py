@@ -29,7 +29,7 @@ class Speed:
     own_steps: int
 
     def choose_steps(self, within_s: float, kills: int) -> int:
-        """Return the number of steps that fit twice into the remaining time.
+        """Return the number of steps that can be trained twice in the remaining time.
 
         The time of all starts of ranks is subtracted first: 1 start for the straight run (the run without kills), and
         ``kills + 1`` starts for the killed run.
@@ -49,12 +49,12 @@ def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> t
     """Return the steps in which to kill the ranks, and the steps at which a chunk ends.
 
     A chunk ends before each kill, and the run resumes from there. The first three chunk ends are chosen around the end
-    of one epoch: one inside the next epoch, one inside this epoch, and one between the two. Further chunk ends are
-    chosen anywhere. So the run crosses the end of an epoch with a save on each side and a kill after it. It crosses the
-    end of the next epoch after a resume.
+    of one epoch: one inside the next epoch, one inside this epoch, and one exactly at this epoch's end. Further chunk
+    ends are chosen anywhere. So the run saves before and after the end of an epoch, and is killed after it. It crosses
+    the end of the next epoch after a resume.
 
     Args:
-        epoch: the steps of an epoch, at most half of ``steps``.
+        epoch: the number of steps of an epoch, at most half of ``steps``.
     """
     end = epoch * choice.randint(1, steps // epoch - 1)
     before, after = range(end - epoch + 1, end), range(end + 1, end + epoch)

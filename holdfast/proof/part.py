@@ -26,7 +26,7 @@ class PartAudit(BaseModel):
         step: the step, the first of the commit's chunk.
         rank, ranks: the audited rank, and the number of ranks that trained the step.
         shares: the virtual ranks whose samples the rank has trained; empty without virtual ranks.
-        differs_in: the names of the facts that differ; a cause comes before its effects.
+        differs_in: the names of the recorded values that differ, with their ranks; a cause comes before its effects.
         gate: why the gate refused the checkpoint to start from; empty if the gate passed it.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
     """
@@ -67,16 +67,16 @@ class PartAudit(BaseModel):
 def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DEFAULT) -> PartAudit:
     """Train one rank's part of the first step of a commit's chunk in a single process; compare it with the trail.
 
-    The result is not recorded, because a part of a step has no content id that a verdict could compare.
+    The result is not recorded, because verdicts compare content ids, and a part of a step has no content id.
 
     Args:
         rank: the rank's number in the run.
-        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        trust: which recipe to use, and whether to accept the recipe in the run's records.
 
     Raises:
-        WrongUse: the trail has no such rank, or no gradient of single ranks, or other ranks trained the same samples
-            with it; or this process takes other samples; or the checkpoint before the step was pruned, or the recipe is
-            not trusted.
+        WrongUse: the trail has no such rank, or no gradient of single ranks; several ranks trained each sample
+            together; this process takes other samples than the rank took; the checkpoint before the step was pruned; or
+            the recipe is not trusted.
         CheckpointDamaged: the checkpoint before the step is damaged.
         RunStopped: the process ended early.
     """
@@ -101,23 +101,24 @@ def audit_part(journal: Journal, commit: Commit, rank: int, trust: Trust = BY_DE
     if _list_indices(parts) != _list_indices(again):
         raise WrongUse(
             f"--rank {rank}: alone, this process takes other samples in step {step} than rank {rank} has taken",
-            hint="the main rank draws the order of a torch DataLoader's pass, which begins with this step; or the "
+            hint="a pass of a torch DataLoader begins with this step, and the main rank has drawn its order; or the "
             "program divides its data by run.rank: audit another commit's chunk, or leave --rank out",
         )
     return PartAudit(**known, differs_in=list_part_differences(parts, again), notes=notes)
 
 
 def _list_indices(parts: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the digests of the indices of the samples in a rank's facts, without those of the samples' content.
+    """Return the digests of the samples' indices, from a rank's entries in the trail.
 
-    A stream's samples have no indices; its names of samples are left out.
+    An entry names its samples by two digests, of the indices and of the content, with a hyphen between them. A stream's
+    samples have no indices and their names no hyphen; these entries are left out.
     """
     names = [str(each["samples"]) for each in parts if "samples" in each]
     return [name.partition("-")[0] for name in names if "-" in name]
 
 
 def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[Sequence[dict[str, Any]], RankPart]:
-    """Return the facts of a rank in a step, from a commit's trail, and the part of the step that the rank trained."""
+    """Return a rank's entries in the trail's line of a step, and the part of the step that the rank trained."""
     lines = [line for line in checkpoint.read_commit_lines(journal.store, commit) if line["step"] == step]
     if any(line.get("skipped") for line in lines):
         raise WrongUse(
@@ -130,9 +131,9 @@ def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[
     if not any("gradient" in each for each in own or parts):
         raise WrongUse(
             f"--rank {rank}: the trail of commit {commit.number} has no gradient of a single rank",
-            hint="one rank without virtual ranks, ranks that hold shards, a step that averages gradients before its "
-            "last backward pass, a skipped step, and earlier versions record none: audit the chunk on as many ranks as "
-            "trained it, without --rank",
+            hint="none is recorded by one rank without virtual ranks, by ranks that hold shards, in a step that "
+            "averages gradients before its last backward pass, in a skipped step, or by earlier versions: audit the "
+            "chunk on as many ranks as trained it, without --rank",
         )
     if not own:
         raise WrongUse(
@@ -143,7 +144,7 @@ def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[
         raise WrongUse(
             f"--rank {rank}: several ranks have trained each sample of step {step} together, each with a part of the "
             "model: one process alone can't",
-            hint="audit the chunk without --rank; with --ranks, as few as hold the model once are enough",
+            hint="audit the chunk without --rank; --ranks needs only enough ranks to hold the model once",
         )
     shares = tuple(each["share"] for each in own if "share" in each)
     return own, RankPart(rank, len(ranks), shares)

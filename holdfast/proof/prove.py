@@ -34,8 +34,8 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 
-# The number of steps that a proof trains first, to measure their speed and choose its length; and the largest share of
-# its time that this measurement may take.
+# A proof first trains this number of steps, to measure the speed and to choose the number of steps of the proof. The
+# measurement may take at most this share of the proof's time.
 MEASURED_STEPS = 12
 MEASURED_SHARE = 0.15
 
@@ -57,8 +57,8 @@ def prove(
             number of steps of the run.
         kills: the number of SIGKILLs; fewer if there are too few steps.
         seed: the seed that chooses chunks and kills; None for a random seed.
-        ranks: the number of ranks at each start of the killed run; after the last number, the first one follows again.
-            The straight run has the first number. Empty for the number in the configuration.
+        ranks: the number of ranks at each start of the killed run; after the last number the list begins again. The
+            straight run has the first number. If empty, both runs have the configuration's number.
         within_s: the approximate time for the whole proof in seconds, which decides the number of steps.
 
     Raises:

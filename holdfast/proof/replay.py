@@ -29,7 +29,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
 
     Args:
         scratch: the folder for logs.
-        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        trust: which recipe to use, and whether to accept the recipe in the run's records.
 
     Raises:
         WrongUse: the configuration was lost, or its recipe is not trusted.
@@ -51,7 +51,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         "near": NearTier(),  # an audit reads the checkpoints on the store, not on a node
     }
     with contextlib.suppress(RecordDamaged):
-        # ``part_bytes`` may differ in the run's commits.
+        # The content id depends on ``part_bytes``, which the user may have changed before or after this commit.
         if metadata := checkpoint.read_metadata(journal.store, commit.path):
             moved["checkpoint"] = config.checkpoint.model_copy(update={"part_bytes": metadata.part_bytes})
     if config.init_from is not None:
@@ -61,17 +61,21 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
 
 
 def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
-    """Return the number of epochs that a run needs to train a commit's steps again.
+    """Return the number of epochs of a replay that trains a commit's steps again.
 
-    The saved configuration has the number of epochs at the first use of the settings, and the run may have been
-    extended later. If the checkpoint says that a loop has run its code after the last epoch, the commit's epoch was the
-    last epoch at that time.
+    The saved configuration may have too few epochs, because the run may have been extended since these settings were
+    first used. So return at least one epoch more than the commit has completed. But if the checkpoint was saved after
+    the loop's code for the run's end, the commit's epoch was the last epoch, and the replay needs the same end.
     """
     return commit.epoch if checkpoint.read_ended_epoch(journal.store, commit) else max(config.epochs, commit.epoch + 1)
 
 
 def _choose_ranks(config: RunConfig, number: int | None, part: RankPart | None = None) -> RunConfig:
-    """Return a run's configuration with this number of ranks: None keeps the number, a part needs a single rank.
+    """Return a run's configuration with this number of ranks.
+
+    Args:
+        number: None for the number in the configuration.
+        part: the part of one rank, if only this part is to be trained. The configuration then gets a single rank.
 
     Raises:
         WrongUse: the number differs and the run has no virtual ranks, so that its bytes depend on the number.
@@ -93,8 +97,8 @@ def _choose_ranks(config: RunConfig, number: int | None, part: RankPart | None =
 def has_settings_of(journal: Journal, commit: Commit, other: Commit) -> bool:
     """Return whether a replay with another commit's settings gives the same steps as a commit's own settings.
 
-    The settings may differ in a later skip list, because that list skips no step before the commit to which the run
-    went back.
+    The two lists of steps to skip may differ. When steps are added to the list, the run goes back to a commit before
+    these steps, so the longer list changes no earlier step.
     """
     if commit.config_fingerprint == other.config_fingerprint:
         return True
@@ -118,7 +122,7 @@ def ranks_at(
     Args:
         at: the commit to restore; None for the state with which the run began.
         settings: the commit whose settings the ranks get.
-        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        trust: which recipe to use, and whether to accept the recipe in the run's records.
         number: the number of ranks; None for the number in the settings.
         part: the part of one rank, if only this part is to be trained. A single process then trains it, and `number` is
             ignored.
@@ -145,7 +149,7 @@ def ranks_at(
 
 
 def _explain(problem: Problem, journal: Journal, at: Commit, settings: Commit, ranks: Ranks) -> HoldfastError:
-    """Return the error for a commit that can't be restored. It says so if retention has pruned the commit meanwhile."""
+    """Return the error for a commit that can't be restored. If the commit was pruned meanwhile, the error says so."""
     if journal.is_pruned(at.number):
         return make_pruned_error(journal, at, settings)
     return explain_refusal(problem, at) if isinstance(problem, Tripped) else problem.error
@@ -167,7 +171,7 @@ def replayed(
 
     Args:
         start: an earlier commit; None for the beginning of the run.
-        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        trust: which recipe to use, and whether to accept the recipe in the run's records.
         ranks: the number of ranks; None for the run's own number.
 
     Yields:

@@ -21,8 +21,8 @@ class Proof(Differing, BaseModel):
     Attributes:
         kills: the steps in which SIGKILL ended the ranks.
         chunks: the steps at which a chunk of the killed run ended.
-        ranks: the number of ranks at each start of the killed run; after the last number, the first one follows again.
-            The straight run had the first number.
+        ranks: the number of ranks at each start of the killed run; after the last number the list begins again. The
+            straight run had the first number.
         resumed_from: the steps of the checkpoints from which the killed run resumed or tried to resume.
         steps_per_epoch: the number of steps of an epoch in this proof; a proof may shorten epochs.
         own_steps_per_epoch: the number of steps of an epoch in the recipe.
@@ -110,7 +110,7 @@ class Proof(Differing, BaseModel):
 
 
 def describe_found(found: Found) -> str:
-    """Return the line of a proof for a value that no checkpoint contains."""
+    """Return the line that a proof prints for a value that no checkpoint contains."""
     return f"{found}: {found.remedy}"
 
 

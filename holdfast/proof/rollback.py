@@ -1,4 +1,7 @@
-"""A run that a faulty machine has trained: hold the run, or roll it back to its newest certified commit."""
+"""Hold a run that a faulty machine has trained, or roll the run back to its newest certified commit.
+
+A commit is certified if an audit on another machine has trained the commit again to the same bytes.
+"""
 
 import contextlib
 import logging
@@ -44,10 +47,10 @@ def stop_run(journal: Journal, verdict: AuditVerdict) -> str:
 def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     """Quarantine the commits that a faulty machine has trained, and all commits based on them; then release the run.
 
-    The quarantine begins after the newest certified commit. If the commit of the verdict is wrong, it begins after the
-    newest certified commit before that one. The next attempt continues from the commit before the quarantined ones. A
-    live attempt notices the quarantine at its next commit. A run without such commits is only released, because an
-    interrupted call may have quarantined them already.
+    The quarantine begins after the newest certified commit. If the verdict's commit is itself wrong, the quarantine
+    begins after the newest certified commit before the verdict's commit. The next attempt continues from the last
+    commit before the quarantined commits. A live attempt notices the quarantine at its next commit. If no commit is to
+    be quarantined, only release the run: an interrupted call may have quarantined the commits already.
 
     Args:
         verdict: a verdict that names a machine.
@@ -60,10 +63,10 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
         return _release(journal, verdict, _nothing_of(journal, verdict))
     if find_verified_before(journal, first.number) is None:
         return (
-            f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number}, the first one that "
-            f"{verdict.host} has trained, verifies; an audit of it on another host certifies it, if it is right"
+            f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number} verifies, and "
+            f"{verdict.host} has trained that commit; if the commit is right, an audit on another host certifies it"
         )
-    reason = f"trained by {verdict.host}, or from what it has trained: {verdict.describe()}"
+    reason = f"trained by {verdict.host}, or from a commit of {verdict.host}: {verdict.describe()}"
     listed = ", ".join(map(str, take_back(journal, first.number, reason)))
     newest = journal.newest()
     assert newest is not None
@@ -72,10 +75,10 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
 
 
 def _release(journal: Journal, verdict: AuditVerdict, said: str) -> str:
-    """Release a run that is held for a verdict's machine, and not for another. Return a line that begins with another.
+    """Release a run that is held because of the verdict's machine. Return a line for a person.
 
     Args:
-        said: a line about the run.
+        said: a line about the run. If the run is released, the returned line says so after this text.
     """
     hold = find_hold(journal)
     if hold is None or hold.lineage.get("host", verdict.host) != verdict.host:
@@ -89,11 +92,11 @@ def _nothing_of(journal: Journal, verdict: AuditVerdict) -> str:
 
 
 def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
-    """Return the commit to audit on another host, so that a run can be rolled back that `roll_back` couldn't.
+    """Return the commit to audit next on another host, to find a right commit to which the run can be rolled back.
 
-    The commits before the oldest one that is known to be wrong are in doubt. The first choice is the newest commit in
-    doubt. After each commit that is found wrong, the next choice lies twice as far back, so that a few audits find a
-    right commit.
+    `roll_back` has refused, because it knows no right commit. The commits before the oldest wrong commit are in doubt.
+    The first choice is the newest commit in doubt. After each commit that is found wrong, the next choice lies twice as
+    far back, so that a few audits find a right commit.
 
     Args:
         verdict: a verdict that names a machine.
@@ -125,13 +128,13 @@ def _is_wrong(journal: Journal, commit: Commit, host: str) -> bool:
 def _find_first(journal: Journal, verdict: AuditVerdict) -> Commit | None:
     """Return the first commit of the faulty machine after the newest certified one; None if there is none.
 
-    Commits that the machine has trained since its release are not in doubt.
+    Commits that the machine has trained since it was released from quarantine are not in doubt.
     """
     released = read_release(open_store(journal.store_url), verdict)
     line = [*journal.walk_back(journal.newest())]
     wrong = [commit for commit in line if verdict.is_own and commit.number == verdict.commit]
     before = [commit for commit in line if not wrong or commit.number < wrong[0].number]
-    refused = list_refused(journal)  # the run couldn't continue from these commits, though their bytes may be right
+    refused = list_refused(journal)  # the gate refuses these commits, though their bytes may be right
     certified = find_certified(journal, [commit for commit in before if commit.number not in refused])
     after = [commit for commit in line if certified is None or commit.number > certified[0].number]
     suspected = [commit for commit in reversed(after) if not released or commit.created_at <= released]
@@ -139,7 +142,7 @@ def _find_first(journal: Journal, verdict: AuditVerdict) -> Commit | None:
 
 
 def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:
-    """Return whether a machine may have trained a commit; True if no record names the machine that has."""
+    """Return whether a machine may have trained a commit; True if the commit's machines are not on record."""
     with contextlib.suppress(*UNREADABLE):
         return host in read_machines(journal, commit)
     return True

@@ -23,7 +23,7 @@ class ShareChoice:
     """The commits to audit for a share of a run's training time.
 
     Attributes:
-        commits: the commits, in the order in which to audit them; empty if not even one fits.
+        commits: the commits, in the order in which to audit them; empty if no audit fits.
         seed: the seed of the random choice.
         trained_s: the seconds that the run has trained so far.
         spent_s: the training time, in seconds, that earlier audits of the run have repeated.
@@ -50,10 +50,10 @@ class ShareChoice:
 def choose_by_share(journal: Journal, share: float, seed: int) -> ShareChoice:
     """Return the commits to audit, so that all audits of the run train at most a share of its own training time.
 
-    The newest commit that isn't certified comes first, the others follow at random. A commit is omitted if it is
-    certified, or if this host has audited it. Commits that another host has trained come before commits of this host,
-    because this host would repeat a fault of its own. Only whole chunks are audited, as long as the longest chunk would
-    still fit. So a part of the share may remain unused. It remains available to the next choice, because the share is
+    A commit is omitted if it is certified, or if this host has audited it. Commits that another host has trained come
+    before commits of this host, because this host would repeat a fault of its own. In both groups the newest commit
+    comes first, and the others follow at random. Only whole chunks are audited, as long as the longest chunk would
+    still fit. So a part of the share may remain unused. The next choice can use this part, because the share is
     computed from all times on record.
 
     Args:

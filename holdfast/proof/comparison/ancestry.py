@@ -59,7 +59,10 @@ class Ancestry:
         return lines, notes
 
     def read_past(self, commit: Commit) -> Past:
-        """Return a commit's settings, code and machine. If it was pruned, its attempt's record has code and machine."""
+        """Return a commit's settings, code and machine.
+
+        If the commit was pruned, read the code and the machine from the record of the commit's attempt.
+        """
         past = Past.read(self.journal, commit)
         if past.environment:
             return past
@@ -68,7 +71,7 @@ class Ancestry:
 
 
 def _read_lines(journal: Journal, commit: Commit) -> Lines:
-    """Return a commit's trail; nothing if it is lost or damaged."""
+    """Return a commit's trail; an empty list if the trail is lost or damaged."""
     try:
         return read_commit_lines(journal.store, commit)
     except RecordDamaged:
@@ -104,7 +107,7 @@ def read_ancestry(journal: Journal, label: str, name: str = "") -> Ancestry:
 
 
 def _find_head(journal: Journal, name: str) -> Commit:
-    """Return the commit of this name; its checkpoint may have been pruned."""
+    """Return the commit of this name, even if its checkpoint was pruned."""
     if not name.isdecimal():
         return find_commit(journal, name)
     try:

@@ -22,13 +22,13 @@ def compare_trainings(
 ) -> Comparison:
     """Compare two trainings: content ids at steps where both have a checkpoint, and trails at every step.
 
-    At a step where only one training has a checkpoint, only the trails are compared. The same holds at the end of an
-    epoch if the loop's code for the epoch's end had run before one checkpoint but not before the other.
+    At a step where only one training has a checkpoint, only the trails are compared. At the end of an epoch, too, only
+    the trails are compared if the loop's code for the epoch's end ran before one checkpoint and after the other.
 
     Args:
         is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
-            find its first tensor.
-        trust: how to choose the recipe of such a replay, and whether to accept the recipe in a run's records.
+            find the first tensor that differs.
+        trust: which recipe to use in the replay, and whether to accept the recipe in a run's records.
 
     Raises:
         WrongUse: there is no step at which both trainings have a checkpoint, or both have a line of a trail.
@@ -68,7 +68,7 @@ def compare_trainings(
 
 
 def _rank(one: Ancestry, other: Ancestry, pair: Pair, evidence: Evidence | None) -> list[Suspect]:
-    """Return the recorded differences between two commits, the best explanations of the evidence first."""
+    """Return the recorded differences between two commits, the best explanations of the first difference first."""
     changes = list_changes(one.read_past(pair[0]), other.read_past(pair[1]), _read_configs(one, other, pair))
     return rank(changes, evidence)
 
@@ -135,7 +135,7 @@ def _describe_side(line: Ancestry, commit: Commit | None, *, differs: bool) -> S
 
 
 def _note_changed_settings(line: Ancestry, commit: Commit) -> list[str]:
-    """Return a note if the settings changed between a commit and its parent."""
+    """Return a list: one note if the settings changed between a commit and its parent; else no note."""
     parent = line.find_parent(commit)
     if parent is None or parent.config_fingerprint == commit.config_fingerprint:
         return []
@@ -150,7 +150,11 @@ def _read_configs(one: Ancestry, other: Ancestry, pair: Pair) -> tuple[dict[str,
 
 
 def _read_config(journal: Journal, commit: Commit) -> dict[str, Any]:
-    """Return the last settings on record that have the commit's fingerprint: the snapshot, else the first record."""
+    """Return all settings with which a commit was trained, or an empty dict if they are lost.
+
+    Several configurations may have the commit's fingerprint. Return the run's last configuration if it has this
+    fingerprint, else the first configuration on record that has it.
+    """
     snapshot = journal.read_snapshot()
     if snapshot is not None and snapshot.fingerprint == commit.config_fingerprint:
         return snapshot.config

@@ -13,7 +13,7 @@ from holdfast.checkpoint import Lines
 from holdfast.journal import Commit
 from holdfast.proof.comparison.ancestry import Ancestry
 
-# The fields of a step's line in the trail, and of each rank in that line, that the code at an epoch's end may change.
+# The code at an epoch's end may change these fields in a step's line of the trail, and in each rank's entry there.
 AFTER_STEP = {"rng", "metrics", "logged", "state"}
 
 
@@ -41,7 +41,8 @@ def leave_out_ends(lines: Lines, steps: Sequence[int]) -> Lines:
 
     Args:
         lines: the trail.
-        steps: the last step of each such epoch. The logged numbers are removed from the line of the next step, too.
+        steps: the last steps of the epochs at whose end only one training has run this code. The line of the step after
+            each of them loses the numbers that the loop logged, too.
     """
     left_out: dict[int, set[str]] = {}
     for step in steps:
@@ -58,7 +59,7 @@ def _leave_out(line: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def describe_end(ended: Ancestry, other: Ancestry, step: int) -> str:
-    """Return the note on a step after which only the first training has run the code at the epoch's end."""
+    """Return the note on a step after which only ``ended`` has run the code at the epoch's end."""
     return (
         f"the states at step {step} weren't compared: {ended.label} was complete there, so its loop's code at the end "
         f"of the epoch has run; in {other.label} that code runs after the checkpoint"

@@ -28,10 +28,11 @@ def replay_both(
     Args:
         pair: for each training, the commit up to which to train: the first commit at or after the first difference.
         after: the last step at which both trainings have the same content id.
-        trust: how to choose the recipe, and whether to accept the one in a run's records.
+        trust: which recipe to use, and whether to accept the recipe in a run's records.
 
     Returns:
-        The replays; the first difference between their trails, which name every tensor; and notes.
+        The replays; the first difference between their trails, which have a checksum of every tensor; and notes. The
+        difference is None if the trails are equal, or if a replay failed; a note then says why it failed.
     """
     found: list[_Replayed] = []
     for line, commit in zip((one, other), pair, strict=True):
@@ -60,13 +61,13 @@ def _judge(label: str, found: _Replayed) -> list[str]:
         return []
     if found.notes:
         return [f"equal bits aren't promised here for {label}: {note}" for note in found.notes]
-    return [f"{label} doesn't follow from its settings, code, data and machine, which are those on record"]
+    return [f"trained again, {label} gives other bytes, with the settings, code, data and machine on record"]
 
 
 def _choose_start(line: Ancestry, commit: Commit, after: int) -> Commit | None:
-    """Return the commit to begin with: the last one up to step ``after``, or a later one if its settings differ.
+    """Return the commit with which the replay of a commit begins; None for the beginning of the run.
 
-    None means the beginning of the run.
+    It is the newest ancestor whose step is at most ``after``, or whose settings differ from those of ``commit``.
     """
     start = line.find_parent(commit)
     while start is not None and start.step > after and start.config_fingerprint == commit.config_fingerprint:

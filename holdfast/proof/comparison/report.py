@@ -13,8 +13,8 @@ SHOWN_SUSPECTS = 12
 HASHED = {"samples", "rng", "logged", "metrics"}
 TITLES: dict[Tier, str] = {"likely": "most likely", "possible": "possible", "unlikely": "no explanation"}
 NOTHING_RECORDED = (
-    "nothing on record explains it: a resume that lost state (holdfast audit trains across it), a file that changed "
-    "while training read it, or an error of a machine"
+    "nothing on record explains it; the cause may be a resume that lost state (holdfast audit trains across resumes), "
+    "a file that changed while training read it, or an error of a machine"
 )
 
 
@@ -25,10 +25,10 @@ class Side(BaseModel):
         label: the training's name in messages: the run's name. If both runs have the same name, the text that the user
             typed.
         commit: the number of the commit up to which the training is compared.
-        first: the number of its first commit whose content id differs; 0 if none differs.
-        content_id: the content id of that first different commit, or of the last common commit if no content id
-            differs.
-        certified_by: the host that has trained that commit again to the same bytes; empty if no host has.
+        first: the number of the training's first commit whose content id differs; 0 if none differs.
+        content_id: the content id of this first commit, or of the last common commit if no content id differs.
+        certified_by: the host that has trained the commit of ``content_id`` again to the same bytes; empty if no host
+            has done so.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -41,7 +41,7 @@ class Side(BaseModel):
     certified_by: str = ""
 
     def describe_trust(self) -> str:
-        """Return the end of a phrase that says whether the commit is certified."""
+        """Return ``certified by HOST``, or ``a candidate`` if no other host has certified the commit."""
         return f"certified by {self.certified_by}" if self.certified_by else "a candidate"
 
 
@@ -108,7 +108,7 @@ class Comparison(Differing, BaseModel):
 
     def _describe_equal(self) -> list[str]:
         if not self.common:
-            return [f"equal: every step's line up to step {self.compared_until} of {self._names}; no common checkpoint"]
+            return [f"equal: the trails of {self._names}, up to step {self.compared_until}; no common checkpoint"]
         lines = [f"equal: {self._names} have one content id at step {self.equal_until}: {self.one.content_id}"]
         shorter, longer = sorted((self.one, self.other), key=lambda side: side.step)
         if shorter.step != longer.step:

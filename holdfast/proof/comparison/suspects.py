@@ -17,8 +17,8 @@ from holdfast.provenance.changes import CLASSES, Change, classify, compare_ident
 from holdfast.provenance.fingerprint import ABSENT
 from holdfast.provenance.recorded import compare_records
 
-# The evidence is the first field of a step that differs. `start` is the loss of the run's first step; `rounding` is a
-# loss or a gradient that differs by no more than `ROUNDING`.
+# The evidence says which field differs first, in the first step that differs. `start` is the loss of the run's first
+# step; `rounding` is a loss or a gradient norm whose two values differ by no more than `ROUNDING`.
 Evidence = Literal[
     "skipped",
     "samples",
@@ -131,11 +131,11 @@ class Suspect:
 
 
 def find_evidence(first: Difference | None, values: tuple[Any, Any] = (None, None)) -> Evidence:
-    """Return the evidence in the first field that differs.
+    """Return the evidence that the first difference between two trainings gives.
 
     Args:
         first: the first difference between the trails; None if no step's line differs.
-        values: the two values of its first field.
+        values: the two trainings' values of the first field that differs.
     """
     if first is None:
         return "state"
@@ -160,7 +160,7 @@ def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str
     """Return every recorded difference between two trainings as a pair: its class and the change.
 
     Args:
-        configs: all settings of both trainings. Settings of class identity are not compared here but in the identities.
+        configs: all settings of both trainings. For settings of class identity, ``one`` and ``other`` are compared.
     """
     rows = [("identity", change) for change in compare_identities(one.identity or {}, other.identity or {}, {})]
     rows += [
@@ -174,7 +174,10 @@ def list_changes(one: Past, other: Past, configs: tuple[dict[str, Any], dict[str
 
 
 def compare_machines(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Change]:
-    """Yield the terms of the hardware contract that differ between two environments, or that only one of them has."""
+    """Yield the differences between two environments in the values on which equal bits depend, such as the GPU.
+
+    `holdfast.machine.contract` lists these values.
+    """
     if not one or not other:
         return
     for key in dict.fromkeys(term.key for term in TERMS if term.on):

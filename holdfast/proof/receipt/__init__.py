@@ -1,4 +1,4 @@
-"""Receipts: a signed file that a stranger can check, about a checkpoint and the chain of commits that led to it.
+"""Receipts: a receipt is a signed file about a checkpoint, and about the commits that led to it.
 
 A receipt is a model signature in OpenSSF's form over the files of the checkpoint, or over the files of an export. It
 also signs the chain: the settings, code, data and machines of each commit, and the commits that other machines have

@@ -55,7 +55,7 @@ class ReceiptAudit(BaseModel):
         return math.comb(self.replayable - forged, len(self.audits)) / math.comb(self.replayable, len(self.audits))
 
     def _list_notes(self) -> list[str]:
-        """Return the differences between this machine and the run that did not change the bytes."""
+        """Return the changes since the audited commits that have not changed the bytes, such as another machine."""
         return list(dict.fromkeys(note for each in self.audits if each.is_identical for note in each.notes))
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class ReceiptAudit(BaseModel):
         if self.is_good:
             shown = [number for number in SHOWN_FORGED if number <= self.replayable]
             chances = ", ".join(f"{number}: {100 * self.chance(number):.3g} %" for number in shown)
-            lines.append(f"the probability that as many forged chunks among these would have passed: {chances}")
+            lines.append(f"the probability that the audit would have passed, by the number of forged chunks: {chances}")
         if self.unchecked:
             numbers = ", ".join(map(str, self.unchecked))
             lines.append(f"not checked, because the checkpoint before was pruned: {numbers}")
@@ -87,7 +87,7 @@ def audit_receipt(
         chunks: the number of chunks to train again; all if the chain has fewer.
         seed: the seed. Choose it after the receipt was made, because a forger who knows the seed can forge the other
             chunks.
-        trust: how to choose the recipe, and whether to accept the one in the run's records.
+        trust: which recipe to use, and whether to accept the recipe in the run's records.
 
     Raises:
         NotTrusted: the receipt contradicts the run's records.

@@ -25,16 +25,16 @@ class ChainLink(ReceiptPart):
     """One commit of the chain.
 
     Attributes:
-        parent: the number of the commit from which it was trained; 0 for the first.
+        parent: the number of the commit from which this commit was trained; 0 for the first commit.
         checkpoint_sha256: the checkpoint's content id.
         record_sha256: the SHA-256 of the commit's record.
         settings: the fingerprint of the commit's settings.
-        attempts: the attempts that may have trained it.
-        certified_by: the hosts that have trained the commit again to the same bytes, without the hosts of its own
+        attempts: the attempts that may have trained this commit.
+        certified_by: the hosts that have trained the commit again to the same bytes, without the hosts of these
             attempts.
-        rehearsed: the steps of the last rehearsals, in this commit or its ancestors, that gave equal bits.
+        rehearsed: the steps of the last rehearsals with equal bits, in this commit or its ancestors.
         inexact: how a rehearsal in this commit or its ancestors differed, if the run continued nevertheless.
-        origin: the source of an imported checkpoint.
+        origin: where the checkpoint was imported from; None if it was not imported.
     """
 
     commit: int = Field(ge=1)
@@ -63,8 +63,8 @@ class Chain(ReceiptPart):
 
     Attributes:
         chain: the commits from the run's first commit to the receipt's commit, oldest first.
-        settings: by fingerprint, the identity: the settings on which the trained numbers depend, and the digest of the
-            data.
+        settings: the settings on which the trained numbers depend, and the digest of the data, by the fingerprint of
+            both.
         attempts: the attempts that trained the chain, by number.
         exported: the part of the model whose weights are in the signed files; empty for the whole model, None if the
             checkpoint's own files are signed.
@@ -85,7 +85,7 @@ class Chain(ReceiptPart):
 
 
 def list_line(journal: Journal, run: RunRecord, number: int) -> list[Hashed]:
-    """Return a commit after all its ancestors, oldest first.
+    """Return a commit and all its ancestors, oldest first, each with the SHA-256 of its record.
 
     Raises:
         RecordDamaged: a commit's record is lost, or can't be read.
@@ -125,7 +125,7 @@ def describe_line(
 
 
 def read_settings(journal: Journal, line: Sequence[Hashed]) -> dict[str, dict[str, Any]]:
-    """Return the identities (settings that change the numbers) of a list of ancestors, by fingerprint.
+    """Return the settings that change the trained numbers, of each commit in a list of ancestors, by fingerprint.
 
     Raises:
         WrongUse: the settings of a commit were lost.

@@ -32,7 +32,7 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
         _compare_commits(journal, chain, line)
         links, attempts = describe_line(journal, run, line)
     except (NameMissing, RecordDamaged) as error:
-        refuse_receipt(f"the run has not the records that it names: {error.message}")
+        refuse_receipt(f"the run lacks a record that the receipt names: {error.message}")
     for told, found in zip(chain.chain, links, strict=True):
         known = [host for host in found.certified_by if host in told.certified_by]
         _compare(f"commit {told.commit}", told, found.model_copy(update={"certified_by": known}))

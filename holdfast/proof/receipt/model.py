@@ -24,7 +24,7 @@ OF_GIT = {".git", ".gitattributes", ".github", ".gitignore"}
 
 
 def state_model(name: str, files: Mapping[str, str], **more: Any) -> dict[str, Any]:
-    """Return a statement about a model.
+    """Return the statement about a model's files that a receipt signs.
 
     Args:
         name: the name of the model's file or folder, which no verifier compares.
@@ -46,7 +46,7 @@ def state_model(name: str, files: Mapping[str, str], **more: Any) -> dict[str, A
 
 
 def hash_files(model: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a folder, by its path in the folder; of a single file, by `ALONE`.
+    """Return the SHA-256 of each file of a folder, by its path in the folder. A single file has the name `ALONE`.
 
     Raises:
         ConfigError: there is no such file or folder, a file can't be read or signed, or the folder is empty.
@@ -78,7 +78,7 @@ def _check_kind(path: Path) -> int:
     """Return the mode of a file or folder.
 
     Raises:
-        ConfigError: the path is neither, such as a link; or its name is not text.
+        ConfigError: the path is neither a file nor a folder, but a link, for example; or its name is not UTF-8.
     """
     try:
         os.fspath(path).encode()

@@ -1,4 +1,4 @@
-"""A receipt as a file: made, signed and opened.
+"""Make a receipt, sign it, and open a receipt's file.
 
 The file is a Sigstore bundle with a DSSE envelope around an in-toto statement: a model signature in OpenSSF's form over
 the files of the checkpoint, or over the files of an export. The chain of commits is a field of the statement's
@@ -23,8 +23,8 @@ from holdfast.proof.receipt.chain import Chain, ReceiptPart, describe_line, list
 from holdfast.proof.receipt.model import BUNDLE_TYPE, MODEL_TYPE, hash_files, state_model
 from holdfast.provenance.canonical import dump_json
 
-# The name of the chain among the predicate's fields. It is a URI, because in-toto requires one for a field that the
-# predicate's type doesn't define.
+# The name of the chain among the predicate's fields. It is a URI, because in-toto requires a URI for a field that
+# the predicate's type doesn't define.
 CHAIN_TYPE = "urn:holdfast:receipt:v1"
 MAX_RECEIPT_BYTES = 2**28
 # The most values to parse in a bundle. A real bundle has fewer, because its payload is one text. Further values would
@@ -109,7 +109,7 @@ class Told:
 
     Attributes:
         name: the name of the model's file or folder.
-        files: the SHA-256 of each of its files, by its path in the folder.
+        files: the SHA-256 of each of the model's files, by the file's path in the folder.
         others: the names of the signed files that `export` didn't make from the run.
     """
 
@@ -202,7 +202,7 @@ def list_own_files(commit: Commit) -> dict[str, str]:
 
 
 def find_others(journal: Journal, commit: Commit, files: dict[str, str], part: str) -> list[str] | None:
-    """Return the names of those files that `export` doesn't write for a commit; None if no file has the weights.
+    """Return the names of the given files that `export` doesn't write for a commit; None if no file has the weights.
 
     Raises:
         CheckpointDamaged: a file of the checkpoint is missing or differs from its commit.

@@ -22,7 +22,7 @@ BUILDER = "urn:holdfast:builder:v1"
 
 def seal_provenance(journal: Journal, commit: Commit, told: Told, key: SigningKey) -> bytes:
     """Return a signed statement in SLSA's form about the files of a commit, or about the files of its export."""
-    # A single file has no name of its own among the signed files.
+    # Among the signed files a single file has the name `ALONE`. Here it gets the name of the model.
     files = {told.name if name == ALONE else name: sha256 for name, sha256 in told.files.items()}
     return dump_json(key.seal(dump_json(_state(journal, commit, files, told.chain)))) + b"\n"
 
@@ -80,8 +80,8 @@ def _list_of_attempt(facts: AttemptFacts) -> Iterator[dict[str, Any]]:
     for name, sha256 in facts.environment.get("source_bytes", {}).items():
         yield {"name": f"source {name}", "digest": {"sha256": sha256}}
     for name, file in facts.environment.get("files", {}).items():
-        # Only the digest of a whole file may be stated. Of a large file only samples were hashed, and an entry for many
-        # files has the hash of their listing.
+        # Only the digest of a whole file may be stated. Of a large file only a few pieces were hashed, and an entry for
+        # many files has the hash of their listing.
         is_whole = "sha256" in file and "files" not in file
         yield {"name": f"file {name}"} | ({"digest": {"sha256": file["sha256"]}} if is_whole else {"annotations": file})
     for name, version in facts.environment.get("packages", {}).items():

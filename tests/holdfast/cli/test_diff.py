@@ -375,7 +375,7 @@ def test_a_note_says_that_a_configuration_belongs_to_another_run(
     lines = ask(capsys, run, "a.toml")
     assert lines[0].startswith("needs nothing  operational ")
     place = f"{folder}/{config.store}/{config.run}"
-    assert f"note: it trains the run in {place}, and would touch this one only if it were there" in lines
+    assert f"note: the configuration trains the run in {place}, not the run in {folder}/runs/a" in lines
 
 
 def test_init_from_changes_only_with_its_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,4 +148,4 @@ def test_a_replay_tells_the_run_that_doesnt_follow_from_its_records(planted: Pla
     found = compare(planted, folder.train("b", flip="model.4.bias", flip_at=7), is_replayed=True)
     assert [each.is_identical for each in found.replays] == [True, False]
     assert found.first_step == 8
-    assert found.notes == ["b doesn't follow from its settings, code, data and machine, which are those on record"]
+    assert found.notes == ["trained again, b gives other bytes, with the settings, code, data and machine on record"]

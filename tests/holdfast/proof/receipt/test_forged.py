@@ -152,11 +152,11 @@ LIES: dict[str, tuple[Callable[[Statement], object], str]] = {
     ),
     "an invented commit": (
         lambda s: links(s).append(links(s)[-1] | {"commit": 5, "parent": 4}),
-        "the run has not the records that it names: run 'r' has no commits/00000005.json",
+        "the run lacks a record that the receipt names: run 'r' has no commits/00000005.json",
     ),
     "commit 0": (link(4, commit=0), "Input should be greater than or equal to 1"),
     "a negative commit": (link(4, commit=-4), "Input should be greater than or equal to 1"),
-    "a number beyond exact numbers": (link(4, commit=2**53 - 1), "the run has not the records that it names"),
+    "a number beyond exact numbers": (link(4, commit=2**53 - 1), "the run lacks a record that the receipt names"),
     "a number beyond every integer": (link(4, step=1e300), "exceeded maximum size|is not spelled"),
     "a number as text": (link(2, step="20"), "is not spelled as a receipt is"),
     "a truth value as number": (link(1, commit=True), "is not spelled as a receipt is"),
@@ -495,7 +495,7 @@ STORES: dict[str, tuple[Callable[[Journal], object], str]] = {
     "a damaged commit": (
         lambda j: path_of(j, "commits/00000002.json").write_bytes(b"{}"), "no commits/00000002.json that can be",
     ),
-    "a lost attempt": (lambda j: path_of(j, "attempts/00000001.json").unlink(), "the run has not the records"),
+    "a lost attempt": (lambda j: path_of(j, "attempts/00000001.json").unlink(), "the run lacks a record"),
     "a dropped drift record": (lambda j: rewrite_attempt(j, 2, lineage={}), "its lineage of attempt 2 is not what"),
     "another machine": (lambda j: rewrite_attempt(j, 1, host="third"), "its host of attempt 1 is not what"),
     "other code": (lambda j: rewrite_attempt(j, 1, environment={}), "its environment of attempt 1 is not what"),
