@@ -33,18 +33,24 @@ class Exporter(Protocol):
         """Take the span of an earlier attempt that died before it could send its own span."""
 
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
-        """Deliver everything that is still queued, and end. The attempt ended at this time, with these attributes."""
+        """Deliver everything that is still queued, and end.
+
+        Args:
+            ended: when the attempt ended, in seconds since 1970.
+            attributes: the attributes of the attempt's span.
+            is_complete: whether the run is complete.
+        """
 
 
 def check_library(target: MetricsTarget) -> None:
-    """Check that the library of a target is installed, without importing the library itself.
+    """Check that the library for a target (a value of ``log.metrics``) is installed, without importing the library.
 
     Raises:
         ConfigError: the library isn't installed.
     """
     try:
         found = importlib.util.find_spec(LIBRARIES[target.kind])
-    except ModuleNotFoundError:  # a package around the module is missing
+    except ModuleNotFoundError:  # a package that contains the module is missing
         found = None
     if found is None:
         library = LIBRARIES[target.kind].replace(".", "-") if target.kind == "otlp" else LIBRARIES[target.kind]
@@ -52,7 +58,7 @@ def check_library(target: MetricsTarget) -> None:
 
 
 def make_exporter(target: MetricsTarget, readings: Readings, attempt: int, began: float, key: str = "") -> Exporter:
-    """Import the library of a target, and return its exporter.
+    """Import the library for a target, and return the target's exporter.
 
     Args:
         began: when the attempt began, in seconds since 1970.

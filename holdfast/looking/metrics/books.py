@@ -15,8 +15,8 @@ from holdfast.looking.metrics.spans import DeadAttempt
 LEDGER_EVERY_S, LEDGER_SHARE = 10.0, 0.01
 # The endings after which no supervisor has to start another attempt.
 DONE = {"completed", "imported", "held", "released"}
-# The most attempts whose spans one attempt sends. All but the newest of these attempts have been sent before, unless
-# the attempts between died too early. A span that is sent twice has the same id each time.
+# The most dead attempts whose spans one attempt sends. Later attempts have already sent all of these spans but the
+# newest, unless they died too early. A span that is sent twice has the same id each time.
 MOST_DEAD = 8
 
 
@@ -42,7 +42,7 @@ class Books:
         self._new.put(commit)
 
     def update(self, *, is_last: bool = False) -> None:
-        """Bring the metrics up to date, if that is due or ``is_last`` is True.
+        """Compute the metrics from the records if it is time to do so, or if ``is_last`` is True.
 
         Raises:
             HoldfastError: the records can't be read.
@@ -114,7 +114,7 @@ class Books:
             self._readings.add("holdfast.host.failures", 1, host)
 
     def end(self, number: int) -> Ending | None:
-        """Count the ending of an attempt, and return the ending; None if none is on record.
+        """Count the ending of an attempt, and return the ending; None if no ending is on record.
 
         Raises:
             HoldfastError: the record can't be read.

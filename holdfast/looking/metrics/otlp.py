@@ -38,10 +38,10 @@ EVERY_S = 10.0
 # The longest time, in seconds, for one request including its retries.
 WITHIN_S = 5.0
 MOST_SPANS = 2048
-# The longest wait for metrics and spans together at the end of an attempt. A stopped attempt waits for less time than a
-# complete one, because its machine may vanish soon.
+# The longest wait, in seconds, until metrics and spans are sent at the end of an attempt. A stopped attempt waits less
+# long than a complete attempt, because its machine may vanish soon.
 COMPLETE_WITHIN_S, STOPPED_WITHIN_S = 5.0, 2.0
-# The longest wait for a receiver that didn't take the last request.
+# The longest wait, in seconds, at the end of an attempt if the receiver didn't take the last request.
 FAILING_WITHIN_S = 0.5
 SCOPE = "holdfast"
 # A pattern for the operating system's error text inside a message of the SDK's HTTP client.
@@ -109,14 +109,14 @@ class OtlpExporter:
         own.end(_to_ns(span.ended))
 
     def add_dead(self, dead: DeadAttempt) -> None:
-        """Queue the span of an attempt that died. Its chunks' spans name it as their parent."""
+        """Queue the span of an attempt that died. The spans of the attempt's chunks name this span as their parent."""
         span = self._begin_attempt(dead.number, dead.began, dead.key)
         span.set_attributes(dead.attributes)
         span.set_status(Status(StatusCode.ERROR, dead.message))
         span.end(_to_ns(dead.ended))
 
     def close(self, ended: float, attributes: dict[str, str | int | float], *, is_complete: bool) -> None:
-        """Send the last metrics and spans; wait some seconds at most until they are sent."""
+        """Send the last metrics and spans; wait a few seconds at most until they are sent."""
         within_s = COMPLETE_WITHIN_S if is_complete else STOPPED_WITHIN_S
         within_s = FAILING_WITHIN_S if self._told.is_failing else within_s
         self._root.set_attributes(attributes)
@@ -173,7 +173,7 @@ class _Told(logging.Handler):
         self.is_failing = False
 
     def watch(self, exporter: Any) -> Any:
-        """Let an exporter report its failures to this object, and return it."""
+        """Let an exporter report its failures to this object, and return the exporter."""
         logger = logging.getLogger(type(exporter).__module__)
         logger.handlers, logger.propagate = [self], False
         export = exporter.export
@@ -198,7 +198,7 @@ class _Told(logging.Handler):
             )
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Find the reason for the failure in the first line that the SDK logs, and keep it."""
+        """Find the reason for the failure in the first line that the SDK logs, and keep the reason."""
         text = record.getMessage()
         found = CAUSE.search(text)
         self._reason = self._reason or (found[found.lastgroup or 0] if found else text)

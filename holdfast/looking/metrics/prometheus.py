@@ -89,7 +89,7 @@ class _ReadingsCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics with their values."""
-        is_awaited = self._is_awaited  # read before the values: an earlier scrape may return older ones
+        is_awaited = self._is_awaited  # read first: a scrape that began before the wait may return old values
         for metric in METRICS.values():
             family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             found = family(metric.exposed, metric.meaning, labels=[*self._readings.common, *metric.labels])

@@ -27,17 +27,17 @@ class Readings:
             self._values[name][labels] = value
 
     def add(self, name: str, value: float, *labels: str) -> None:
-        """Add to a counter."""
+        """Add a value to a counter. ``labels`` are as in `put`."""
         with self._lock:
             self._values[name][labels] = self._values[name].get(labels, 0.0) + value
 
     def follow(self, name: str, measure: Callable[[], float]) -> None:
-        """Call a function for a metric's value whenever the metric is read, such as the age of the newest commit."""
+        """Compute a metric's value by a function whenever the metric is read, for example the newest commit's age."""
         with self._lock:
             self._followed[name] = measure
 
     def read(self, metric: Metric) -> list[tuple[dict[str, str], float]]:
-        """Return the series of a metric, each as all its labels and its value; empty if the metric has no value yet."""
+        """Return a pair of labels and value for each series of a metric; an empty list if it has no value yet."""
         with self._lock:
             series, measure = dict(self._values[metric.name]), self._followed.get(metric.name)
         if measure is not None:

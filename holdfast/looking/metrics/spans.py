@@ -11,7 +11,7 @@ class SpanRecord:
     Attributes:
         name: ``chunk``, ``save`` or ``restore``. The exporter itself makes the span of the whole attempt.
         began, ended: in seconds since 1970.
-        children: the spans within it.
+        children: the spans within this span.
     """
 
     name: str
@@ -29,7 +29,7 @@ class DeadAttempt:
         key: the token in the attempt's record, from which the ids of its trace and span are derived; empty if the
             record has no token.
         began, ended: in seconds since 1970; the end is the recorded time of the attempt's last commit or step.
-        message: how it ended, for a person.
+        message: how the attempt ended, as text for a person.
     """
 
     number: int

@@ -23,9 +23,11 @@ SPEED, SAVE = "run/steps_per_s", "run/save_s"
 
 
 def make_curves(histories: Sequence[History]) -> dict[str, Any]:
-    """Return the curves of several runs for the page's script: by the curve's name, the curve of each run that has one.
+    """Return the curves of several runs for the page's script.
 
-    Each curve keeps the least and the greatest value of each bucket of steps, so that no peak is lost.
+    ``curves`` has, for each curve's name, the curve of each run that has such values. ``left_out`` is the number of
+    curves that the page doesn't show. Each curve keeps the least and the greatest value of each bucket of steps, so
+    that no peak is lost.
     """
     every = [_add_speed(history) for history in histories]
     names = sorted({name for curves in every for name in curves}, key=_rank)

@@ -1,6 +1,6 @@
-"""Gather the records of a run for its report: read each record once, in parallel, and list the lost ones.
+"""Gather the records of a run for its report: read each record once, in parallel, and list the lost records.
 
-A damaged or missing record hides no other record: it becomes a line in `History.problems`.
+A damaged or missing record hides no other record, and has a line in `History.problems`.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class History:
         verdict: the verdict on the newest audited commit; None if no commit was audited.
         certified: the commits that another host has trained again to the same bytes, each with the name of that host.
         skips: the skip lists, by number.
-        problems: a line for each record that is damaged or lost, and for each broken link.
+        problems: a line for each record that is damaged or lost, or that contradicts an earlier commit.
     """
 
     run: str
@@ -249,7 +249,7 @@ class Gatherer:
                 self._drawn.add(number)
 
     def _read_shown(self, commits: list[Commit]) -> list[Shown]:
-        """Return the texts and pictures of the newest commit that has any; of each name only the last one."""
+        """Return the texts and pictures of the newest commit that has any: for each name, only the last."""
         commit = next((each for each in reversed(commits) if any(file.name == SHOWN for file in each.files)), None)
         if commit is None:
             return []

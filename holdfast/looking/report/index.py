@@ -62,7 +62,7 @@ def _read_row(journal: Journal, sparks: int) -> Row:
 
 
 def read_loss_curve(journal: Journal) -> list[tuple[int, float | None]]:
-    """Return step and mean loss of evenly chosen valid commits of a run, in the order of their steps."""
+    """Return pairs of step and mean loss, of evenly chosen valid commits of a run, in the order of the steps."""
     quarantined = set(journal.numbers("quarantine"))
     commits = [commit for commit in _choose_commits(journal, SPARKS) if commit.number not in quarantined]
     return [(commit.step, commit.shown_loss) for commit in sorted(commits, key=lambda each: each.step)]
@@ -82,7 +82,7 @@ def make_index(store: Store, rows: Sequence[Row], place: str = "", now: float | 
     """Return the index of a store as HTML.
 
     Args:
-        note: which of the store's runs have a row; empty if all have one.
+        note: a text that says which of the store's runs have a row; empty if all runs have a row.
         place: the path from the page's folder to the store, for links to the runs' own reports; empty for no links.
     """
     problems = [f"{row.run}: {row.problem}" for row in rows if row.problem]
@@ -108,7 +108,7 @@ def _make_row(row: Row, place: str) -> Markup:
     total = f" of {standing.total_steps:,}" if standing.total_steps else ""
     state, look = ("complete", "good") if standing.complete else ("stopped", "warn")
     if standing.live:
-        state, look = f"attempt {standing.live.attempt} is running, or died unseen", "live"
+        state, look = f"attempt {standing.live.attempt} is running, or died without a record", "live"
     elif not standing.attempts:
         state, look = "not started", "calm"
     return element(

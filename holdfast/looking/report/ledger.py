@@ -8,7 +8,7 @@ from holdfast.looking.report.numbers import show_seconds
 from holdfast.terminal import counted
 
 MEANINGS = {
-    "productive": "steps that the run still stands on",
+    "productive": "steps that the newest commit contains",
     "lost": "steps that died with their attempt or were taken back",
     "stall": "training stood still for a save",
     "restart": "from the start of ranks until they trained",

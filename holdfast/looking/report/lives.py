@@ -11,7 +11,7 @@ from holdfast.ledger.timeline import Records, find_trainer, make_lives
 from holdfast.looking.report.gathering import History
 from holdfast.machine.slow_ranks import SlowRank
 
-# The class of an attempt's bar in the timeline, by the attempt's state in Prefect.
+# The CSS class of an attempt's bar in the timeline, by the attempt's state in Prefect.
 LOOKS = {"Completed": "good", "Failed": "bad", "Crashed": "bad", "Cancelled": "calm", "Paused": "calm"}
 NO_ENDING, RUNNING = "no ending on record", "running"
 
@@ -24,11 +24,11 @@ class ReportedLife:
         began: when its ranks were started.
         ended: when it ended; if that is not on record, the latest time at which it can have trained.
         gap_s: seconds between the end of the previous attempt and the beginning of this one.
-        first_step, last_step: the first and the last step that its ranks trained and that a commit contains. A later
-            attempt may have made that commit from a checkpoint of this attempt.
+        first_step, last_step: the committed steps of its ranks are the steps after ``first_step``, up to ``last_step``.
+            A later attempt may have committed the last of these steps, from a checkpoint of this attempt.
         reason: why it ended. If the last attempt has no ending on record, "running": it still trains, or it died
             without a record.
-        look: the class of its bar: good, warn, bad, calm, live or unknown.
+        look: the CSS class of the attempt's bar: good, warn, bad, calm, live or unknown.
         slow_rank: the rank for which the other ranks waited longest in the steps of a commit; None if no rank was slow.
     """
 
@@ -46,7 +46,7 @@ class ReportedLife:
 
 
 def make_report_ledger(history: History, now: float) -> tuple[Ledger | None, list[str]]:
-    """Return a run's goodput ledger, None if no attempt has begun, and a line for each missing record.
+    """Return a run's goodput ledger (None if no attempt has begun), and a line for each missing record.
 
     Args:
         now: seconds since 1970.
@@ -108,7 +108,7 @@ def find_starts(history: History) -> dict[int, int]:
 
 
 def find_look(reason: str) -> str:
-    """Return the class of an attempt's bar in the timeline, by the reason for the attempt's end."""
+    """Return the CSS class of an attempt's bar in the timeline, by the reason for the attempt's end."""
     if reason in ("preempted", "vanished"):
         return "warn"
     row = REASONS.get(reason)

@@ -40,7 +40,7 @@ def table(heads: Sequence[object], rows: Iterable[Sequence[object]], caption: st
     """Return a table in a box that scrolls if the table is wider than the page.
 
     Args:
-        rows: the cells of each row; the first one is the row's heading.
+        rows: the cells of each row; the first cell is the row's heading.
         caption: the table's name for a screen reader.
     """
     body = [
@@ -57,5 +57,5 @@ def table_of(heads: Sequence[object], body: Markup, caption: str, class_: str = 
 
 
 def section(title: str, anchor: str, *children: object) -> Markup:
-    """Return a section of the page with its heading."""
+    """Return a section of the page, with a heading."""
     return element("section", element("h2", title, id=f"{anchor}-title"), *children, id=anchor)

@@ -16,8 +16,8 @@ class Publisher:
         """Write the report of the run's current state.
 
         If this process is suspended just before the write, its page may replace the newer page of a later attempt. So
-        check for a later attempt after the write. If there is one, write the page again, from the run's current
-        records.
+        check for a later attempt after the write. If there is a later attempt, write the page again, from the run's
+        current records.
 
         Raises:
             Superseded: a later attempt owns the run.

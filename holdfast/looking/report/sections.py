@@ -19,7 +19,7 @@ from holdfast.terminal import counted
 
 MOST_ROWS = 500
 MOST_CHANGES = 200
-# The keys of a rank's environment that its table omits, because another table has them or their values are too long.
+# The entries of a rank's environment that the page's table omits: other tables have them, or their values are long.
 LONG = ("sources", "source_bytes", "packages", "files", "built", "holdfast")
 
 
@@ -70,12 +70,12 @@ def describe_standing(history: History, lives: list[ReportedLife]) -> str:
         return "not started"
     last = lives[-1]
     if last.reason == RUNNING:
-        return f"being trained by attempt {last.record.number} on {last.record.host}, or that attempt died unseen"
+        return f"being trained by attempt {last.record.number} on {last.record.host}, or it died without a record"
     return f"attempt {last.record.number} ended: {last.reason.replace('_', ' ')}"
 
 
 def show_all_problems(problems: Sequence[str], command: str) -> Markup:
-    """Return a box with the problems, and the command that reads everything back; nothing if there are no problems."""
+    """Return a box with the problems and the command that reads everything back; no text if there are no problems."""
     if not problems:
         return Markup()
     title = f"{counted(len(problems), 'problem')}: this page shows what is left"
@@ -125,7 +125,7 @@ def _make_row(life: ReportedLife) -> list[object]:
 
 
 def _describe_slow(slow: SlowRank | None) -> str:
-    """Describe the rank for which the others waited: where it ran, the share of waiting in a step, and the steps."""
+    """Describe the rank for which the others waited: the machine, the share of a step that they waited, the steps."""
     return f"rank {slow.rank} on {slow.where}: {slow.share:.0%} of steps {slow.start:,}-{slow.stop:,}" if slow else ""
 
 
@@ -154,7 +154,7 @@ def _list_start(history: History, attempt: int, claimed: object, start: int) -> 
     """Yield a table row for the commit from which an attempt continued.
 
     Args:
-        claimed: the newest commit when the attempt began, by the attempt's record.
+        claimed: the newest commit when the attempt began, from the attempt's record.
         start: the commit from which the attempt continued, once it had adopted or quarantined commits; 0 if unknown.
     """
     before: dict[str, object] = claimed if isinstance(claimed, dict) else {}
@@ -193,7 +193,7 @@ def _to_text(value: object) -> str:
 
 
 def make_health(history: History) -> Markup:
-    """Return the section with the probe's values of the newest checkpoints that still exist."""
+    """Return the section with the probe (model outputs that the gate compares) of the newest remaining checkpoints."""
     numbers = sorted(history.metadata, reverse=True)
     names = sorted({name for number in numbers for name in history.metadata[number].probe.values})
     if not names:
@@ -206,7 +206,7 @@ def make_health(history: History) -> Markup:
         rows.append([number, history.commits[number].step, *values, element("code", probe.sha256[:12])])
     heads = ("commit", "step", *names, "probe")
     return section(
-        "Health and probe", "health", table(heads, rows, "Values at each checkpoint that is there", "numbers")
+        "Health and probe", "health", table(heads, rows, "Values at each checkpoint that still exists", "numbers")
     )
 
 
@@ -218,7 +218,7 @@ def _show_value(values: dict[str, float | None], name: str) -> object:
 
 
 def make_machine(history: History) -> Markup:
-    """Return the newest attempt's environment, with the terms of the hardware contract marked."""
+    """Return the section with the newest attempt's environment, and why equal bits depend on some of its values."""
     if not history.attempts:
         return section("Machine and contract", "machine", element("p", "No attempt is on record.", class_="empty"))
     first, newest = (history.attempts[each(history.attempts)] for each in (min, max))

@@ -1,4 +1,4 @@
-"""The texts and pictures that a run has shown, on its page: the newest one of each name."""
+"""The texts and pictures that a run has shown, on its page: for each name, only the newest."""
 
 import base64
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from holdfast.checkpoint.shown import TEXT, Shown
 from holdfast.looking.report.markup import Markup, element, section
 
-# The most texts and pictures on a page, and their most bytes in total, because each update of a report writes all of
-# them again.
+# The most texts and pictures on a page, and the most bytes that these may have together. The numbers are limited,
+# because each update of a report writes all texts and pictures again.
 MOST, MOST_BYTES = 24, 1_500_000
 
 

@@ -58,11 +58,11 @@ class Curve:
         return self._take(np.unique(np.concatenate([ends, least, greatest, first_odd])))
 
     def _ends(self, places: Steps, keys: Values | Steps, width: int) -> tuple[Steps, Steps]:
-        """Return, for each commit and bucket, the indices of the points with the least and the greatest key.
+        """Return, for each bucket of each commit, the indices of the points with the least and the greatest key.
 
         Args:
             places: the indices of the points to choose from.
-            keys: the key of each point of the curve.
+            keys: for each point of the curve, the number to compare: its value or its index.
             width: the number of steps of a bucket.
         """
         buckets = self.steps // width

@@ -45,7 +45,7 @@ def _make_lane(host: str, lives: list[ReportedLife], start: float, span: float) 
 def _make_bar(life: ReportedLife, start: float, span: float) -> Markup:
     left, width = 100 * (life.began - start) / span, 100 * (life.ended - life.began) / span
     title = element("title", f"attempt {life.record.number}: {life.reason}, {show_seconds(life.ended - life.began)}")
-    drawn = max(0.3, min(width, 100 - left))  # at least 0.3 wide, so that a short attempt is visible
+    drawn = max(0.3, min(width, 100 - left))  # at least 0.3 % wide, so that a short attempt is visible
     left = min(left, 100 - drawn)
     bar = element(
         "rect", title, x=f"{left:.2f}%", y=0, width=f"{drawn:.2f}%", height=26, rx=2, class_=f"bar {life.look}"

@@ -20,7 +20,7 @@ class Columned:
     """The trail of one commit as columns.
 
     Attributes:
-        name: the file that it was read from, or that it should be in.
+        name: the file from which the trail was read, or in which the trail should be.
         columns: steps and values by name.
         problem: a line that says which part of the trail is lost; empty if it is complete.
     """

@@ -1,8 +1,8 @@
-"""Metric sinks: TensorBoard, Weights & Biases, Trackio and MLflow show a run as one curve, however often it dies.
+"""Metric sinks: TensorBoard, Weights & Biases, Trackio and MLflow show a run as one curve, however often the run dies.
 
 A sink gets its numbers from commits alone, so that it never draws a step which the run later loses. Each sink is a
-process of its own, `python -m holdfast.looking.sinks`. The attempt starts this process, and never waits for it while it
-trains. So no sink's library is ever loaded in a training process.
+process of its own, `python -m holdfast.looking.sinks`. The attempt starts this process, and never waits for it during
+training. So no sink's library is ever loaded in a training process.
 """
 
 import importlib

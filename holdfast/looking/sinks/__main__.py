@@ -1,4 +1,4 @@
-"""`python -m holdfast.looking.sinks NAME ATTEMPT`: send a run's numbers to one sink, as the child of an attempt.
+"""`python -m holdfast.looking.sinks NAME ATTEMPT`: send a run's numbers to one sink, in a child process of an attempt.
 
 The environment has the run's configuration. The attempt writes a `SinkOrder` to standard input as a line of JSON after
 each commit, and at the end. If standard input ends without the last order, the attempt has died. Each line on standard
@@ -22,7 +22,7 @@ from holdfast.looking.sinks.delivery import deliver
 from holdfast.looking.sinks.orders import CONFIG_VARIABLE, DEAD, SinkOrder
 from holdfast.store import open_store
 
-# The nice value of a sink's process. A positive one lowers its priority below training, which must not wait for a sink.
+# The nice value of a sink's process. A positive value lowers the priority, so that training doesn't wait for a sink.
 NICENESS = 10
 MAX_LETTERS = 200
 
@@ -97,7 +97,7 @@ def main() -> None:
         orders.put(order)
     worker.join(order.within_s)
     if worker.is_alive() and order is not DEAD:
-        say(f"the sink {name} hasn't taken all data in {order.within_s:.0f} s; holdfast train, run again, sends it")
+        say(f"the sink {name} hasn't taken all data in {order.within_s:.0f} s; the next holdfast train sends the rest")
     os._exit(0)  # os._exit doesn't wait for a library's thread, which may hang
 
 

@@ -8,7 +8,7 @@ from holdfast.looking.sinks.sink import Sink
 
 
 def deliver(sink: Sink) -> None:
-    """Draw every valid commit that the sink lacks, the oldest first.
+    """Send a sink every valid commit that the sink lacks, the oldest first.
 
     Raises:
         Superseded: a later attempt owns the run, and sends the commits itself.
@@ -25,8 +25,8 @@ def deliver(sink: Sink) -> None:
 def find_undrawn(sink: Sink) -> list[Commit]:
     """Return the valid commits that a sink lacks, oldest first. Remove rolled-back steps from the sink.
 
-    The search goes from the newest commit to its parents, so it never reaches commits that were rolled back. It ends at
-    the first commit that the sink has: a sink draws commits in order, so it has all earlier ones, too.
+    The search goes from the newest commit to its parents, so it never reaches commits that were rolled back. The
+    search ends at the first commit that the sink has: a sink draws commits in order, so it has all earlier commits.
     """
     journal = sink.facts.journal
     newest = journal.newest()

@@ -28,7 +28,7 @@ _UNFIT = re.compile(r"[^\w\-. :/]")
 
 
 class MLflow(Sink):
-    """A run in MLflow. MLflow can't delete steps, so steps up to the last one in MLflow are not sent again."""
+    """A run in MLflow. MLflow can't delete steps, so steps up to the last step in MLflow are not sent again."""
 
     hint = "set MLFLOW_TRACKING_URI to a server that answers, and MLFLOW_TRACKING_TOKEN to the token that it asks for"
 

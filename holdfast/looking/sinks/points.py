@@ -16,7 +16,7 @@ class Point:
     Attributes:
         time: the approximate time of the step's end, in seconds since 1970, computed from the commit's record.
         values: numbers by name.
-        note: how the attempt that trained this step began, if this is the attempt's first step.
+        note: how the attempt that trained this step began, if this is the attempt's first step; else empty.
     """
 
     step: int

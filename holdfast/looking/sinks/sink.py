@@ -13,7 +13,7 @@ from holdfast.looking.sinks.points import Point
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a run that its sink needs.
+    """The facts about a run that a sink needs.
 
     Attributes:
         id: the run's id in the sink. It is derived from the run's records, so that all attempts continue the same
@@ -49,7 +49,7 @@ class Facts:
 
 
 def find_id(journal: Journal) -> str:
-    """Return an id that only this run has, and that stays the same when its folder is moved.
+    """Return an id that only this run has, and that stays the same when the run's folder is moved.
 
     Two runs may have the same name, recipe and second of creation; the first attempt's random token distinguishes them.
     """

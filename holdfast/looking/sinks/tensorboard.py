@@ -1,7 +1,7 @@
 """TensorBoard: one event file for each commit, below ``<log.folder>/tensorboard/<run>``.
 
 A file's name has the commit's number and content id, and its bytes are derived from the commit alone. So a new attempt
-can write the files that are missing on its machine. It deletes the file of a commit that was rolled back.
+can write the files that are missing on its machine. The attempt deletes the file of a commit that was rolled back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class TensorBoard(Sink):
             drawn = path.name.removeprefix(PREFIX).partition(".")[0]
             if drawn.isdecimal() and int(drawn) > number:
                 path.unlink(missing_ok=True)
-        self.step = 0  # 0, so that no step is skipped; `has` checks the files instead
+        self.step = 0  # skip no step: `has` looks for the file of each commit instead
 
     def write(self, commit: Commit, points: Sequence[Point]) -> None:
         path = self._path(commit)
@@ -62,8 +62,8 @@ def _make_events(commit: Commit, points: Sequence[Point]) -> Iterator[Event]:
     first = points[0]
     yield Event(wall_time=first.time, file_version="brain.Event:2")
     if commit.parent != commit.number - 1:
-        # After a rollback, a running TensorBoard has read the deleted files. This event makes it drop all steps from
-        # this one on.
+        # After a rollback, a running TensorBoard has read the deleted files. This event makes TensorBoard drop all
+        # steps from the event's step on.
         yield Event(wall_time=first.time, step=first.step, session_log=SessionLog(status=SessionLog.START))
     for point in points:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in sorted(point.values.items())]

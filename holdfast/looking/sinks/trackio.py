@@ -1,4 +1,4 @@
-"""Trackio: rows in its local database, one for each step. `trackio show` and `trackio sync` read the rows there."""
+"""Trackio: a row in Trackio's local database for each step. `trackio show` and `trackio sync` read these rows."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

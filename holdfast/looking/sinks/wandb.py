@@ -1,8 +1,8 @@
 """Weights & Biases: the id at W&B is derived from the run, so that all attempts continue the same curve, offline too.
 
 Online, the server says which step is the last. Offline, each attempt writes a folder of its own, and `wandb sync` joins
-these folders. The last step then is the highest step in such a folder on this machine, or in the note of an attempt on
-the store.
+these folders. Offline, the last step is the highest step in the folders on this machine and in the note that an
+earlier attempt has left on the store.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Position(Record):
 
 
 class Wandb(Sink):
-    """A run at W&B. W&B can't delete steps, so steps up to the last one at W&B are not sent again."""
+    """A run at W&B. W&B can't delete steps, so steps up to the last step at W&B are not sent again."""
 
     hint = "wandb login, or WANDB_MODE=offline and later wandb sync"
 

@@ -1,4 +1,4 @@
-"""A live view of runs. It reads their store alone, in few requests, and writes nothing."""
+"""A live view of runs. The view reads only the runs' store, in few requests, and writes nothing."""
 
 from holdfast.looking.watching.lines import follow
 from holdfast.looking.watching.reading import RunReader, StoreReader

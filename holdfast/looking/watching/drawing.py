@@ -1,4 +1,4 @@
-"""The view of a watched run, or of a store's runs, for a terminal of any size, drawn by rich. Pure functions.
+"""The view of a watched run, or of a store's runs, for a terminal of any size, drawn by rich. All functions are pure.
 
 Every text from the store is made safe, because a name may contain terminal escape sequences.
 """
@@ -55,7 +55,7 @@ def draw_run(seen: Seen, poll: Poll, size: ConsoleDimensions, *, is_plain: bool 
     """Return the view of one run.
 
     Args:
-        size: the terminal's size. With fewer lines, fewer commits are shown; with fewer columns, fewer of their values.
+        size: the terminal's size. On a smaller terminal the view shows fewer commits, and fewer values of each commit.
         is_plain: whether the terminal's encoding lacks block characters for bars.
     """
     age_s = max(0.0, poll.now - seen.sign_at)
@@ -78,7 +78,7 @@ def draw_run(seen: Seen, poll: Poll, size: ConsoleDimensions, *, is_plain: bool 
 def draw_store(
     url: str, runs: Sequence[Seen], poll: Poll, size: ConsoleDimensions, *, is_plain: bool = False
 ) -> RenderableType:
-    """Return the view of a store's runs, a line each. If the terminal has few lines, running ones come first."""
+    """Return the view of a store's runs, a line each. If the terminal has few lines, stalled runs come first."""
     rows = []
     judged = [(seen, judge_health(seen, max(0.0, poll.now - seen.sign_at))) for seen in runs]
     shown = max(1, size.height - 6)

@@ -1,4 +1,4 @@
-"""The verdict on a watched run: whether it trains, stalls or waits, and what it waits for. Pure functions.
+"""The verdict on a watched run: whether it trains, stalls or waits, and what it waits for. All functions are pure.
 
 A run writes nothing to its store between two commits. So a run counts as stalled if its next commit takes much longer
 than earlier commits took. Its attempt then has died without a record, hangs, or trains more slowly; the store doesn't

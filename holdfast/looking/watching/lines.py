@@ -13,7 +13,7 @@ from holdfast.terminal import one_line
 
 
 class Lines:
-    """The lines about one run: each call lists those that were not printed yet."""
+    """The lines about one run: each call of `list_new` yields the lines that no earlier call has yielded."""
 
     def __init__(self) -> None:
         self._commits: set[int] = set()
@@ -25,7 +25,7 @@ class Lines:
     def list_new(self, seen: Seen, now: float) -> Iterator[str]:
         """Yield the new lines about a run in chronological order."""
         recent = [commit for commit in seen.commits if commit.number not in self._commits]
-        if not self._commits and not self._attempts:  # older commits are for the loss curve only
+        if not self._commits and not self._attempts:  # leave out the older commits, which only the loss curve needs
             recent = [commit for commit in recent if seen.find_parent(commit) or not commit.parent]
         self._commits |= {commit.number for commit in seen.commits}
         for number, record in seen.attempts:

@@ -1,6 +1,7 @@
 """Reading a run for a live view: a bounded number of requests first, then one listing for each poll without news.
 
-A reader of a store sees claims of attempts, commits, endings and quarantines. A run writes nothing between two commits.
+A reader of a store sees when an attempt claims the run and ends, and each commit and quarantine. A run writes nothing
+between two commits.
 """
 
 import contextlib
@@ -27,8 +28,8 @@ RECENT_ATTEMPTS = 6
 # Each poll lists the next of these folders in turn. Commits are the most frequent records, so every second poll lists
 # their folder.
 TURNS = ("commits", "endings", "commits", "attempts", "commits", "quarantine")
-# The goodput ledger reads every record. So it is omitted for runs with more than LEDGER_COMMITS commits, and computed
-# again only after LEDGER_EVERY_S seconds.
+# The goodput ledger reads every record. So the ledger is omitted for runs with more than LEDGER_COMMITS commits, and
+# computed again only after LEDGER_EVERY_S seconds.
 LEDGER_COMMITS = 200
 LEDGER_EVERY_S = 60.0
 # The number of polls between two searches of a store for new runs.
@@ -49,7 +50,7 @@ class RunReader:
     ) -> None:
         """
         Args:
-            recent, older: the most newest commits, and the most older commits, to read.
+            recent, older: how many of the newest commits, and how many older commits, to read at most.
             ledger_commits: the largest number of commits of a run whose ledger is made.
         """
         self.journal = journal
@@ -111,7 +112,7 @@ class RunReader:
     # ---- commits
 
     def _choose(self, newest: int) -> list[int]:
-        """Return the numbers of the newest commits, and of older ones at equal distances."""
+        """Return the numbers of the newest commits, and of older commits at equal distances."""
         first = max(self._first, newest - self._recent + 1)
         count = max(0, first - self._first)
         older = range(self._first, first, max(1, -(-count // max(1, self._older)))) if self._older else range(0)
@@ -157,7 +158,7 @@ class RunReader:
         return self._read(record_name("attempts", number), lambda: self.journal.read_attempt(number))
 
     def _read_endings(self) -> bool:
-        """Read the new endings of the attempts that the view shows. Return whether there were any."""
+        """Read the new endings of the attempts that the view shows. Return whether there were new endings."""
         known = {ending.number for ending in self.seen.endings}
         open_ = [number for number, _ in self.seen.attempts if number not in known]
         if not open_:
@@ -230,7 +231,7 @@ class StoreReader:
     """Reads the runs of a store. Each poll lists every run once; some polls also list the store.
 
     Attributes:
-        note: which runs of the store are read; empty if all are.
+        note: a text that says which runs of the store are read; empty if all runs are read.
     """
 
     def __init__(self, store: Store, most: int | None = None) -> None:

@@ -101,7 +101,7 @@ def show_live(reader: RunReader | StoreReader, console: Console, every_s: float)
 
 
 class _Started:
-    """A live display that `close` ends. Unlike `with live`, it restores the terminal at a Ctrl-C during its start."""
+    """A live display that `close` ends. If Ctrl-C interrupts the start, the terminal is restored, too."""
 
     def __init__(self, live: Live) -> None:
         self.close = live.stop

@@ -72,7 +72,7 @@ class Seen:
         return self.attempts[-1][0] if self.attempts else 0
 
     def find_parent(self, commit: Commit) -> Commit | None:
-        """Return a commit's parent, if the view has read it."""
+        """Return a commit's parent; None if the view has not read the parent."""
         return next((each for each in self.commits if each.number == commit.parent), None)
 
     def find_ending(self, number: int) -> EndingRecord | None:

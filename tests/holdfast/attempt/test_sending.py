@@ -88,7 +88,7 @@ def test_a_sink_waits_until_that_of_the_attempt_before_has_ended(
         send_all(config, within_s=2)
         assert drawn(tmp_path) == []
     assert [record.message for record in caplog.records] == [
-        "the sink tensorboard hasn't taken all data in 2 s; holdfast train, run again, sends it"
+        "the sink tensorboard hasn't taken all data in 2 s; the next holdfast train sends the rest"
     ]
     send_all(config, within_s=60)
     assert drawn(tmp_path) == [1]
