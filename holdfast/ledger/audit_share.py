@@ -11,9 +11,9 @@ then pays for ``k = s D / a`` audits a day, of ``n = D / c`` chunks, as soon as 
   with the probability ``k / n = s c / a``, whatever the order of the audits. This is a lower bound, because an audit
   across a resume also trains the chunk before.
 - *A machine computes each chunk wrongly from some step on.* The first audit of a night takes the newest commit that
-  isn't certified, which is such a chunk. So the first night with an audit finds the machine. A night has an audit with
-  the probability ``min(1, s D / a)``, and at least one night in ``ceil(max(1, A / (s D)))`` has one. The rest of the
-  chunk in which the fault begins is added to this time. Only an audit on another machine finds the fault.
+  isn't certified, whose chunk is then wrong. So the first night with an audit finds the machine. A night has an audit
+  with the probability ``min(1, s D / a)``; of ``ceil(max(1, A / (s D)))`` nights, at least one has an audit. The rest
+  of the chunk in which the fault begins is added to this time. Only an audit on another machine finds the fault.
 
 Where retention leaves ``w`` commits that can be trained again, a night has at most ``w`` audits, so ``k`` is at most
 ``w``.
@@ -53,7 +53,7 @@ def order_commits(commits: Sequence[T], seed: int, is_open: Callable[[T], bool])
 
 
 def fill_time(ordered: Iterable[T], cost_s: Callable[[T], float], left_s: float, longest_s: float) -> list[T]:
-    """Return the first commits whose audits fit into a time.
+    """Return the first commits whose audits together fit into ``left_s`` seconds.
 
     A commit is added only while the longest possible audit would still fit. If the commit's own length decided, long
     chunks would hardly ever fit and hardly be audited.
@@ -110,11 +110,11 @@ class Times:
         while commit > start and commit in self.commits:
             total_s += self.seconds[commit]
             parent = self.commits[commit].parent
-            commit = parent if parent < commit else 0  # a forged record may name a later parent
+            commit = parent if parent < commit else 0  # a forged record may name a later parent: don't loop
         return total_s
 
     def measure_audits(self, audits: Iterable[AuditRecord]) -> float:
-        """Return the seconds of the steps that audits have trained again: none if the gate refused the start."""
+        """Return the seconds of the steps that audits trained again; 0 for an audit whose start the gate refused."""
         return sum(self.measure(each.commit, each.from_commit) for each in audits if each.checkpoint_sha256)
 
     def measure_longest(self, commits: Iterable[Commit]) -> float:
@@ -122,7 +122,7 @@ class Times:
         return max(map(self.measure_usual, commits), default=0.0)
 
     def measure_usual(self, commit: Commit) -> float:
-        """Return the seconds of the steps that an audit usually trains again: of two chunks if it crosses a resume."""
+        """Return the seconds of the chunk that an audit trains again; of two chunks if the audit crosses a resume."""
         parent = self.commits.get(commit.parent)
         crosses = parent is not None and may_follow_resume(parent, commit) and not parent.origin
         return self.seconds[commit.number] + (self.seconds[commit.parent] if crosses else 0.0)
@@ -152,7 +152,8 @@ class AuditPlan:
         training_s, starting_s: the seconds a day that these ranks spend in training, and in starting.
         once: the probability that any given chunk is audited, so that a fault in a single chunk is found.
         first_night: the probability that a night has an audit, and so finds a machine that computes each chunk wrongly.
-        within_s: the longest time, in seconds, until such a machine is found; None if nothing can be audited.
+        within_s: the longest time, in seconds, until a machine that computes wrongly is found; None if no commit can be
+            audited.
     """
 
     share: float

@@ -59,7 +59,7 @@ class Durations:
 
 
 class Slowing:
-    """The slowing of steps by a concurrent save, because hashing and writing take cores and memory bandwidth."""
+    """How much concurrent saves slow steps: hashing and writing take cores and memory bandwidth."""
 
     def __init__(self) -> None:
         self._alone_s: collections.deque[float] = collections.deque(maxlen=RECENT)
@@ -76,7 +76,7 @@ class Slowing:
     def take_s(self) -> float:
         """Return by how many seconds saves have slowed concurrent steps since the last call.
 
-        The result is 0 if there was no step without a concurrent save, or no step with one.
+        The result is 0 if no step had a concurrent save, or if every step had one.
         """
         beside_s, self._beside_s = self._beside_s, []
         if not beside_s or not self._alone_s:

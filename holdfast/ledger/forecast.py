@@ -19,7 +19,7 @@ from holdfast.ledger.goodput import Spent
 from holdfast.ledger.interval import FLOOR_S, SAVES, Measured
 from holdfast.ledger.traces import Trace
 
-# The share of losses that a notice announces; the other machines vanish without a notice.
+# The share of losses that a notice announces; all other losses come without a notice.
 KEPT = 0.9
 # The seconds between a cloud's notice and the loss: 30 at Google Cloud and Azure, 120 at AWS.
 NOTICES_S = (30.0, 120.0)
@@ -48,7 +48,7 @@ def replay(
     *,
     is_censored: bool = False,
 ) -> list[Spent]:
-    """Return how a run spends the time of each interval in which its machines are up.
+    """Return one `Spent` for each interval in which a run's machines are up: how the run spends this time.
 
     Args:
         lengths_s: the length of each interval, in seconds.
@@ -63,7 +63,7 @@ def replay(
 
 
 def _replay_trace(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> list[Spent]:
-    """Return how a run with chunks of `steps` steps spends each interval in which the machines of a trace are up."""
+    """Return one `Spent` for each interval of a trace, for a run with chunks of `steps` steps."""
     interval_s = steps * measured.step_s
     return replay(trace.lengths_s, measured, interval_s, warning, is_censored=trace.last_up_is_censored)
 
@@ -90,7 +90,7 @@ def _trained_s(seconds: float, measured: Measured, interval_s: float) -> float:
 
 
 def reserve_s(measured: Measured) -> float:
-    """Return how many seconds before a deadline the last save has to begin, if few durations are measured."""
+    """Return how many seconds before a deadline a run begins its last save, while it has measured few durations."""
     return SAFETY * (measured.save_s + measured.step_s) + MARGIN_S
 
 
@@ -115,7 +115,7 @@ class Forecast:
 
 
 def forecast(trace: Trace, measured: Measured, steps: int, warning: Warning = Warning()) -> Forecast:
-    """Return the goodput that a run with chunks of `steps` steps can expect on a trace, and its spread.
+    """Return the goodput that a run with chunks of `steps` steps can expect on a trace, and the spread of this goodput.
 
     The spread comes from a bootstrap over the intervals of the trace, with the same random numbers in each call.
     """

@@ -5,9 +5,9 @@ bucket          seconds
 ==============  =================================================================================================
 ``productive``  in steps that the newest commit contains
 ``lost``        in steps that died with their attempt, or that a quarantine took back, until the loss was noticed
-``stall``       that saves took from training: its pause for the copy, and its slower steps during the write
+``stall``       that saves took from training: the pause for the copy, and the slower steps during the write
 ``restart``     from the start of an attempt's ranks, or of ranks that replace dead ones, until they trained
-``rehearsal``   in which training waited for the ranks of a rehearsal, which train its next steps, too
+``rehearsal``   in which training waited for a rehearsal, whose new ranks trained the same next steps
 ``save``        in which ranks waited for a save or a commit and nothing was trained, as at the end of a run
 ``drain``       from the last step until the end of an attempt that was told to end and has saved
 ``waiting``     between two attempts: for a machine, for its supervisor, for the start of its process
@@ -132,7 +132,7 @@ class Ledger:
     """Where the time of a run went.
 
     Attributes:
-        wall_s: seconds from the start of the first attempt to the end of the last, or to now if it trains.
+        wall_s: seconds from the first attempt's start to the last attempt's end; to now if the run still trains.
         buckets: seconds by bucket, in the order of `BUCKETS`; they sum to `wall_s`.
         goodput: productive seconds divided by available seconds (G); 0 if there were no available seconds.
         limit: the goodput if nothing but restarts cost time.
@@ -185,7 +185,7 @@ def make_ledger(journal: Journal, now: datetime | None = None) -> Ledger:
 
 
 def account(run: str, lives: Sequence[Life], missing: tuple[str, ...] = (), now: datetime | None = None) -> Ledger:
-    """Account for every second of a run's lives; there must be at least one. See `make_ledger`."""
+    """Account for every second of a run's attempts, given as at least one life. See `make_ledger`."""
     usual = Usual.of([each for life in lives for each in life.trained])
     attempts = tuple(_account_all(lives, usual, (now or datetime.now(UTC)).timestamp()))
     return _sum_up(run, attempts, missing)
@@ -260,20 +260,23 @@ class _Account:
         self._spend(life.began, "waiting")
 
     def _spend(self, until: float, bucket: str) -> float:
-        """Move the cursor to a time if it is later, count the seconds in between in a bucket, and return them."""
+        """Move the cursor to a later time. Count the seconds until this time in a bucket, and return their number."""
         spent_s = max(until - self.at, 0.0)
         self._buckets[bucket] += spent_s
         self.at += spent_s
         return spent_s
 
     def _lose(self, until: float, before: Trained | None) -> None:
-        """Count the time since a save as lost; also count its steps as lost, unless the ranks ended with that save."""
+        """Count the time until ``until`` as lost, and compute the number of steps that were lost in it.
+
+        No step was lost if the ranks ended with the save of ``before``.
+        """
         lost_s = self._spend(until, "lost")
         if before is None or not before.is_last:
             self._lost_steps += lost_s / self._usual.step_s if self._usual.step_s else 0.0
 
     def add_training(self) -> None:
-        """Add the time from the start of the ranks to the end of the last recorded save's stall."""
+        """Account for the time from the start of the ranks to the end of the last recorded save's stall."""
         restart_s = 0.0  # the restart time of the current ranks
         for before, each in zip([None, *self._life.trained], self._life.trained, strict=False):
             self._spend(min(each.began, self.at + each.rehearse_s), "rehearsal")
@@ -293,14 +296,14 @@ class _Account:
         """Return the seconds of the restart before a commit's steps; 0 if the same ranks trained the commit before.
 
         All commits of the same ranks record the same restart time. An adopted commit (made by a later attempt, from a
-        checkpoint that ranks saved after their attempt had died) records none.
+        checkpoint that ranks saved after their attempt had died) records no restart time.
         """
         if each.reason == "adopted" and each.began - self.at > ORDERED_WITHIN_S:
             return self._usual.restart_s
         return each.restart_s if each.restart_s != before_s else 0.0
 
     def _add_start(self, first: Trained) -> None:
-        """Add the time until the first recorded step.
+        """Account for the time until the first recorded step.
 
         The time counts as lost if ranks died before their first save. But if the record of the previous commit can't be
         read, the time counts as productive, because the newest commit contains the steps of that unreadable commit.
@@ -312,7 +315,7 @@ class _Account:
         self._spend(first.began, "restart")
 
     def add_end(self, now: float) -> None:
-        """Add the time after the last recorded save."""
+        """Account for the time after the last recorded save."""
         life, after, usual = self._life, self._after, self._usual
         before = life.trained[-1] if life.trained else None
         until = min(now if life.ended_at is None else life.ended_at, after.claimed if after else math.inf)

@@ -78,7 +78,7 @@ def read_costs(journal: Journal) -> list[Cost]:
 
 
 def read_losses(journal: Journal, before: int | None = None) -> Losses:
-    """Count the losses among the newest attempts.
+    """Count the newest attempts that lost their machine or processes, and the seconds that they were alive.
 
     Args:
         before: count only attempts with a lower number.

@@ -1,6 +1,6 @@
 """The best length of a chunk, computed from the cost of saves and the rate at which machines are lost.
 
-A save costs training ``c`` seconds: training pauses while the state is copied, and the steps beside the save take
+A save costs training ``c`` seconds: training pauses while the state is copied, and the steps during the save take
 longer, because hashing and writing take cores and bandwidth (0.07 to 0.28 s/GB in all). A loss costs the training since
 the last save: half an interval ``T`` on average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the
 time is lost, which is least at ``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R``
@@ -74,7 +74,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Measured(Cost):
-    """Medians of several costs: the first save of an attempt is cold and slow, and hardly changes a median.
+    """Medians of several costs, because the first save of an attempt is slow, and would change a mean too much.
 
     Attributes:
         restart_s: 0 if no commit recorded a restart.
@@ -159,7 +159,7 @@ def count_losses(attempts: Iterable[tuple[AttemptRecord, EndingRecord | None, Co
 
 
 def _is_loss(ending: EndingRecord, last: Commit | None) -> bool:
-    is_unsaved = last is not None and last.why == "chunk"  # every other kind of commit is made by the save of a stop
+    is_unsaved = last is not None and last.why == "chunk"  # any other commit was saved at the end of the attempt
     return ending.ending.row.is_loss or (ending.reason == "preempted" and is_unsaved)
 
 
@@ -192,12 +192,12 @@ def choose_interval(measured: Measured, losses: Losses) -> Interval:
 
 @dataclass(frozen=True)
 class Expected:
-    """The shares of a run's time that it is expected to lose, by cause.
+    """The shares of the time of a run that are expected to be lost, by cause.
 
     Attributes:
         restarts: the time in which attempts start.
         saves: training that is lost because the last save was not yet durable when the machine was lost.
-        stalls: the time that saves take from training, which waits for them and then runs more slowly.
+        stalls: the time that saves take from training: training waits for a save, and then runs more slowly.
         redone: training since the last save, which is lost and repeated.
     """
 

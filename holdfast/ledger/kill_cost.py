@@ -1,4 +1,4 @@
-"""The cost of killing a run now, for a scheduler that has to choose which run to take."""
+"""The cost of killing a run now, for a scheduler that has to choose which run to kill."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -13,8 +13,8 @@ from holdfast.ledger.interval import Cost, measure_costs
 class KillCost(BaseModel):
     """The cost of killing a run at one moment.
 
-    A kill without a notice costs ``lost_gpu_s`` and ``restart_s * gpus`` GPU seconds. A run that is told to end
-    ``save_within_s`` before the kill saves, and loses no step.
+    A kill without a notice costs ``lost_gpu_s`` and ``restart_s * gpus`` GPU seconds. If the run is told to end
+    ``save_within_s`` before the kill, it saves in time and loses no step.
 
     Attributes:
         as_of: the time at which these numbers were computed.
@@ -77,7 +77,7 @@ class KillCost(BaseModel):
         step_s = measured.step_s if measured else 1 / speed if speed else None
         first = head.step if head else 0
         lost_s = None if step_s is None else (step - first) * step_s
-        # After its last step a chunk still has to be saved. The steps since then pass meanwhile.
+        # The next commit needs the remaining steps of its chunk, and then the time of a save.
         left_s = (next_commit_step - step) * step_s + (measured.save_s if measured else 0.0) if step_s else None
         return cls(
             run=run,

@@ -23,8 +23,8 @@ class NearSaves:
 
     Attributes:
         every_steps: ``near.every_steps``.
-        save_s: seconds from the copy of the state until such a save is complete; at most the time of a save to the
-            store.
+        save_s: seconds from the copy of the state until a save into the folder is complete; at most the time of a save
+            to the store.
         survives: the share of losses after which the next attempt finds the folder.
     """
 
@@ -41,8 +41,7 @@ class NearForecast:
         steps: the length of chunks.
         survives: the share of losses after which the next attempt finds the folder; None without such saves.
         lost_steps: the steps that a loss costs on average.
-        goodput: the goodput, without the time for which the next attempt waits while a save is copied from the node to
-            the store.
+        goodput: the goodput. The time that a copy of a save from the node to the store takes counts as lost.
     """
 
     steps: int
@@ -95,7 +94,11 @@ class Timeline:
         self.cycle_s = self._interval_s + (1 + self._inner) * measured.cost_s
 
     def live(self, seconds: float) -> AtLoss:
-        """Return the training of an attempt that is lost this many seconds after its restart (negative: during it)."""
+        """Return how long an attempt has trained when it is lost, and how much of this training is saved.
+
+        Args:
+            seconds: the time from the end of the restart to the loss; negative if the loss interrupts the restart.
+        """
         seconds = max(seconds, 0.0)
         cost_s, cycle_s = self._measured.cost_s, self.cycle_s
         # The save after the n-th chunk begins at n x cycle - cost.
@@ -138,7 +141,7 @@ def forecast_near(trace: Trace, measured: Measured, steps: int, near: NearSaves 
 
 
 def _keep(life: AtLoss, measured: Measured, near: NearSaves | None) -> tuple[float, float]:
-    """Return the seconds of training that survive a loss; then the same, minus the time to copy a save to the store."""
+    """Return the seconds of training that survive a loss; and this minus the time to copy a save to the store."""
     gained_s = life.near_s - life.committed_s
     # An attempt adopts a save if copying it to the store takes less time than training its steps again.
     if near is None or gained_s < measured.save_s:

@@ -28,7 +28,7 @@ from holdfast.ledger.pool import PoolForecast, forecast_pool
 from holdfast.ledger.traces import Trace
 
 # The advised range of virtual ranks per rank in a pool whose size changes. With fewer virtual ranks, the ranks wait too
-# long for the rank that trains the most of them.
+# long for the rank that trains the most virtual ranks.
 SHARES_A_RANK = (4, 8)
 
 
@@ -65,7 +65,7 @@ class Dealing:
 
     @classmethod
     def of(cls, ranks: int, virtual_ranks: int) -> "Dealing":
-        """Return the assignment to at most ``ranks`` ranks, with the number of ranks that loses the most time."""
+        """Return the assignment to at most ``ranks`` ranks. Compute at which number of ranks the most time is lost."""
         waiting, worst = max(
             (1 - virtual_ranks / (each * -(-virtual_ranks // each)), each) for each in range(1, ranks + 1)
         )
@@ -108,8 +108,8 @@ class Assumed:
 
     Attributes:
         near_every_steps: the number of steps between two saves into the node's folder; 0 for no such saves.
-        near_save_s: seconds until such a save is complete. None assumes the time of a save to the store, which is an
-            upper bound.
+        near_save_s: seconds until a save into the node's folder is complete. None assumes the time of a save to the
+            store, which is an upper bound.
         same_node: the share of losses after which the next attempt finds the node's folder. None shows both 0 and 1.
         pool: the number of runs in a pool, one of which is lost at each preemption; 0 for no comparison of pools.
     """
@@ -168,7 +168,7 @@ class TracePlan:
 
 
 def plan_on_traces(plan: Plan, traces: Sequence[Trace], assumed: Assumed = Assumed()) -> list[TracePlan]:
-    """Replay preemption traces with a run's measured costs. Put the trace with the most training an hour first."""
+    """Return a plan for each trace, with a run's measured costs. The trace with most training an hour comes first."""
     plans = [_plan_on_trace(plan, trace, assumed) for trace in traces]
     return sorted(plans, key=lambda each: -each.best.per_hour)
 

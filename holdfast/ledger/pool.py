@@ -1,4 +1,4 @@
-"""The losses of a pool of equal runs: if its scheduler preempts the run that loses least, and if it preempts any run.
+"""The losses of a pool of equal runs, if the scheduler preempts the run that loses least, or a random run.
 
 The preemptions come from a trace: at the end of each interval the scheduler ends one of the runs without a notice, and
 at the start of the next interval that run begins again. The other runs continue. A scheduler that chooses ends the run
@@ -90,7 +90,7 @@ def forecast_pool(trace: Trace, measured: Measured, steps: int, runs: int, ranks
 def _replay(
     trace: Trace, measured: Measured, steps: int, runs: int, choose: Choose, chance: random.Random
 ) -> tuple[float, float, float]:
-    """Return the results of one draw: lost hours, hours of restarts, and the preemption share of the worst run."""
+    """Return one draw's lost hours, its restart hours, and the most preempted run's share of the preemptions."""
     timeline = Timeline(measured, steps)
     # When the trace begins, each run is training, at a random place in a chunk.
     before_s = measured.restart_s + measured.save_s + timeline.cycle_s
@@ -102,9 +102,8 @@ def _replay(
         taken = choose(losses_s, chance)
         hits[taken] += 1
         lost_s += losses_s[taken]
-        # Count the restart at the beginning of the life that ends here, although this preemption causes the restart of
-        # the next life. Over all preemptions the sums differ only in one restart: the first one, before the trace, is
-        # counted instead of the last one, after the trace.
+        # A preemption causes the restart after it, but the restart before it is counted here. In the sum over all
+        # preemptions this changes only one restart: the first, before the trace, replaces the last, after the trace.
         restart_s += min(ends - began[taken], measured.restart_s)
         if number + 1 < len(trace.up):
             began[taken] = trace.up[number + 1][0]

@@ -93,7 +93,7 @@ def read_standing(journal: Journal) -> Standing:
         if epochs is not None:
             total_steps = epochs * metadata.steps_per_epoch
             known |= {"epochs": epochs, "total_steps": total_steps, "complete": commit.step >= total_steps}
-    if known["complete"]:  # not live, even without an ending: it was killed after the last commit
+    if known["complete"]:  # the attempt isn't live, even without an ending: it was killed after the last commit
         known["live"] = None
     return Standing(**{name: value for name, value in known.items() if name in Standing.model_fields})
 
@@ -140,8 +140,8 @@ class TrainResult(BaseModel):
     Attributes:
         steps, epochs: the numbers of steps and epochs completed over the whole run.
         checkpoint_sha256_last: the content id of the run's newest checkpoint.
-        previous_checkpoint_sha256: the content id of the checkpoint from which the last one was trained; empty for a
-            run's first checkpoint.
+        previous_checkpoint_sha256: the content id of the checkpoint from which the last checkpoint was trained; empty
+            for a run's first checkpoint.
         resumed_from_epoch: the number of epochs that were complete when this call began; None for a fresh start.
         learning_rate_history: for each epoch, the learning rates of its first step, one for each parameter group.
         retention: the last prune's report: ``kept`` and ``pruned``.

@@ -30,11 +30,11 @@ class Trained:
         slow_s: seconds by which the previous save slowed these steps. They are part of the time between `began` and
             `ended`.
         stall_s: seconds after `ended` until training could continue.
-        save_s: seconds from the copy of its state until it was durable; 0 if unknown.
+        save_s: seconds from the copy of the state until the save was durable; 0 if unknown.
         restart_s: seconds from the start of its ranks until they began to train; 0 if unknown.
-        rehearse_s: seconds that a rehearsal took before its steps, or in the first of them.
+        rehearse_s: seconds that a rehearsal took before these steps, or during the first of these steps.
         steps: the number of its steps; 0 if unknown.
-        reason: ``chunk``, ``preempted`` or ``adopted``.
+        reason: why the commit was made: ``chunk``, ``preempted`` or ``adopted``.
         is_last: whether its ranks ended with its save, so that no later step was lost.
         is_kept: whether the run still contains these steps: False if the commit is quarantined.
         is_after_gap: whether the commit before it in the run can't be read.
@@ -63,8 +63,8 @@ class Life:
         began: when its ranks were started.
         claimed: when it claimed the run.
         ending: how the attempt ended; None if its ending is not on record.
-        ended_at: the time of the ending's record; None if there is none. If the attempt died, another process may have
-            written this record.
+        ended_at: the time of the ending's record; None if the ending has no record. If the attempt died, another
+            process may have written this record.
         trained: the steps that its ranks trained and that a commit contains, even if a later attempt made that commit.
     """
 
@@ -141,7 +141,7 @@ def _find_gaps(folder: str, numbers: Sequence[int], named: int) -> list[str]:
     """Return a line for each gap in the numbers of a folder's records. Records are numbered without gaps.
 
     Args:
-        named: the highest number that another record mentions; 0 if none does.
+        named: the highest number that another record mentions; 0 if no record mentions a number.
     """
     numbers = [*(numbers or [max(named - 1, 0)]), named + 1]
     pairs = [(before + 1, after - 1) for before, after in itertools.pairwise(numbers) if after > before + 1]
