@@ -57,7 +57,7 @@ def compare_command(
 
 
 def _hint_at_replay(found: Comparison) -> None:
-    """Print a hint about ``--replay`` if a replay could name the first tensor that differs (at equal inputs)."""
+    """Print a hint about ``--replay`` if the inputs are equal and a replay could name the first tensor that differs."""
     if found.first_differs_in and found.first_differs_in[0] not in INPUTS and not found.first_tensors:
         print("hint: --replay trains these steps again here, and names the first tensor that differs", file=sys.stderr)
 

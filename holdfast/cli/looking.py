@@ -203,7 +203,7 @@ def _describe_skips(journal: Journal) -> dict[str, str]:
     """Return a table row with the steps of the run's skip list, and who last changed it; empty without a list."""
     try:
         record = read_skips(journal)
-    except (RecordDamaged, Unreadable) as error:  # an older list isn't in force
+    except (RecordDamaged, Unreadable) as error:  # don't show an older list, which isn't in force
         return {"skipped steps": one_line(str(error))}
     return {"skipped steps": one_line(f"{record.skip or 'none'}; {record}")} if record else {}
 

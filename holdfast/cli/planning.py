@@ -136,7 +136,7 @@ def _describe(plan: Plan) -> Iterator[str]:
         yield from _describe_dealing(plan.dealing)
     yield ""
     rows = [("best", plan.best)]
-    if plan.current is not None:  # this is an epoch's first chunk; the end of the epoch may shorten a later chunk
+    if plan.current is not None:  # the first chunk of an epoch; at the epoch's end a chunk may be shorter
         rows.append(("automatic, with its epochs" if plan.is_auto else "as it is set", plan.current))
     yield from tabulate([HEADER, *(_row(name, chunks) for name, chunks in rows)])
 
@@ -161,9 +161,13 @@ def _describe_audits(audits: AuditPlan) -> Iterator[str]:
     yield f"costs     {_seconds(audits.gpu_s)} of GPUs a day, of {counted(audits.ranks, 'rank')}:"
     yield f"          {_seconds(audits.training_s)} of training, and {_seconds(audits.starting_s)} to start"
     yield f"finds     a chunk that was computed wrongly once: with a probability of at least {audits.once:.2%}"
-    if audits.within_s is not None:  # a machine can't find its own fault: it repeats its bytes
-        yield "          a machine that computes each chunk wrongly, by audits on another one:"
-        yield f"          in the first night with {audits.first_night:.0%}, surely within {_hours(audits.within_s)}"
+    # A faulty machine can't find its own fault, because it computes the same wrong bits again.
+    if audits.within_s is not None:
+        yield "          a machine that computes each chunk wrongly, by audits on another machine:"
+        yield (
+            f"          in the first night with {audits.first_night:.0%} probability, "
+            f"surely within {_hours(audits.within_s)}"
+        )
 
 
 def _row(name: str, chunks: Chunks) -> tuple[str, ...]:

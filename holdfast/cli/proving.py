@@ -221,7 +221,7 @@ def _choose(
     if not commits:
         raise WrongUse(
             f"run {journal.run!r} has no commit that can be replayed",
-            hint="raise retention.keep_last, then train a chunk: a replay begins at the checkpoint before it",
+            hint="raise retention.keep_last, then train a chunk: a replay begins at the checkpoint before the commit",
         )
     return commits, ""
 

@@ -1,4 +1,4 @@
-"""The command `new`: a starting point for a run. It trains, proves and resumes without a change."""
+"""The command `new`: a starting point for a run, which you can train, prove and resume without a change."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 @dataclass(frozen=True)
 class Template:
-    """A starting point.
+    """A starting point that `holdfast new` can write.
 
     Attributes:
         function: the function in the template's file that the configuration names.

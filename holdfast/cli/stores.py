@@ -48,7 +48,7 @@ def try_store(store: str, *, json: bool) -> int:
 
 
 def _list_machines(trials: Trials) -> list[MachineRecord]:
-    """Return the machines in the store's quarantine; an empty list if it can't be read: the trials report that."""
+    """Return the machines in the store's quarantine; none if the store can't be read, which the trials report."""
     with contextlib.suppress(StoreError):
         return list_quarantined(trials.store)
     return []

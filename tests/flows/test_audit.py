@@ -267,7 +267,7 @@ def test_a_pruned_commit_can_not_be_replayed(copied: Path, capsys: pytest.Captur
         (
             ["--random", "1"],
             "run 'toy' has no commit that can be replayed",
-            "raise retention.keep_last, then train a chunk: a replay begins at the checkpoint before it",
+            "raise retention.keep_last, then train a chunk: a replay begins at the checkpoint before the commit",
         ),
     ):
         assert run_app(app, ["audit", str(copied), *options]) == 1
