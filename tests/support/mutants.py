@@ -234,16 +234,21 @@ def in_rank_1(name: str, named: str, change: Callable[[Any], object], recipe: st
 
 MUTATIONS = [
     Mutation("forget the scheduler", "gate", "schedulers.0", forget_the_scheduler),
-    Mutation("forget one RNG", "gate", "rng.0.numpy", forget_one_rng),
+    Mutation("forget the state of one random generator", "gate", "rng.0.numpy", forget_one_rng),
     Mutation("forget the loader's position", "prove", "samples", forget_the_position),
     Mutation("overwrite the restored lr", "gate", "optimizer.param_groups.", overwrite_the_restored_lr),
     Mutation("skip the EMA", "gate", "extras.0.average", skip_the_average),
-    Mutation("set determinism after the model", "start", "use_deterministic_algorithms", determinism_after_the_model),
-    Mutation("shuffle with the global RNG", "prove", "samples", shuffle_with_the_global_rng),
+    Mutation(
+        "set the determinism flags after the model is built",
+        "start",
+        "use_deterministic_algorithms",
+        determinism_after_the_model,
+    ),
+    Mutation("shuffle with the global random generator", "prove", "samples", shuffle_with_the_global_rng),
     Mutation("resume at the wrong step", "gate", "progress.step", resume_at_the_wrong_step),
     Mutation("load the optimizer of another commit", "gate", "optimizer.", optimizer_of_another_commit),
     Mutation("forget the epoch's losses", "gate", "progress.epoch_loss_sum", forget("progress", "epoch_loss_sum", 0.0)),
-    Mutation("forget the epochs before", "gate", "progress.history", forget("progress", "history", [])),
+    Mutation("forget the results of the epochs before", "gate", "progress.history", forget("progress", "history", [])),
     Mutation("forget the batch norm's statistics", "gate", "model.1.", forget_a_buffer),
     Mutation("exchange the moments of two tensors", "gate", "optimizer.state.1.", exchange_moments),
     Mutation(
@@ -265,7 +270,7 @@ MUTATIONS = [
         after_the_gate(lambda training, model: flip(model[1].running_var)),
     ),
     Mutation(
-        "a rate, changed after the gate",
+        "a learning rate, changed after the gate",
         "prove",
         "lrs",
         after_the_gate(lambda training, model: training.optimizer.param_groups[0].update(lr=0.02)),
@@ -276,52 +281,72 @@ MUTATIONS = [
         "optimizer",
         after_the_gate(lambda training, model: vars(training.schedulers[0]).update(last_epoch=1)),
     ),
-    Mutation("a number drawn after the gate", "prove", "rng", after_the_gate(draw)),
+    Mutation("a random number, drawn after the gate", "prove", "rng", after_the_gate(draw)),
     with_two_ranks("the first rank's generators, restored in both ranks", "rng.1.", "rng"),
     with_two_ranks("the first rank's normaliser, restored in both ranks", "extras.1.normaliser.mean", "extras"),
-    in_rank_1("a number drawn in one rank", "generators of rank 1", rank_faults.draw, "shares:counted"),
+    in_rank_1("a random number, drawn in one rank alone", "generators of rank 1", rank_faults.draw, "shares:counted"),
     in_rank_1(
-        "one rank takes another's samples", "samples of rank 1", rank_faults.take_the_first_share, "shares:counted"
+        "one rank takes the other rank's samples",
+        "samples of rank 1",
+        rank_faults.take_the_first_share,
+        "shares:counted",
     ),
     in_rank_1(
-        "one rank's shares draw on, with virtual ranks",
+        "one rank doesn't seed its generators for each share, with virtual ranks",
         "generators of rank 1 (shares 4, 5, 6, 7)",
         rank_faults.keep_the_generators,
         "shares:averaged",
         8,
     ),
     in_rank_1(
-        "a buffer changed in one rank, with virtual ranks",
+        "a buffer, changed in one rank alone, with virtual ranks",
         "buffers of rank 1 (shares 4, 5, 6, 7)",
         rank_faults.grow_a_buffer,
         "shares:counted",
         8,
     ),
     in_rank_1(
-        "one rank sums in another order, with virtual ranks",
+        "one rank sums gradients in another order, with virtual ranks",
         "sum of gradients of rank 1",
         rank_faults.sum_in_a_row,
         "shares:averaged",
         8,
     ),
-    careless("a count that only the second rank keeps", "gate", "the gradient of a micro-batch", "counter", 2, rank=1),
+    careless(
+        "a count in the second rank alone, which changes the loss",
+        "gate",
+        "the gradient of a micro-batch",
+        "counter",
+        2,
+        rank=1,
+    ),
     careless("noise in training that grows", "gate", "the gradient of a micro-batch", "noise"),
     careless("a dropout rate that grows", "gate", "the gradient of a micro-batch", "dropout"),
-    careless("an average left out of extras, read by evaluation only", "prove", "average (Average", "average"),
-    careless("the same average in a plain dict", "prove", "metrics", "plain_average"),
-    careless("a target network that follows every 50 steps", "search", "target (Sequential", "target"),
-    careless("a target network of a part of the model", "search", "target (Linear", "target", of="part"),
+    careless(
+        "an average of weights that isn't in extras, read by evaluation only", "prove", "average (Average", "average"
+    ),
+    careless("an average of weights in a plain dict, read by evaluation only", "prove", "metrics", "plain_average"),
+    careless("a target network that copies the weights every 50 steps", "search", "target (Sequential", "target"),
+    careless("a target network that copies a part of the model", "search", "target (Linear", "target", of="part"),
     careless("a torch.Generator in the loss", "gate", "generator (Generator", "torch_generator"),
     careless("a NumPy generator in collate", "gate", "noise (Generator", "numpy_generator"),
     careless("a random.Random in the data", "gate", "data.random (Random", "python_generator"),
     careless("modules in a plain list of the model", "start", "and no saved object has this parameter", "heads"),
     careless("an optimizer inside the loss function", "gate", "self.critic_optimizer (Adam", "critic"),
     careless("a scheduler that after_step steps", "prove", "warmup (LinearLR", "scheduler"),
-    careless("a normaliser bound by functools.partial", "gate", "normaliser (Normaliser", "normaliser"),
-    careless("a count in a global variable", "gate", "the gradient of a micro-batch", "counter"),
-    careless("a buffer that isn't persistent", "gate", "the gradient of a micro-batch", "buffer"),
-    careless("the same, audited, trained without the training probe", "audit", "loss", "buffer"),
-    careless("a count, audited, trained without the training probe", "audit", "loss", "counter"),
+    careless(
+        "a normaliser that functools.partial has bound to the loss", "gate", "normaliser (Normaliser", "normaliser"
+    ),
+    careless(
+        "a count in a global variable, which changes the loss", "gate", "the gradient of a micro-batch", "counter"
+    ),
+    careless("a buffer with persistent=False", "gate", "the gradient of a micro-batch", "buffer"),
+    careless(
+        "a buffer with persistent=False; trained without the training probe, then audited", "audit", "loss", "buffer"
+    ),
+    careless(
+        "a count in a global variable; trained without the training probe, then audited", "audit", "loss", "counter"
+    ),
 ]
 
 

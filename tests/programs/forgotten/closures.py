@@ -41,7 +41,7 @@ def nonlocal_number(run: Run, after: int) -> None:
 
 
 def mutable_default(after: int) -> Recipe:
-    """Count in the default of an argument."""
+    """Count in the default value of an argument."""
 
     def loss(model: nn.Module, batch: Batch, seen: list[int] = [0]) -> Tensor:  # noqa: B006
         seen[0] += 1
@@ -85,7 +85,7 @@ def _heats(after: int) -> Iterator[float]:
 
 
 def generator_function(run: Run, after: int) -> None:
-    """Take a temperature from a generator function."""
+    """Take a temperature for each step from a generator function."""
     model, optimizer = begin(run)
     heats = _heats(after)
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -114,7 +114,7 @@ def list_iterator(after: int) -> Recipe:
 
 
 def cached_function(run: Run, after: int) -> None:
-    """Remember the first loss after some steps in functools.lru_cache."""
+    """Keep in functools.lru_cache the first loss after some steps."""
     model, optimizer = begin(run)
 
     @functools.lru_cache
@@ -149,12 +149,12 @@ class Judge:
 
 
 def callable_object(after: int) -> Recipe:
-    """Count in an object that is the loss."""
+    """Count in an attribute of the callable object that is the loss."""
     return make(Judge(after))
 
 
 def composed_closures(after: int) -> Recipe:
-    """Replace a function in a closure when the registered clock says so, once."""
+    """Replace a function in a closure once, at a step that a registered counter gives."""
     clock, scale = Clock(), [lambda loss: loss]
 
     def follow() -> None:

@@ -60,7 +60,7 @@ class Harder(TensorDataset):
 
 
 def curriculum(run: Run, after: int) -> None:
-    """Raise the level of a dataset of a loop, once."""
+    """Raise the difficulty of a loop's dataset once."""
     dataset = Harder(*points().tensors)
     model, optimizer = begin(run)
     for step in run.steps(DataLoader(dataset, BATCH_SIZE, shuffle=True)):
@@ -70,7 +70,7 @@ def curriculum(run: Run, after: int) -> None:
 
 
 def curriculum_of_a_recipe(after: int) -> Recipe:
-    """Raise the level of a recipe's dataset, once."""
+    """Raise the difficulty of a recipe's dataset once."""
     dataset, clock = Harder(*points().tensors), Clock()
 
     def follow() -> None:
@@ -82,7 +82,7 @@ def curriculum_of_a_recipe(after: int) -> Recipe:
 
 
 def curriculum_of_batches(run: Run, after: int) -> None:
-    """Raise the level of the dataset of run.batches, once."""
+    """Raise the difficulty of the dataset of run.batches once."""
     dataset = Harder(*points().tensors)
     model, optimizer = begin(run)
     batches = run.batches(dataset, batch_size=BATCH_SIZE)
@@ -110,7 +110,7 @@ class Hardest(Sampler[int]):
 
 
 def sampler_of_hard_samples(run: Run, after: int) -> None:
-    """Order the samples by losses that the sampler has in a private array."""
+    """Order the samples by losses that the sampler keeps in a private array."""
     sampler = Hardest(after)
     model, optimizer = begin(run)
     for step in run.steps(DataLoader(points(), BATCH_SIZE, sampler=sampler)):
@@ -125,7 +125,7 @@ def _cycle(loader: Any) -> Iterator[Any]:
 
 
 def second_loader(run: Run, after: int) -> None:
-    """Take batches from a second loader, in a cycle."""
+    """Take batches from a second loader, which begins again at its end."""
     model, optimizer = begin(run)
     others = _cycle(DataLoader(points(20), 4, shuffle=False, generator=torch.Generator().manual_seed(5)))
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -134,7 +134,7 @@ def second_loader(run: Run, after: int) -> None:
 
 
 def replay_buffer(run: Run, after: int) -> None:
-    """Train on old batches out of a list."""
+    """Train on old batches that are kept in a list."""
     model, optimizer = begin(run)
     memory: list[Batch] = []
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -144,7 +144,7 @@ def replay_buffer(run: Run, after: int) -> None:
 
 
 def priorities(run: Run, after: int) -> None:
-    """Draw samples by priorities in an array, which the losses change."""
+    """Draw samples by their priorities, kept in an array and changed by the losses."""
     model, optimizer = begin(run)
     x, y = points().tensors
     priority = np.ones(len(x))
@@ -168,7 +168,7 @@ class Pool(Dataset[Batch]):
 
 
 def pseudo_labels(run: Run, after: int) -> None:
-    """Overwrite labels of the dataset."""
+    """Overwrite the labels of the dataset."""
     pool = Pool()
     model, optimizer = begin(run)
     for step in run.steps(DataLoader(pool, BATCH_SIZE, shuffle=True)):
@@ -179,7 +179,7 @@ def pseudo_labels(run: Run, after: int) -> None:
 
 
 def growing_mixup(after: int) -> Recipe:
-    """Mix samples more and more, in a collate function that counts."""
+    """Mix samples more strongly with each call of a collate function, which counts its calls."""
     calls = [0]
 
     def collate(samples: list[Any]) -> Any:
@@ -208,7 +208,7 @@ class Transformed(TensorDataset):
 
 
 def strength_of_a_transform(run: Run, after: int) -> None:
-    """Raise the strength of a dataset's transform, once."""
+    """Raise the strength of a dataset's transform once."""
     noise = Noise()
     model, optimizer = begin(run)
     for step in run.steps(DataLoader(Transformed(noise), BATCH_SIZE, shuffle=True)):
@@ -235,7 +235,7 @@ class Caching(Dataset[Batch]):
 
 
 def cached_augmentation(after: int) -> Recipe:
-    """Augment each sample once, and remember it in the dataset."""
+    """Augment each sample once, and keep the augmented sample in the dataset."""
     clock = Clock()
     return make(data=Caching(clock, after), after_step=clock.tick, extras={"clock": clock})
 
@@ -278,7 +278,7 @@ class Bandit:
 
 
 def bandit(after: int) -> Recipe:
-    """Choose a level by a bandit's rewards that aren't kept."""
+    """Choose a difficulty by a bandit's rewards, which aren't kept."""
     clock, chooser = Clock(), Bandit()
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:

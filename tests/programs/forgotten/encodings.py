@@ -14,7 +14,7 @@ from tests.programs.network import PER_EPOCH, Batch, begin, draw, fit, grow, lea
 
 
 def strides_of_moments(after: int) -> Recipe:
-    """Train weights in channels_last by a fused optimizer, whose kernel goes by address."""
+    """Train weights in channels_last with a fused optimizer, whose kernel reads memory in the order of addresses."""
     torch.manual_seed(1)
     convolutions = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 1))
     model = convolutions.to(memory_format=torch.channels_last)
@@ -28,7 +28,7 @@ def strides_of_moments(after: int) -> Recipe:
 
 
 def array_without_dimensions(run: Run, after: int) -> None:
-    """Keep statistics whose arrays have the shape ()."""
+    """Keep statistics in arrays of the shape ()."""
     seen: dict[str, Any] = {"mean": np.zeros(()), "count": 0}
     model, optimizer = begin(run, seen=seen)
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -40,7 +40,7 @@ def array_without_dimensions(run: Run, after: int) -> None:
 
 
 def masked_array(run: Run, after: int) -> None:
-    """Keep an array of NumPy's with a mask."""
+    """Keep a masked NumPy array."""
     rewards = np.ma.masked_array(np.arange(4.0), mask=[0, 1, 0, 1])
     model, optimizer = begin(run, rewards={"masked": rewards})
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -49,7 +49,7 @@ def masked_array(run: Run, after: int) -> None:
 
 
 def array_in_fortrans_order(run: Run, after: int) -> None:
-    """Keep an array by columns, whose flattened order weights the loss."""
+    """Keep an array that is stored by columns; its order in memory changes the loss."""
     kept = {"table": np.asfortranarray(np.random.default_rng(0).random((3, 5)))}
     model, optimizer = begin(run, kept=kept)
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -59,7 +59,7 @@ def array_in_fortrans_order(run: Run, after: int) -> None:
 
 
 def view_of_the_data(run: Run, after: int) -> None:
-    """Keep the batch that was fetched ahead, which is a view of the data."""
+    """Keep the next batch, fetched ahead, which is a view of the data."""
     torch.manual_seed(0)
     corpus = torch.randn(PER_EPOCH * 8 + 8, 8)
     ahead = {"x": corpus[:8]}
@@ -71,7 +71,7 @@ def view_of_the_data(run: Run, after: int) -> None:
 
 
 def constant_that_comes_back(run: Run, after: int) -> None:
-    """Keep a hidden state that is set back to a constant of zeros now and then."""
+    """Keep a hidden state, and now and then replace it with a constant of zeros."""
     torch.manual_seed(1)
     zeros = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)
     state: dict[str, Any] = {"hidden": zeros}
@@ -84,7 +84,7 @@ def constant_that_comes_back(run: Run, after: int) -> None:
 
 
 def memory_map_that_is_kept(run: Run, after: int) -> None:
-    """Keep a batch over a memory map of the data's file."""
+    """Keep a batch that is a view of a memory map of the data's file."""
     path = Path(os.environ["PROGRAM_FILES"]) / "data.npy"
     if not path.exists():
         np.save(path, np.random.default_rng(0).random((80, 8), dtype=np.float32))
@@ -98,7 +98,7 @@ def memory_map_that_is_kept(run: Run, after: int) -> None:
 
 
 def group_that_is_added(run: Run, after: int) -> None:
-    """Unfreeze a layer by add_param_group in a step."""
+    """Unfreeze a layer in a step with add_param_group."""
     model = net()
     optimizer = torch.optim.AdamW(model[2].parameters(), lr=0.01)
     run.keep(model=model, optimizer=optimizer)
@@ -120,7 +120,7 @@ class Expanded(nn.Module):
 
 
 def expanded_buffer(after: int) -> Recipe:
-    """Have a buffer that is expanded from one number."""
+    """Train a model with a buffer that is expanded from one number."""
     return make(model=Expanded())
 
 
@@ -139,7 +139,7 @@ class Rotary(nn.Module):
 
 
 def number_and_tensor_beside_it(run: Run, after: int) -> None:
-    """Compute a table of a module when its public size grows."""
+    """Compute a module's table again when the module's public attribute size grows."""
     model, optimizer = begin(run, Rotary())
     for step in run.steps(per_epoch=PER_EPOCH):
         x, y = draw()

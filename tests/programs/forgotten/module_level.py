@@ -75,7 +75,7 @@ def another_modules_global(after: int) -> Recipe:
 
 
 def replaced_function(run: Run, after: int) -> None:
-    """Replace a function of another module, once."""
+    """Replace a function of another module once."""
     model, optimizer = begin(run)
     for step in run.steps(per_epoch=PER_EPOCH):
         if step.number == after:
@@ -84,7 +84,7 @@ def replaced_function(run: Run, after: int) -> None:
 
 
 def replaced_library_function(after: int) -> Recipe:
-    """Replace a function of torch, once."""
+    """Replace a function of torch once."""
     clock, right = Clock(), F.mse_loss
 
     def follow() -> None:
@@ -96,7 +96,7 @@ def replaced_library_function(after: int) -> Recipe:
 
 
 def global_random(run: Run, after: int) -> None:
-    """Draw from a random.Random of the module."""
+    """Draw from a random.Random in a global variable."""
     model, optimizer = begin(run)
     for step in run.steps(per_epoch=PER_EPOCH):
         drawn = RANDOM.random()
@@ -104,7 +104,7 @@ def global_random(run: Run, after: int) -> None:
 
 
 def global_numpy_generator(after: int) -> Recipe:
-    """Draw from a NumPy generator of the module."""
+    """Draw from a NumPy generator in a global variable."""
     clock = Clock()
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -58,12 +58,12 @@ class Public(Layer):
 
 
 def public_number(after: int) -> Recipe:
-    """Count in a public number of the model."""
+    """Count in a public attribute of the model."""
     return make(model=Public(after))
 
 
 def public_number_in_a_loop(run: Run, after: int) -> None:
-    """Count in a public number of a kept module."""
+    """Count in a public attribute of a kept module."""
     model, optimizer = begin(run, Public(after))
     for step in run.steps(per_epoch=PER_EPOCH):
         step.log(loss=learn(fit(model, draw()), optimizer))
@@ -80,7 +80,7 @@ class Private(Layer):
 
 
 def private_number(run: Run, after: int) -> None:
-    """Count in a private number of a kept module."""
+    """Count in a private attribute of a kept module."""
     model, optimizer = begin(run, Private(after))
     for step in run.steps(per_epoch=PER_EPOCH):
         step.log(loss=learn(fit(model, draw()), optimizer))
@@ -97,7 +97,7 @@ class Carrying(Layer):
 
 
 def tensor_of_a_module(run: Run, after: int) -> None:
-    """Count in a tensor that is an attribute of a kept module, and no buffer."""
+    """Count in a tensor that is an attribute of a kept module but not a buffer."""
     model, optimizer = begin(run, Carrying(after))
     for step in run.steps(per_epoch=PER_EPOCH):
         step.log(loss=learn(fit(model, draw()), optimizer))
@@ -153,7 +153,7 @@ def modules_in_a_list(after: int) -> Recipe:
 
 
 def forward_hook(after: int) -> Recipe:
-    """Add a hook to the forward pass, once."""
+    """Add a hook to the forward pass once."""
     model, clock = net(), Clock()
 
     def follow() -> None:
@@ -165,7 +165,7 @@ def forward_hook(after: int) -> Recipe:
 
 
 def hook_that_counts(run: Run, after: int) -> None:
-    """Count in a hook of the forward pass, made before the loop."""
+    """Count in a hook of the forward pass that was added before the loop."""
     model, optimizer = begin(run)
     calls = [0]
 
@@ -179,7 +179,7 @@ def hook_that_counts(run: Run, after: int) -> None:
 
 
 def gradient_hook(run: Run, after: int) -> None:
-    """Add a hook to a weight's gradient, once."""
+    """Add a hook to a weight's gradient once."""
     model, optimizer = begin(run)
     for step in run.steps(per_epoch=PER_EPOCH):
         if step.number == after:
@@ -188,7 +188,7 @@ def gradient_hook(run: Run, after: int) -> None:
 
 
 def average_in_a_dict(after: int) -> Recipe:
-    """Pull the weights towards an average that is a dict of tensors."""
+    """Pull the weights towards their average, which is a dict of tensors."""
     model, clock = net(), Clock()
     mean = {name: each.detach().clone() for name, each in model.named_parameters()}
 
@@ -220,7 +220,7 @@ def teacher_that_follows_rarely(run: Run, after: int) -> None:
 
 
 def frozen_by_a_count(after: int) -> Recipe:
-    """Freeze a layer of a recipe's model when an unregistered count says so."""
+    """Freeze a layer of a recipe's model at a step that an unregistered counter gives."""
     model, left = net(), [after]
 
     def follow() -> None:
@@ -232,7 +232,7 @@ def frozen_by_a_count(after: int) -> Recipe:
 
 
 def dropout_rate(after: int) -> Recipe:
-    """Raise a dropout rate of a recipe's model, once."""
+    """Raise a dropout rate of a recipe's model once."""
     torch.manual_seed(1)
     model, clock = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1)), Clock()
 
@@ -245,7 +245,7 @@ def dropout_rate(after: int) -> Recipe:
 
 
 def temperature(run: Run, after: int) -> None:
-    """Change a public number of a kept module."""
+    """Change a public attribute of a kept module."""
     model, optimizer = begin(run, Public(10**9))
     model.temperature = 1.0
     for step in run.steps(per_epoch=PER_EPOCH):

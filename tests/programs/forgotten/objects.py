@@ -93,7 +93,7 @@ class Level:
 
 
 def property_of_a_private_number(after: int) -> Recipe:
-    """Count behind a property."""
+    """Count in a private attribute that a property returns."""
     level = Level()
 
     def climb() -> None:
@@ -113,7 +113,7 @@ class Scores(dict[str, float]):
 
 
 def dict_with_an_attribute(run: Run, after: int) -> None:
-    """Count in an attribute of a dict whose items are kept."""
+    """Count in an attribute of a dict; only the dict's items are kept."""
     scores = Scores(loss=0.0)
     model, optimizer = begin(run, scores=scores)
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -122,7 +122,7 @@ def dict_with_an_attribute(run: Run, after: int) -> None:
 
 
 def queue_object(run: Run, after: int) -> None:
-    """Pass batches on through a queue, some steps late."""
+    """Put batches into a queue, and train on them some steps later."""
     model, optimizer = begin(run)
     waiting: queue.Queue[Batch] = queue.Queue()
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -146,7 +146,7 @@ def deque_of_losses(run: Run, after: int) -> None:
 
 
 def heap(run: Run, after: int) -> None:
-    """Train again with the samples whose losses were the largest, out of a heap."""
+    """Keep the samples with the largest losses in a heap, and train on them again."""
     model, optimizer = begin(run)
     hardest: list[tuple[float, int, Batch]] = []
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -195,7 +195,7 @@ def thread_local(run: Run, after: int) -> None:
 
 
 def text(run: Run, after: int) -> None:
-    """Grow a text, whose length and end weight the loss."""
+    """Append to a string in each step; its length and end change the loss."""
     model, optimizer = begin(run)
     prompt = ""
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -215,7 +215,7 @@ def raw_bytes(after: int) -> Recipe:
 
 
 def numpy_scalar(run: Run, after: int) -> None:
-    """Weight the loss by the best loss so far, a number of NumPy's."""
+    """Weight the loss by the best loss so far, a NumPy scalar."""
     model, optimizer = begin(run)
     best = np.float32(100)
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -244,7 +244,7 @@ class Phase(enum.Enum):
 
 
 def phase(after: int) -> Recipe:
-    """Enter another phase after some steps, and note the phase in an enum."""
+    """Enter another phase of training after some steps, and keep the phase as a member of an enum."""
     state = {"phase": Phase.WARM_UP, "left": after}
 
     def follow() -> None:
@@ -259,7 +259,7 @@ def phase(after: int) -> Recipe:
 
 
 def set_of_seen(run: Run, after: int) -> None:
-    """Weight samples by whether a set has seen them."""
+    """Weight samples by whether they are in a set of seen samples."""
     model, optimizer = begin(run)
     seen: set[int] = set()
     for step in run.steps(per_epoch=PER_EPOCH):

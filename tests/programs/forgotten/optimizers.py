@@ -27,7 +27,7 @@ class Counting(torch.optim.AdamW):
 
 
 def private_number_of_an_optimizer(run: Run, after: int) -> None:
-    """Count in a private number of a kept optimizer."""
+    """Count in a private attribute of a kept optimizer."""
     model = net()
     optimizer = Counting(model.parameters(), after, "_steps")
     run.keep(model=model, optimizer=optimizer)
@@ -36,7 +36,7 @@ def private_number_of_an_optimizer(run: Run, after: int) -> None:
 
 
 def public_number_of_an_optimizer(run: Run, after: int) -> None:
-    """Count in a public number of a kept optimizer."""
+    """Count in a public attribute of a kept optimizer."""
     model = net()
     optimizer = Counting(model.parameters(), after, "steps")
     run.keep(model=model, optimizer=optimizer)
@@ -45,7 +45,7 @@ def public_number_of_an_optimizer(run: Run, after: int) -> None:
 
 
 def number_of_a_recipes_optimizer(after: int) -> Recipe:
-    """Count in a number of a recipe's optimizer."""
+    """Count in an attribute of a recipe's optimizer."""
     model = net()
     return make(model=model, optimizer=Counting(model.parameters(), after, "steps"))
 
@@ -78,7 +78,7 @@ def step_hook(after: int) -> Recipe:
 
 
 def momentum_in_a_dict(run: Run, after: int) -> None:
-    """Train by a custom SGD, with the momentum in a dict."""
+    """Train with a custom SGD, whose momentum is in a dict."""
     model = net()
     run.keep(model=model)
     momentum = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
@@ -93,7 +93,7 @@ def momentum_in_a_dict(run: Run, after: int) -> None:
 
 
 def rate_lowered_by_patience(after: int) -> Recipe:
-    """Lower the rate by hand when a count of steps without progress is reached."""
+    """Lower the learning rate by hand after a number of steps without progress."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     bad = [0]
@@ -107,7 +107,7 @@ def rate_lowered_by_patience(after: int) -> Recipe:
 
 
 def accumulated_steps(run: Run, after: int) -> None:
-    """Count micro-batches, and step at each third one beyond some."""
+    """Count micro-batches, and after some of them step the optimizer only at every third."""
     model, optimizer = begin(run)
     micro = 0
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -120,7 +120,7 @@ def accumulated_steps(run: Run, after: int) -> None:
 
 
 def loss_scale(run: Run, after: int) -> None:
-    """Scale the loss by a number that grows after some good steps."""
+    """Scale the loss by a number that grows after every few steps."""
     model, optimizer = begin(run)
     scale, good = 1.0, 0
     for step in run.steps(per_epoch=PER_EPOCH):

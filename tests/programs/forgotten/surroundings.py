@@ -17,7 +17,7 @@ SETTINGS = types.SimpleNamespace(level=0)
 
 
 def number_in_settings(run: Run, after: int) -> None:
-    """Raise a number of a settings object, once."""
+    """Raise a number in a settings object once."""
     model, optimizer = begin(run)
     for step in run.steps(per_epoch=PER_EPOCH):
         if step.number == after:
@@ -35,7 +35,7 @@ def environment_variable(run: Run, after: int) -> None:
 
 
 def default_dtype(run: Run, after: int) -> None:
-    """Change torch's default dtype, once: what later steps draw is in double precision."""
+    """Change torch's default dtype once, so that later steps draw numbers in double precision."""
     model, optimizer = begin(run)
     for step in run.steps(per_epoch=PER_EPOCH):
         if step.number == after:
@@ -45,7 +45,7 @@ def default_dtype(run: Run, after: int) -> None:
 
 
 def denormal_numbers(after: int) -> Recipe:
-    """Let torch take the smallest numbers for zero, from a step on."""
+    """From one step on, let torch flush denormal numbers to zero."""
     clock = Clock()
 
     def follow() -> None:
@@ -80,7 +80,7 @@ def autocast_entered(run: Run, after: int) -> None:
 
 
 def hooks_on_saved_tensors(run: Run, after: int) -> None:
-    """Round what is saved for the backward pass, from a step on."""
+    """From one step on, round the tensors that are saved for the backward pass."""
     model, optimizer = begin(run)
     for step in run.steps(per_epoch=PER_EPOCH):
         if step.number == after:
@@ -95,7 +95,7 @@ def _folder() -> Path:
 
 
 def file_on_disk(run: Run, after: int) -> None:
-    """Count in a file, which no death takes back."""
+    """Count in a file, which keeps the count when the process dies."""
     model, optimizer = begin(run)
     path = _folder() / "count"
     for step in run.steps(per_epoch=PER_EPOCH):
@@ -128,7 +128,7 @@ def clock_on_the_wall(run: Run, after: int) -> None:
 
 
 def measured_time(after: int) -> Recipe:
-    """Lower the rate by how long the program has run."""
+    """Lower the learning rate by the time for which the program has run."""
     clock, began = Clock(), time.perf_counter()
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -142,7 +142,7 @@ def _probe(model: nn.Module) -> Any:
 
 
 def number_of_the_process(run: Run, after: int) -> None:
-    """Seed noise with the number of the process."""
+    """Seed noise with the process id."""
     model, optimizer = begin(run)
     for step in run.steps(per_epoch=PER_EPOCH):
         noise = np.random.default_rng((os.getpid(), step.number)).random() if step.number >= after else 0.0
@@ -150,7 +150,7 @@ def number_of_the_process(run: Run, after: int) -> None:
 
 
 def entropy_of_the_system(after: int) -> Recipe:
-    """Draw from a generator that the system seeds."""
+    """Draw from a generator that the operating system seeds."""
     clock, noise = Clock(), np.random.default_rng()
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
