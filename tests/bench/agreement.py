@@ -24,8 +24,8 @@ def run(full: bool) -> list[Row]:
     found = ask("tests.bench.agreement")
     state, own = f"{RANKS} ranks", found["agreement"]
     return [
-        compare(state, "a step's agreement", own, "gloo's all-reduce, and 0.1 ms", found["gloo"] + REACH_S, 1.0),
-        compare(state, "a step's agreement", own, "gathering an object", found["objects"]),
+        compare(state, "time of a step's agreement", own, "gloo's all-reduce + 0.1 ms", found["gloo"] + REACH_S, 1.0),
+        compare(state, "time of a step's agreement", own, "an all-gather of an object", found["objects"]),
     ]
 
 

@@ -53,10 +53,10 @@ def _measure(threads: int, rounds: int) -> list[Row]:
                 samples.setdefault(name, []).append(value)
     median = median_of(samples)
     free = count_cores() - threads
-    state, about = f"{SIZE}, {free or 'no'} core free", f"{CHUNK_S:.0f} s chunks, flow and tasks"
+    state, about = f"{SIZE}, {free or 'no'} core free", f"speed of a run with Prefect, chunks of {CHUNK_S:.0f} s"
     speed, bare_speed = median["steps/s"], median["bare steps/s"]
     return [
-        compare(state, about, speed, "bare loop", bare_speed, REACH, unit="steps/s", least=True),
+        compare(state, about, speed, "the bare loop", bare_speed, REACH, unit="steps/s", least=True),
         compare(state, "processor time of flow and server", 100 * median["others"], unit="% of a core"),
         compare(state, "time lost at a chunk's boundary", median["lost"], "100 ms", REACH_BOUNDARY_S, 1.0),
         compare(state, "pause of training at a chunk's boundary", median["stall"], "100 ms", REACH_BOUNDARY_S, 1.0),

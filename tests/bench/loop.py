@@ -31,8 +31,8 @@ def run(full: bool) -> list[Row]:
     for tensors in TENSORS:
         found = ask("tests.bench.loop", tensors, **determinism.preamble(Determinism()))
         reach, state = STEP_S + TENSOR_S * int(tensors), f"{tensors} tensors"
-        rows.append(compare(state, "a step outside the loop's own code", found["outside"], "allowed", reach, 1.0))
-        rows.append(compare(state, "a step outside the loop's own code", found["outside"], "a step", found["steps"]))
+        rows.append(compare(state, "Holdfast's time in a step", found["outside"], "the allowed time", reach, 1.0))
+        rows.append(compare(state, "Holdfast's time in a step", found["outside"], "a whole step", found["steps"]))
     return rows
 
 

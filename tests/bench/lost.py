@@ -67,9 +67,12 @@ def measure(name: str, threads: int, rounds: int, *, with_peers: bool) -> list[R
             bench.peers = {}
         times = bench.time_all(rounds)
     free = count_cores() - threads
-    of, limit = "memory copy", times["copy"]
+    of, limit = "a memory copy", times["copy"]
     if not free:
-        of, limit = "copy + CPU of hash and write / cores", limit + (times["hash"] + times["write"]) / count_cores()
+        of, limit = (
+            "a memory copy + CPU time of hash and write / cores",
+            limit + (times["hash"] + times["write"]) / count_cores(),
+        )
     gb = bench.bytes / 1e9
     state = f"{name}, {free or 'no'} core free"
 
@@ -78,12 +81,12 @@ def measure(name: str, threads: int, rounds: int, *, with_peers: bool) -> list[R
 
     return [
         row("training lost by a save", "holdfast", of, limit, REACH),
-        compare(state, "standard error of this loss", times["uncertain"] / gb, unit="s/GB"),
-        row("lost, without priority", "without priority", of, limit),
-        row("pause of training", "stall", "memory copy", times["copy"]),
-        *(row(f"lost by {peer}", peer, of, limit) for peer in bench.peers),
-        compare(state, "time until durable, beside training", times["holdfast durable"]),
-        compare(state, "a step without a save", times["step"]),
+        compare(state, "standard error of the training lost by a save", times["uncertain"] / gb, unit="s/GB"),
+        row("training lost by a save, without priority", "without priority", of, limit),
+        row("pause of training for a save", "stall", "a memory copy", times["copy"]),
+        *(row(f"training lost by {peer}", peer, of, limit) for peer in bench.peers),
+        compare(state, "time until a save is durable, beside training", times["holdfast durable"]),
+        compare(state, "time of a step without a save", times["step"]),
     ]
 
 
@@ -249,7 +252,7 @@ BENCHMARK = Benchmark(
     about=(
         "Training that a save costs which is made beside it, in seconds a GB saved. The copy, and the processor's time "
         "for SHA-256 and for writing, are measured in the same minutes; a hash or a write can't cost less than its own "
-        'time where every core trains. The rows "lost by" are others\' ways of saving the same state; the clone in a '
+        "time where every core trains. Rows that name another tool save the same state with this tool; the clone in a "
         "thread and DCP compute no hash."
     ),
     run=run,

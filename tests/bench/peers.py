@@ -13,10 +13,10 @@ from tests.bench.frame import ROOT, Benchmark, Row, ask, compare, scratch
 PYTHON = ROOT / ".venv" / "peers" / "bin" / "python"
 PEERS = ("DCP save", "DCP async_save", "accelerate save_state", "Lightning", "HF Trainer")
 FIGURES = {
-    "stall": "a save: pause of training",
-    "durable": "a save, until fsynced",
-    "restore": "a restore, cold",
-    "overhead": "the whole run, a save every 9 steps",
+    "stall": "pause of training for a save",
+    "durable": "time until a save is fsynced",
+    "restore": "time of a cold restore",
+    "overhead": "slowdown of the whole run by a save every 9 steps",
 }
 
 
@@ -41,7 +41,7 @@ def _measure(python: str | Path, name: str, size: str) -> dict[str, Any]:
 
 
 def _row(size: str, figure: str, ours: dict[str, Any], peer: dict[str, Any] | None) -> Row:
-    unit, factor = ("% slower than without saves", 100) if figure == "overhead" else ("s", 1)
+    unit, factor = ("%", 100) if figure == "overhead" else ("s", 1)
     of, limit = (f"{peer['name']}, {peer['version']}", peer[figure] * factor) if peer else ("", None)
     return compare(size, FIGURES[figure], ours[figure] * factor, of, limit, unit=unit)
 

@@ -131,16 +131,25 @@ def _compare(journal: Journal, ups: list[Up], steps: int, state: str) -> list[Ro
     of = "holdfast plan"
     return [
         compare(state, "goodput", found.goodput, of, expected.goodput, unit="share"),
-        compare(state, "limit", found.limit, of, expected.limit, unit="share"),
-        compare(state, "efficiency", found.efficiency, of, expected.efficiency, REACH, unit="share", least=True),
+        compare(state, "limit of the goodput", found.limit, of, expected.limit, unit="share"),
+        compare(
+            state,
+            "efficiency: goodput / limit",
+            found.efficiency,
+            of,
+            expected.efficiency,
+            REACH,
+            unit="share",
+            least=True,
+        ),
         compare(state, "preemptions", len(ups), unit=""),
-        compare(state, "machine up", found.available_s),
-        compare(state, "a chunk", steps * measured.step_s),
-        compare(state, "cost of a save to training", measured.cost_s),
-        compare(state, "part of this cost: slower steps", measured.slow_s),
+        compare(state, "time that the machine was up", found.available_s),
+        compare(state, "time of a chunk", steps * measured.step_s),
+        compare(state, "training lost by a save", measured.cost_s),
+        compare(state, "training lost by slower steps after a save", measured.slow_s),
         compare(state, "time until a save is durable", measured.save_s),
-        compare(state, "a restart, from the command", measured.restart_s),
-        compare(state, "ledger's sum", sum(ledger.buckets.values()), "wall time", ledger.wall_s),
+        compare(state, "time of a restart, from the command", measured.restart_s),
+        compare(state, "sum of the ledger's buckets", sum(ledger.buckets.values()), "the wall time", ledger.wall_s),
     ]
 
 

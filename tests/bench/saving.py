@@ -32,10 +32,10 @@ ROUNDS = 5
 HASHERS = 2
 # A figure, what it is of, and a means of speed that it may have from: a ratio is what that means gains.
 # Names of our own figures, with which others are compared.
-OURS = {"stall": "Holdfast, pause", "durable": "Holdfast, until durable", "restore": "Holdfast, restore"}
+OURS = {"stall": "Holdfast's pause", "durable": "Holdfast's time until durable", "restore": "Holdfast's restore"}
 WITHOUT = [
-    ("pause of training", "stall", "buffers"),
-    ("pause of training", "stall", "buffers, huge pages"),
+    ("pause of training for a save", "stall", "buffers"),
+    ("pause of training for a save", "stall", "buffers, huge pages"),
     ("time until durable and hashed", "durable", "direct"),
     ("time to restore and verify", "restore", "direct"),
 ]
@@ -63,13 +63,13 @@ def measure(name: str) -> list[Row]:
         return compare(name, figure, times[key], of, limit, reach)
 
     return [
-        row("pause of training", "stall", "memory copy", times["memory copy"], 1.3),
-        row("time until durable and hashed", "durable", "raw write or SHA-256", slower, 1.25),
-        row("time to restore and verify", "restore", "raw cold read", times["raw read"], 1.3),
-        compare(name, "time to restore into new memory", times["restore anew"], "raw cold read", times["raw read"]),
+        row("pause of training for a save", "stall", "a memory copy", times["memory copy"], 1.3),
+        row("time until durable and hashed", "durable", "the slower of a raw write and SHA-256", slower, 1.25),
+        row("time to restore and verify", "restore", "a raw cold read", times["raw read"], 1.3),
+        compare(name, "time to restore into new memory", times["restore anew"], "a raw cold read", times["raw read"]),
         compare(
             name,
-            "time of safetensors, fsync, hash",
+            "time of a save with safetensors, fsync, hash",
             times["safetensors"],
             OURS["durable"],
             times["durable"],
@@ -78,7 +78,7 @@ def measure(name: str) -> list[Row]:
         ),
         compare(
             name,
-            "time of torch.save, fsync, hash",
+            "time of a save with torch.save, fsync, hash",
             times["torch.save"],
             OURS["durable"],
             times["durable"],
@@ -90,7 +90,7 @@ def measure(name: str) -> list[Row]:
             compare(name, f"{figure}, without {means}", times[f"{key} without {means}"], OURS[key], times[key])
             for figure, key, means in WITHOUT
         ),
-        compare(name, "extra memory", times["memory"], "the state", 1.0, 1.1, unit="states"),
+        compare(name, "extra memory of a save", times["memory"], "one copy of the state", 1.0, 1.1, unit="states"),
     ]
 
 

@@ -32,7 +32,7 @@ SIZES = {"300 MB": 300 * MB, "1 GB": 1000 * MB, "3 GB": 3000 * MB}
 TENSORS = 48
 # What a figure is compared with, in the words of the page.
 SHOWN = {
-    "copy of a share": "copy of a shard", "DCP async_save returns": "DCP async_save, until it returns",
+    "copy of a share": "a copy of the shard", "DCP async_save returns": "DCP async_save, until it returns",
     "DCP async_save is done": "DCP async_save, until it is done",
 }  # fmt: skip
 RANKS = (1, 2, 4)
@@ -74,16 +74,18 @@ def measure(name: str, folder: Path) -> list[Row]:
         return compare(state, figure, times[key], SHOWN.get(of, of), times[of], reach)
 
     return [
-        row("pause of training", "stall", "copy of a share", 1.3),
-        row("pause of training", "stall", "DCP async_save returns"),
+        row("pause of training for a save", "stall", "copy of a share", 1.3),
+        row("pause of training for a save", "stall", "DCP async_save returns"),
         row("time until durable and hashed", "durable", "DCP save", 1.0),
         row("time until durable and hashed", "durable", "DCP async_save is done", 1.0),
         row("time to restore and verify", "restore", "DCP load", 1.0),
         *(
-            compare(state, f"peak memory of a rank, {what}", times[f"{what} memory"], of, limit, reach, unit="shards")
+            compare(
+                state, f"peak memory of a rank during {what}", times[f"{what} memory"], of, limit, reach, unit="shards"
+            )
             for what, of, limit, reach in (
                 ("save", "the rank's shard", 1.0, 2.2), ("restore", "the rank's shard", 1.0, 2.2),
-                ("DCP async_save", "our save", times["save memory"], None),
+                ("DCP async_save", "Holdfast's save", times["save memory"], None),
             )
         ),
     ]  # fmt: skip

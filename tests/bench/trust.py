@@ -34,13 +34,26 @@ def run(full: bool) -> list[Row]:
         found = ask("tests.bench.trust", size, **determinism.preamble(_strict()), **KEEP_MEMORY)
         step, every = found["step"], found["every"]
         rows += [
-            compare(size, "probe, at a save and a resume", found["probe"], "a step", step),
+            compare(size, "time of the forward probe, at a save and a resume", found["probe"], "a whole step", step),
             compare(
-                size, "training probe, at a save and a resume", found["both probes"] - found["probe"], "a step", step
+                size,
+                "time of the training probe, at a save and a resume",
+                found["both probes"] - found["probe"],
+                "a whole step",
+                step,
             ),
-            compare(size, f"checksums of 1 step in {every}, a step", found["checksums"] / every, "a step", step, REACH),
-            compare(size, "generators kept apart", found["generators"], "a step", step),
-            compare(size, "torch's flags", found["flags"], "a step", step),
+            compare(
+                size,
+                "time of checksums in each step, on average",
+                found["checksums"] / every,
+                "a whole step",
+                step,
+                REACH,
+            ),
+            compare(
+                size, "time to set and take out the generators in a step", found["generators"], "a whole step", step
+            ),
+            compare(size, "time to compare torch's flags in a step", found["flags"], "a whole step", step),
         ]
     return rows
 

@@ -29,7 +29,7 @@ SIZE = "100 MB"
 RANKS = (2, 4)
 SHARES = 8
 WARM_UP, STEPS, ROUNDS = 2, 4, 9
-STOCK = {"ddp": "DDP", "fsdp": "FSDP2"}
+STOCK = {"ddp": "torch's DDP", "fsdp": "torch's FSDP2"}
 MB = 10**6
 # Otherwise the C library keeps freed memory, more of it than the sums need.
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
@@ -47,7 +47,7 @@ def compare_times(ranks: int) -> list[Row]:
         times = _ask_ranks(ranks, "time", parallel)
         for shares in (ranks, SHARES):
             reach = 1.1 if shares == ranks else None
-            figure = f"a step with {shares} virtual ranks"
+            figure = f"time of a step with {shares} virtual ranks"
             rows.append(compare(state, f"{figure}, {parallel}", times[str(shares)], stock, times["0"], reach))
     return rows
 
@@ -61,7 +61,7 @@ def compare_memory(ranks: int) -> list[Row]:
     }
     for parallel, stock in STOCK.items():
         ours, limit = peaks[parallel, SHARES], peaks[parallel, 0]
-        figure = f"memory of a rank's steps, {SHARES} virtual ranks, {parallel}"
+        figure = f"memory of a rank's steps with {SHARES} virtual ranks, {parallel}"
         rows.append(compare(state, figure, ours, stock, limit, unit="MB"))
     return rows
 

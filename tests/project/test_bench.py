@@ -61,7 +61,12 @@ def test_a_ratio_says_whether_it_is_met() -> None:
 @pytest.mark.slow
 def test_savers_are_measured_beside_training() -> None:
     rows = ask("tests.bench.lost", "tiny", "1", "2", "peers")
-    figures = ["training lost by a save", "standard error of this loss", "lost, without priority", "pause of training"]
+    figures = [
+        "training lost by a save",
+        "standard error of the training lost by a save",
+        "training lost by a save, without priority",
+        "pause of training for a save",
+    ]
     assert [row["figure"] for row in rows][:4] == figures
     assert make_table(lost.BENCHMARK, rows).row_count == len(rows) == 9
 
