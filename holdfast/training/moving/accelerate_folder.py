@@ -10,18 +10,18 @@ from holdfast.training.moving.files import load_torch, load_weights
 from holdfast.training.moving.foreign import ForeignCheckpoint
 
 RANDOM = "random_states_{}.pkl"
-# For each kind of file: the attribute of `ForeignCheckpoint`, and the files' names. accelerate adds a number to the
-# name from the second file of a kind on.
+# The names of the files that go into a field of `ForeignCheckpoint`, by field. If there are several such files,
+# accelerate numbers them from the second on.
 FILES = {"optimizers": r"optimizer(_\d+)?\.bin", "schedulers": r"scheduler(_\d+)?\.bin"}
 
 
 def is_accelerate(path: Path) -> bool:
-    """Return whether ``save_state`` has written a folder. A file with the generators' states shows this."""
+    """Return whether a folder was written by ``save_state``: it then contains the states of random generators."""
     return (path / RANDOM.format(0)).is_file()
 
 
 def read_accelerate(path: Path, rank: int) -> ForeignCheckpoint:
-    """Read the models, optimizers, schedulers, registered objects and this rank's generators.
+    """Read a folder's models, optimizers, schedulers, registered objects, and this rank's random generators.
 
     No file contains the number of steps, but most optimizers' states do.
 

@@ -44,7 +44,7 @@ def is_dcp(path: Path) -> bool:
 
 
 def read_dcp(path: Path, rank: int) -> ForeignCheckpoint:
-    """Read a folder: all tensors, each assembled from its shards, and all other values.
+    """Read all values in a folder. Each tensor is assembled from its shards.
 
     Raises:
         ConfigError: the folder can't be read without running code.
@@ -59,7 +59,7 @@ def read_dcp(path: Path, rank: int) -> ForeignCheckpoint:
 
 
 def _find_cause(error: BaseException, path: Path) -> ConfigError:
-    """Return the ConfigError inside an error of torch; if it contains none, a new ConfigError that names the folder.
+    """Return the ConfigError that an error of torch contains. If there is none, return a new one that names the folder.
 
     torch's own messages aren't shown, because they are about torch's code.
     """
@@ -80,7 +80,7 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and name not in NAMED.get(module, ()):
             raise ConfigError(
-                f"{self._path} is a pickle with {module}.{name} in it: to read it would run code, so it isn't read",
+                f"{self._path} is a pickle with {module}.{name} in it: reading it would run code, so it isn't read",
                 hint=CONVERT,
             )
         return super().find_class(module, name)

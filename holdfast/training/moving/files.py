@@ -53,7 +53,7 @@ def load_torch(path: Path, part: IO[bytes] | None = None) -> Any:
         if named is None:
             raise _unreadable(path, "torch.save's") from None
         raise ConfigError(
-            f"{path} is a pickle with {named[1]} in it: to read it would run code, so it isn't read", hint=CONVERT
+            f"{path} is a pickle with {named[1]} in it: reading it would run code, so it isn't read", hint=CONVERT
         ) from None
     except Exception:  # torch raises errors of many kinds, whose messages are about its own code
         raise _unreadable(path, "torch.save's") from None
@@ -77,7 +77,7 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
+    """Return the JSON object in a file.
 
     Raises:
         ConfigError: the file can't be read, or contains no JSON object.
@@ -92,7 +92,7 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights in a file, or in the files of an index, as found by `find_model_files`.
+    """Return the weights in a file, or in all files that an index names. `find_model_files` finds the file or index.
 
     Raises:
         ConfigError: a file can't be read.
@@ -106,7 +106,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def as_weights(value: Any, path: Path) -> dict[str, Tensor]:
-    """Return a value as weights by name.
+    """Return the tensors of a module's ``state_dict`` by name, from a value that was read from the file ``path``.
 
     Raises:
         ConfigError: the value isn't a module's ``state_dict``.
@@ -133,6 +133,6 @@ def _list_files(path: Path) -> list[Path]:
 
 def _unreadable(path: Path, whose: str) -> ConfigError:
     return ConfigError(
-        f"{path} can't be read: it is cut short, or isn't of {whose} format",
+        f"{path} can't be read: it is cut short, or isn't in {whose} format",
         hint="compare its size with the original's",
     )

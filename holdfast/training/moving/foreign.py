@@ -1,4 +1,4 @@
-"""The content of another program's checkpoint, in the form that all readers share."""
+"""The content of another program's checkpoint ("the source"), in the form that all readers share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.errors import ConfigError
 from holdfast.training.moving import generators
 
-# The names of values that count optimizer steps.
+# The names under which programs save their number of optimizer steps. The first name that a source has is used.
 STEPS = (
     "global_step", "step", "steps", "global_steps", "optimizer_steps", "num_steps", "iteration", "iterations", "iter",
     "iter_num",
@@ -29,7 +29,7 @@ class ForeignCheckpoint:
         batches: the number of batches that were trained; None if the source doesn't contain it.
         generators: the values that contain states of this rank's random generators, by name; see `generators.find`.
         others: all other values by name, including a gradient scaler's state.
-        framework: the values that a framework's adapter restores itself, by name.
+        framework: the values that Holdfast's adapter of Trainer or Lightning restores, by name.
         are_ordered: whether the weights are in the order of the module's parameters.
     """
 
@@ -46,10 +46,10 @@ class ForeignCheckpoint:
 
 
 def sort_values(imported: ForeignCheckpoint, values: Mapping[str, Any]) -> ForeignCheckpoint:
-    """Sort the values of a dictionary into the fields of a `ForeignCheckpoint` by their content, and return it.
+    """Add each value of a dictionary to the field of ``imported`` that fits the value's content. Return ``imported``.
 
-    Many programs save a single dictionary of all states, each with its own choice of names. Some programs put this
-    dictionary into another dictionary.
+    Many programs save a single dictionary of all states, each program with its own choice of names. Some programs put
+    this dictionary into another dictionary, as its only value.
     """
     while len(values) == 1 and _is_around(inner := next(iter(values.values()))):
         values = inner
@@ -98,12 +98,15 @@ def is_scaler(value: Any) -> bool:
 
 
 def _is_around(value: Any) -> bool:
-    """Return whether a value is a dictionary that contains weights: some programs put all states into one ``app``."""
+    """Return whether a value is a dictionary that contains a module's weights.
+
+    Some programs save a dictionary whose only key, such as ``app``, leads to the dictionary of all states.
+    """
     return isinstance(value, Mapping) and any(is_weights(each) for each in value.values())
 
 
 def check_states(imported: ForeignCheckpoint) -> None:
-    """Raise ConfigError if a value named as an optimizer's or a scheduler's state isn't such a state."""
+    """Raise ConfigError if a state of an optimizer or of a scheduler doesn't have the form of a ``state_dict``."""
     for kind, parts, is_whole in (
         ("an optimizer", imported.optimizers, _is_whole_optimizer),
         ("a scheduler", imported.schedulers, _is_whole_scheduler),
@@ -171,7 +174,7 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
             if new in found:
                 raise ConfigError(
                     f"two of the source's names become {new}",
-                    hint=f"--map {new}= leaves out the one that has it already",
+                    hint=f"--map {new}= leaves out what has this name in the source",
                 )
             if old is None or names[old]:
                 found[new] = value
@@ -184,7 +187,7 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
     if unused:
         raise ConfigError(
             f"--map {sorted(unused)[0]}=...: the source has no such name",
-            hint=f"its objects are {', '.join(sorted(filter(None, list_names(imported)))) or 'without names'}",
+            hint=f"the source's objects are {', '.join(sorted(filter(None, list_names(imported)))) or 'without names'}",
         )
     return imported
 

@@ -15,14 +15,16 @@ PYTHON_VERSION = 3
 
 
 def find(name: Any, value: Any) -> dict[str, Any]:
-    """Return the states of generators in a value, under the names of `state.capture_rng`; empty if it has none.
+    """Return the states of random generators that a value contains; an empty dict if the value contains anything else.
+
+    The keys are those of `state.capture_rng`: python, numpy, torch and cuda.
 
     Args:
         name: the value's name, which distinguishes a GPU's state from other tensors of 16 bytes.
     """
     try:
         return _find(name, value)
-    # the bytes aren't the state of a generator
+    # the value looks like a generator's state, but isn't one
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError):
         return {}
 

@@ -8,10 +8,10 @@ from holdfast.training.moving.foreign import ForeignCheckpoint, as_count
 from holdfast.training.moving.torch_file import sort_file
 
 MARK = "pytorch-lightning_version"
-# The keys whose values the adapter of Lightning restores itself.
+# The values under these keys are restored by Holdfast's adapter of Lightning.
 FRAMEWORK = ("loops", "callbacks", "epoch", "global_step")
-# All keys that Lightning itself writes: the keys that are read here, and keys on which no step depends. A hook has
-# added any other key.
+# All keys that Lightning itself writes. Some of them are not read, because no step depends on them. Any other key was
+# added by a hook of the user's.
 KNOWN = {
     MARK, "state_dict", "optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type",
     "datamodule_hparams_name", "datamodule_hyper_parameters", *FRAMEWORK,
@@ -24,7 +24,7 @@ def is_lightning(path: Path) -> bool:
 
 
 def read_lightning(path: Path, rank: int) -> ForeignCheckpoint:
-    """Read the module, optimizers, schedulers and loops. Lightning saves no generators.
+    """Read a file's module, optimizers, schedulers and loops. Lightning saves no random generators.
 
     Raises:
         ConfigError: the file can't be read without running code.

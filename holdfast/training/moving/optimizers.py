@@ -1,4 +1,4 @@
-"""The state of another program's optimizers, converted to the names of a training's parameters."""
+"""The state of another program's optimizers, under the names of the run's parameters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ WAYS = ("foreach", "fused", "capturable", "differentiable")
 APART = {"params", "param_names", "lr", "initial_lr", "maximize", "decoupled_weight_decay", *WAYS}
 # torch's optimizers whose moments may have other shapes than their parameters.
 OTHER_SHAPES = (torch.optim.Adafactor, torch.optim.LBFGS)
-ANOTHER = "build the optimizer of the source, or leave its state out: --map {}="
+ANOTHER = "build the optimizer that the source has, or leave the source's state out: --map {}="
 
 
 @dataclass
 class Moments:
-    """The state of a source's optimizers, converted to the names of a training's parameters.
+    """The state of the source's optimizers, under the names of the run's parameters.
 
     Attributes:
-        state: the state of each parameter, by its name in the training.
+        state: the state of each parameter, by the parameter's name in the run.
         groups: the source's hyperparameters for each parameter group.
         how: a text for a person that says how parameters were matched.
         notes: lines for a person about learning rates.
@@ -48,13 +48,15 @@ class Moments:
 
 
 def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequence[str]) -> Moments | None:
-    """Return the state of a source's optimizers under the training's names; None if the source has no optimizer.
+    """Return the state of the source's optimizers, under the names of the run's parameters.
+
+    Return None if the source has no optimizer.
 
     Args:
         order: the names of the model's weights in the order of the source's model; empty if this order is unknown.
 
     Raises:
-        ConfigError: a source's optimizer is of another class than the training's, or has other parameters.
+        ConfigError: an optimizer of the source is of another class than the run's, or has other parameters.
     """
     if not imported.optimizers:
         return None
@@ -73,7 +75,7 @@ def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequen
 
 
 def count_steps(imported: ForeignCheckpoint) -> int | None:
-    """Return the number of steps in the state of the source's optimizers; None if it is missing or not unique."""
+    """Return the number of steps that the source's optimizers have counted; None if no counts exist, or they differ."""
     counts = {
         as_count(state["step"])
         for optimizer in imported.optimizers.values()
@@ -93,14 +95,14 @@ Own = list[list[tuple[str, Any]]]
 
 
 def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[str, Any]) -> str:
-    """Return the name of the source's optimizer that belongs to an optimizer of the training.
+    """Return the name of the source's optimizer that belongs to an optimizer of the run.
 
     Choose the source's optimizer of the same name. Without one, choose the source's only optimizer, or the only
     optimizer whose parameters have the same shapes.
 
     Args:
-        name: the name of the training's optimizer.
-        part: the training's optimizer.
+        name: the name of the run's optimizer.
+        part: the run's optimizer.
         own: the names and parameters of the groups of `part`.
         sources: the states of the source's optimizers that aren't chosen yet, by name.
 
@@ -135,7 +137,7 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
     sizes, theirs = [len(group) for group in own], [len(group["params"]) for group in groups]
     if sum(sizes) != sum(theirs) or len(sizes) != len(theirs):
         raise ConfigError(
-            f"the optimizer has groups of {sizes} parameters, and the source's ({name}) of {theirs}",
+            f"the optimizer has groups of {sizes} parameters, and the source's ({name}) has groups of {theirs}",
             hint="give the recipe's optimizer the source's groups of parameters",
         )
     for number, (built, saved) in enumerate(zip(part.param_groups, groups, strict=True)):
@@ -157,8 +159,8 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
             raise ConfigError(
                 f"the source's {misfit} of {own_name} is {tuple(state[misfit].shape)}, and the parameter is "
                 f"{tuple(parameter.shape)}",
-                hint="the parameters may be in another order: let the source's optimizer name them, or leave it out: "
-                f"--map {name}=",
+                hint="the source's parameters may be in another order: build its optimizer from named_parameters() "
+                f"and save again, or leave the optimizer's state out: --map {name}=",
             )
         if whole := _find_whole_numbers(part, state):
             raise ConfigError(
@@ -178,10 +180,10 @@ Pairs = list[tuple[Any, tuple[str, Any]]]
 
 
 def _pair(own: Own, groups: Sequence[Mapping[str, Any]], order: Sequence[str]) -> tuple[Pairs, str]:
-    """Return pairs of a key in the source and a parameter, and a text that says how they were matched.
+    """Return pairs of a key in the source's state and the run's parameter, and a text that says how they were matched.
 
     Raises:
-        ConfigError: the source saves parameters by name, and the names aren't those of the training.
+        ConfigError: the source saves parameters by name, and the run's parameters have other names.
     """
     known = {name: (name, each) for group in own for name, each in group}
     names = [unwrap(str(name)) for group in groups for name in group.get("param_names", group["params"])]
@@ -190,7 +192,9 @@ def _pair(own: Own, groups: Sequence[Mapping[str, Any]], order: Sequence[str]) -
         if unknown := sorted(set(names) ^ known.keys()):
             lacks = "the run's" if unknown[0] in names else "the source's"
             raise ConfigError(
-                f"{lacks} optimizer has no parameter {unknown[0]}", hint="--map OLD=NEW names it otherwise"
+                f"{lacks} optimizer has no parameter {unknown[0]}",
+                hint="build the optimizer of the source's parameters, or leave the source's optimizer NAME out: "
+                "--map NAME=",
             )
         return [(key, known[name]) for key, name in zip(keys, names, strict=True)], "by name"
     ordered = [name for name in order if name in known]
@@ -206,7 +210,7 @@ def _pair_by_place(own: Own, groups: Sequence[Mapping[str, Any]]) -> Pairs:
 
 
 def _has_whole_moments(part: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer is torch's, and each moment is a number or has floats in the parameter's shape."""
+    """Return whether an optimizer is one of torch's whose moments are floats: scalars, or of the parameter's shape."""
     is_torchs = getattr(torch.optim, type(part).__name__, None) is type(part)
     return is_torchs and not isinstance(part, OTHER_SHAPES)
 
@@ -267,13 +271,13 @@ def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], 
 
 
 def _list_cycled(imported: ForeignCheckpoint) -> set[str]:
-    """Return the hyperparameters other than the learning rate that a source's schedulers change, such as momentum."""
+    """Return the hyperparameters besides the learning rate that the source's schedulers change, such as momentum."""
     is_cycled = any(each.get("cycle_momentum") for each in imported.schedulers.values())
     return {"betas", "momentum"} if is_cycled else set()
 
 
 def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any], cycled: set[str]) -> Iterator[str]:
-    """Compare a group's hyperparameters with the source's; yield a line if the learning rate differs.
+    """Compare a group's hyperparameters with the source's. Yield a line for a person if the learning rate differs.
 
     Args:
         number: the group's number.
@@ -290,7 +294,7 @@ def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any
             raise ConfigError(
                 f"group {number} of the optimizer has {key} = {_plain(saved[key])} in the source, and "
                 f"{_plain(built[key])} in the run",
-                hint="give the recipe the source's value: the run's records have the recipe's",
+                hint="give the recipe the source's value, because the run's records show the recipe's value",
             )
     if "lr" in built.keys() & saved.keys() and _plain(built["lr"]) != _plain(saved["lr"]):
         yield f"lr of group {number}: {_plain(saved['lr']):.6g} from the source, {_plain(built['lr']):.6g} as built"

@@ -1,4 +1,4 @@
-"""The reader of a model's safetensors, and of an optimizer's file in the same folder if there is one."""
+"""The reader of a model's safetensors files, and of the optimizer's file in the same folder, if there is one."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,7 @@ def is_safetensors(path: Path) -> bool:
 
 
 def read_safetensors(path: Path, rank: int) -> ForeignCheckpoint:
-    """Read the weights, and the files of ``torch.save`` in the same folder, such as ``optimizer.pt``.
-
-    A file is read if its name begins with the name of the weights' file, or is listed in `_list_beside`.
+    """Read the weights, and the files of ``torch.save`` that `_list_beside` finds in the same folder.
 
     Raises:
         ConfigError: a file can't be read without running code.
@@ -38,7 +36,10 @@ def read_safetensors(path: Path, rank: int) -> ForeignCheckpoint:
 
 
 def _list_beside(weights: Path) -> list[Path]:
-    """Return the files of ``torch.save`` that belong to a file of weights."""
+    """Return the files of ``torch.save`` that belong to a file of weights and are in the same folder.
+
+    Their names are usual ones, such as ``optimizer.pt``, or begin with the name of the weights' file.
+    """
     stem = weights.name.partition(".")[0]
     known = ("optimizer", "scheduler", "scaler", "training_state", "trainer_state")
     found = (each for each in weights.parent.iterdir() if each.suffix in SUFFIXES and each.is_file())

@@ -27,13 +27,15 @@ from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import waits_for_plateau
 
 GENERATORS = ("python", "numpy", "torch")
-# The keys in the states of torch's schedulers that count as progress. All other keys count as settings.
+# Keys in the states of torch's schedulers whose values may differ between the source and the run, such as counts of
+# steps. All other keys are settings. Two schedulers are of one kind if they have the same settings and the same keys of
+# OF_KIND.
 PROGRESS = {
     "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "verbose", "base_lrs", "best",
     "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "lr_lambdas", "_schedulers", "total_steps",
     "_schedule_phases", "_anneal_func_type", "_scale_fn_ref",
 }  # fmt: skip
-# Keys of progress that identify a scheduler's kind, because all versions of torch save them.
+# Keys of PROGRESS that only some kinds of schedulers have. All versions of torch save these keys.
 OF_KIND = {"lr_lambdas", "_schedulers"}
 
 
@@ -43,10 +45,10 @@ NUMBERED = re.compile(r"scheduler(_\d+)?")
 
 @runtime_checkable
 class MovesIn(Protocol):
-    """An object of a framework's adapter that imports the framework's own part of a checkpoint.
+    """An object that imports the part of a checkpoint that only a framework understands, such as Lightning's loops.
 
     Attributes:
-        covers: the names of other kept objects whose state this object imports as well.
+        covers: the names of further objects of the run whose states this object imports, too.
     """
 
     covers: tuple[str, ...]
@@ -84,7 +86,7 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
     """
     if any(map(is_sharded, training.recipe.model.parameters())):
         raise ConfigError(
-            'compute.parallel = "fsdp": a checkpoint is imported into whole models',
+            'compute.parallel = "fsdp": a checkpoint can be imported only into a model that isn\'t sharded',
             hint="import it with --set compute.parallel=ddp, and continue with "
             "--set 'resume.accept_drift=[\"compute.parallel\"]'",
         )
@@ -100,7 +102,7 @@ def move_in(training: Training, source: str, step: int | None, names: Mapping[st
     into.take_progress()
     into.take_data()
     into.take_generators()
-    # Only the main rank reads the source again to hash it, because it may be as large as all weights and moments.
+    # To hash the source, only the main rank reads it again: the source may be as large as all weights and moments.
     sha256, *_ = training.ranks.gather(hash_foreign(Path(source)) if training.accelerator.is_main_process else "")
     origin = Origin(form=imported.form, source=source, sha256=sha256, step=into.step, lacks=into.lacks)
     return TakenOver(origin, into.taken, into.notes)
@@ -135,13 +137,15 @@ class _Into:
         step = told if asked is None else asked
         if step is None:
             step = counted_steps
-            self.notes += [] if step is None else ["the step is the optimizer's own count: the source has no other"]
+            self.notes += (
+                [] if step is None else ["the step is the optimizer's own count, because the source has no other count"]
+            )
         if step is None:
             epoch = imported.others.get("epoch")
-            said = f", and says epoch = {epoch}" if isinstance(epoch, int) else ""
+            said = f", only epoch = {epoch}" if isinstance(epoch, int) else ""
             raise ConfigError(
                 f"the source doesn't say how many steps it has trained{said}",
-                hint=f"--step N; an epoch has {training.steps_per_epoch} steps here",
+                hint=f"give it as --step N; an epoch has {training.steps_per_epoch} steps here",
             )
         if not is_lightnings and counted_steps is not None and counted_steps != step:
             self.notes.append(f"the optimizer has counted {counted(counted_steps, 'step')} itself")
@@ -196,7 +200,8 @@ class _Into:
     def take_schedulers(self) -> None:
         """Load the schedulers' states.
 
-        If the source has no scheduler, step a recipe's schedulers up to the run's step.
+        If the source has no scheduler, step a recipe's schedulers up to the run's step. The schedulers of a loop, and a
+        ``ReduceLROnPlateau``, then keep the state that they were built with, and the import records them as lacking.
         """
         training, sources = self._training, self._imported.schedulers
         own = training.schedulers
@@ -248,7 +253,7 @@ class _Into:
                 known = fitting or left
                 raise ConfigError(
                     f"it isn't clear which of the source's schedulers ({', '.join(sorted(known))}) is {name}",
-                    hint=f"--map {known[0]}={name}; the run's are {', '.join(names)}",
+                    hint=f"--map {known[0]}={name}; the run's schedulers are {', '.join(names)}",
                 )
             self.notes.append(f"scheduler {name}: {fitting[0]} of the source, by its settings")
             left.remove(fitting[0])
@@ -263,13 +268,13 @@ class _Into:
             raise ConfigError(
                 f"the source's {name} is another scheduler than the run's {type(scheduler).__name__}: it has "
                 f"{', '.join(others) or 'nothing else'} and lacks {', '.join(lost) or 'nothing'}",
-                hint=f"build the source's, or leave it out: --map {name}=",
+                hint=f"build the scheduler that the source has, or leave the source's state out: --map {name}=",
             )
         rates = [group["lr"] for group in self._training.optimizer.param_groups]
         if len(saved.get("base_lrs", rates)) != len(built.get("base_lrs", rates)):
             raise ConfigError(
-                f"the source's {name} is of {counted(len(saved['base_lrs']), 'group')} of parameters, and the run's of "
-                f"{len(built['base_lrs'])}",
+                f"the source's {name} sets the rates of {counted(len(saved['base_lrs']), 'group')} of parameters, and "
+                f"the run's scheduler of {len(built['base_lrs'])}",
                 hint=f"build the source's optimizer, or leave the scheduler out: --map {name}=",
             )
         for key in sorted(built.keys() - PROGRESS):
@@ -322,13 +327,14 @@ class _Into:
             elif name not in covered and extra.state_dict():
                 self.lacks.append(name)
         unused = sorted({*filter(None, list_names(imported))} - {*extras, *imported.generators} - self._used)
-        self.notes += [f"not taken over: {', '.join(unused)}"] if unused else []
+        self.notes += [f"not imported: {', '.join(unused)}"] if unused else []
 
     def _take_extra(self, name: str, extra: Any, saved: Any) -> None:
         self._used.add(name)
         state = saved
         with contextlib.suppress(AttributeError):
-            # Holdfast's state of a kept container wraps the container; the source contains the container itself
+            # If the loop keeps a value without a `state_dict`, such as a dict or a tensor, the extra's state is
+            # {"value": ...}. The source has saved the value itself.
             if {*extra.state_dict()} == {"value"}:
                 state = {"value": saved}
         self._refuse_unfit(lambda: capturing.load(f"extra {name}", extra, state))

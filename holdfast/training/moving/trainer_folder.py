@@ -16,9 +16,9 @@ def is_trainer(path: Path) -> bool:
 
 
 def read_trainer(path: Path, rank: int) -> ForeignCheckpoint:
-    """Read the model, optimizer, scheduler, the Trainer's state and this rank's generators.
+    """Read a folder's model, optimizer, scheduler and Trainer's state, and this rank's random generators.
 
-    ``training_args.bin``, a pickle of the Trainer's arguments, isn't read: the run has these arguments itself.
+    ``training_args.bin``, a pickle of the Trainer's arguments, isn't read, because the run's own Trainer has arguments.
 
     Raises:
         ConfigError: a file is missing, or can't be read without running code.
@@ -28,7 +28,7 @@ def read_trainer(path: Path, rank: int) -> ForeignCheckpoint:
     if weights is None:
         has_adapters = any(path.glob("adapter_model.*"))
         raise ConfigError(
-            f"{path} has {'the weights of adapters alone' if has_adapters else 'no weights'}",
+            f"{path} has {'only the weights of adapters' if has_adapters else 'no weights'}",
             hint="merge the adapters into the model, and begin a run with it (init_from)"
             if has_adapters
             else "expected model.safetensors; save_only_model=False makes a Trainer write all that a run needs",

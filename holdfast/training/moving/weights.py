@@ -1,4 +1,4 @@
-"""The weights of another program's checkpoint, converted to the names of a model's weights."""
+"""The weights of another program's checkpoint, under the names of the model's weights."""
 
 import difflib
 import re
@@ -71,7 +71,16 @@ class Matched:
 
 
 def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor]], name: str) -> Matched:
-    """Match the weights of one module with the module of the source that contains them."""
+    """Find the module of the source that contains the weights of a module, and return these weights.
+
+    Args:
+        own: the module's ``state_dict``.
+        modules: the weights of each module in the source.
+        name: the module's name; empty for a recipe's model.
+
+    Raises:
+        ConfigError: no module or several modules of the source fit, or the shapes don't fit.
+    """
     if not modules:
         raise ConfigError(
             f"the source has no weights{f' of {name}' if name else ''}",
@@ -85,7 +94,7 @@ def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor
         chosen = wanted[0] if wanted else next(iter(fitting))
     elif fitting:
         raise ConfigError(
-            f"the weights of {', '.join(sorted(fitting))} fit the names of {name or 'the model'} alike",
+            f"several weights fit the names of {name or 'the model'}: {', '.join(sorted(fitting))}",
             hint=f"say which weights to take: --map {max(fitting)}={name}"
             if name
             else f"leave the other weights out: --map {max(fitting)}=",
@@ -119,7 +128,10 @@ def _unwrap_all(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def add_tied(own: Mapping[str, Any], source: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add a tied weight under all of the model's names for it, because a safetensors file contains only one of them."""
+    """Return the source's weights, with each tied weight under all names that it has in the model.
+
+    A safetensors file contains a tied weight under only one name.
+    """
     there = {_place(each): name for name, each in own.items() if name in source}
     tied = {name: there.get(_place(each)) for name, each in own.items() if name not in source}
     return source | {name: source[other] for name, other in tied.items() if other is not None}
@@ -148,7 +160,7 @@ def _refuse_names(own: Mapping[str, Any], source: Mapping[str, Any], of: str) ->
             hint=f"--map NAME= leaves one of them out: --map {unknown[0]}=",
         )
     more = ", ..." if len(missing) > SHOWN_NAMES else ""
-    hint = "--map OLD=NEW gives the source's names others"
+    hint = "--map OLD=NEW renames a weight of the source, or all weights with the prefix OLD"
     if pairs[0][1]:
         hint += f": --map {'='.join(_shorten_pair(pairs[0][1], pairs[0][0]))}"
     return ConfigError(f"{message} of the model: {shown}{more}", hint=hint)
@@ -164,7 +176,7 @@ def _shorten_pair(old: str, new: str) -> tuple[str, str]:
 
 
 def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list[str]:
-    """Return a line for a person for each weight whose dtype changes.
+    """Return lines for a person: how many weights change from one dtype to another.
 
     Raises:
         ConfigError: a weight has another shape than in the model, or weights that are tied in the model differ.

@@ -78,10 +78,10 @@ def test_a_scaler_that_the_loop_keeps_is_taken_over_and_what_is_left_is_said(tmp
     taken, _ = go_on(make_config(tmp_path, "scaled"), path)
     assert "scaler" in taken.taken
     assert taken.notes[2:] == [
-        "the source has no state of 1 parameter: 0.weight", "not taken over: best, epoch, lr_scheduler, old"
+        "the source has no state of 1 parameter: 0.weight", "not imported: best, epoch, lr_scheduler, old"
     ]  # fmt: skip
     taken, _ = go_on(make_config(tmp_path, "loop"), path, names={"old": ""})
-    assert "not taken over: epoch, scaler" in taken.notes
+    assert "not imported: epoch, scaler" in taken.notes
 
 
 def test_a_recipe_has_its_own_order_and_all_else_of_the_source(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_recipe_has_its_own_order_and_all_else_of_the_source(tmp_path: Path) -
     moments = training.recipe.optimizer.state_dict()["state"]  # type: ignore[union-attr]
     for number, state in saved["optimizer_state_dict"]["state"].items():
         assert all(torch.equal(each, moments[number][name]) for name, each in state.items())
-    assert "not taken over: best, epoch" in taken.notes
+    assert "not imported: best, epoch" in taken.notes
 
 
 def test_without_a_schedulers_state_a_recipes_is_stepped(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_loop_goes_on_from_accelerates_state_bit_for_bit(tmp_path: Path) -> No
     assert losses == alone[STOP:]
     assert taken.origin.lacks == []
     assert (taken.origin.form, taken.origin.step) == ("accelerate", STOP)
-    assert "the step is the optimizer's own count: the source has no other" in taken.notes
+    assert "the step is the optimizer's own count, because the source has no other count" in taken.notes
 
 
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])

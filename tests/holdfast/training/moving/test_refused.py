@@ -107,7 +107,7 @@ REFUSED = {
     "lacks amsgrad, betas, eps",
     "adam": "the source's optimizer is another optimizer than the run's AdamW: it lacks decoupled_weight_decay = True",
     "decay": "group 0 of the optimizer has weight_decay = 0.3 in the source, and 0.1 in the run",
-    "groups": "the optimizer has groups of [2, 4] parameters, and the source's (optimizer) of [6]",
+    "groups": "the optimizer has groups of [2, 4] parameters, and the source's (optimizer) has groups of [6]",
     "moments": "the source's exp_avg of 0.weight is (3, 2), and the parameter is (16, 2)",
     "flat moments": "the source's exp_avg of 0.weight is (32,), and the parameter is (16, 2)",
     "small moments": "the source's exp_avg of 0.weight is (16, 1), and the parameter is (16, 2)",
@@ -115,11 +115,11 @@ REFUSED = {
     "nan": "the source's exp_avg_sq of 0.weight has values that are NaN",
     "scheduler": "the source's lr_scheduler is another scheduler than the run's CosineAnnealingLR: it has gamma, "
     "step_size and lacks T_max, eta_min",
-    "two": "the weights of ema, other fit the names of the model alike",
+    "two": "several weights fit the names of the model: ema, other",
     "far": "the run can't continue from step 72: it has 54 steps, 9 epochs of 6 steps",
-    "unknown": "the source doesn't say how many steps it has trained, and says epoch = 1",
-    "code": "at.pt is a pickle with argparse.Namespace in it: to read it would run code, so it isn't read",
-    "harmful": "at.pt is a pickle with getattr in it: to read it would run code",
+    "unknown": "the source doesn't say how many steps it has trained, only epoch = 1",
+    "code": "at.pt is a pickle with argparse.Namespace in it: reading it would run code, so it isn't read",
+    "harmful": "at.pt is a pickle with getattr in it: reading it would run code",
 }
 
 
@@ -166,7 +166,7 @@ def test_a_dcp_folder_with_code_in_it_is_refused_and_none_runs(tmp_path: Path, s
     dcp.save({"model": states["model_state_dict"]}, checkpoint_id=tmp_path / "metadata", no_dist=True)
     (tmp_path / "metadata" / ".metadata").write_bytes(pickle.dumps(Harmful()))
     for name in ("value", "metadata"):
-        with pytest.raises(ConfigError, match="to read it would run code, so it isn't read"):
+        with pytest.raises(ConfigError, match="reading it would run code, so it isn't read"):
             move_in(training, str(tmp_path / name), None, {})
     assert ran == []
     dcp.save({"model": states["model_state_dict"]}, checkpoint_id=tmp_path / "cut", no_dist=True)
