@@ -35,8 +35,7 @@ from holdfast.training.sharded.extents import (
 # rank without a timeout, because its connections close.
 PATIENCE = datetime.timedelta(days=7)
 
-# The number of results of `list_holders` that are remembered: for the layouts of a save, of the checks before the save,
-# and of a restore.
+# How many results of `list_holders` are remembered. A save, the checks before the save and a restore each need one.
 MOST_TOLD = 4
 
 T = TypeVar("T")
@@ -69,14 +68,15 @@ class Exchange:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.window_bytes: int | None = None
         self._is_lost = False  # whether an exchange has found another rank lost
-        # Results of `list_holders`, by the digests of all ranks' regions.
+        # The results of `list_holders` for tensors whose mesh lacks some ranks. A key has one digest for each rank: of
+        # the regions that the rank holds.
         self._partly: dict[tuple[str, ...], dict[tuple[str, int], TensorHolders]] = {}
         # The thread of a save calls collectives while training calls others. It needs its own group, because all ranks
         # have to call the collectives of a group in the same order.
         self.group = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._in_training, self._beside = Link(None, device), Link(self.group, torch.device("cpu"))
 
-    # ---- agreement: call it from the thread of a save, or while no save is in progress
+    # ---- agreement: call these methods from the thread of a save, or while no save is in progress
 
     def decide(self, work: Callable[[], T]) -> T:
         """Call ``work`` in the main rank. Return its result in all ranks, or raise its error in all ranks."""
@@ -108,7 +108,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def _noting_loss(self) -> Iterator[None]:
-        """Record that another rank is lost, if the block raises an error."""
+        """Record that another rank is lost, if the ``with`` block raises an error."""
         try:
             yield
         except Exception:
@@ -141,8 +141,8 @@ class Exchange:
         for part in parts:
             owner, placed = owners[part.name], pieces[part.name]
             holders = [known[part.name].get(each.position) for each in placed]
-            # All ranks have the same header (piece 0), so each owner uses its own header. Other bytes that aren't
-            # sharded come from the main rank.
+            # Piece 0 of a part is the part's header. All ranks have the same header, so the owner uses its own. Other
+            # bytes that aren't sharded come from the main rank.
             extents = [
                 make_extent(*each, found, [0] if number else [owner], owner)
                 for number, (each, found) in enumerate(zip(placed, holders, strict=True))
@@ -157,11 +157,11 @@ class Exchange:
         return own, _HeldShards(self, plans, self.choose_window(sum(part.size_bytes for part in parts), WINDOWS))
 
     def list_holders(self, parts: Mapping[str, Sequence[Placed]]) -> dict[str, dict[int, TensorHolders]]:
-        """Return, by part and position of each sharded piece, all ranks that hold the piece's tensor.
+        """Return the ranks that hold the tensor of each sharded piece, by the part's name and the piece's position.
 
-        If the mesh of a tensor contains all ranks, the mesh shows the holders. Otherwise the other ranks hold the
-        tensor on other meshes, or don't hold it. Then each rank sends the others the region that it holds. All ranks
-        call it together.
+        If a tensor's mesh contains all ranks, the mesh shows which rank holds which region. A rank outside the mesh may
+        hold the tensor on another mesh, or not at all. In this case the ranks tell each other which region each of them
+        holds. All ranks call it together.
 
         Raises:
             StateError: the ranks have tensors of different names or shapes; all ranks raise it.
@@ -306,7 +306,7 @@ class _HeldShards:
         )
 
     def _bind(self, plan: ExchangePlan, copy: memoryview) -> ExchangePlan:
-        """Return a plan whose memory in this rank is the copy of this rank's bytes."""
+        """Return the plan with memory for this rank's bytes: views of ``copy``, which contains the bytes in order."""
         extents, end, rank = [], 0, self._exchange.rank
         for extent in plan.extents:
             region = extent.held.get(rank)

@@ -32,7 +32,7 @@ class PieceExtent:
     Attributes:
         position: the position of the piece's first byte in the part.
         start: the position of the piece's first byte in its tensor, counted row by row.
-        shape: the shape of the piece's tensor in bytes; see `see_bytewise`.
+        shape: the shape of the piece's tensor, with a last dimension for the bytes of an element.
         held: by rank, the region of the piece's tensor that the rank exchanges.
         memory: the bytes of this rank's region, in the region's shape; None if this rank exchanges no bytes.
     """
@@ -124,7 +124,7 @@ def _describe_cut(
 
 
 def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
-    """Choose one rank for each region: the owner if it holds the region, otherwise the first rank that holds it."""
+    """Return one rank for each region: the owner if it holds the region, otherwise the first rank that holds it."""
     holders = {region: rank for rank, region in reversed(list(regions.items()))}
     if owner in regions:
         holders[regions[owner]] = owner
@@ -132,7 +132,7 @@ def _once(regions: Mapping[int, Region], owner: int) -> dict[int, Region]:
 
 
 def take_held(piece: Any, holders: TensorHolders | None, region: Region) -> Piece:
-    """Return the bytes of a piece that this rank holds."""
+    """Return a piece reduced to the bytes that this rank holds. A piece that isn't sharded stays whole."""
     return piece if holders is None else TensorBytes(view_held(piece, holders, region))
 
 

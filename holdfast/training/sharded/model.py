@@ -38,7 +38,7 @@ Parallelize = Callable[[Any, Any], object]
 
 
 def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Raise ConfigError if a sharded model is configured, and the program's model isn't or can't be sharded."""
+    """Raise ConfigError if `compute.parallel` is "fsdp", and the program's model isn't sharded or can't be sharded."""
     if config.compute.parallel != "fsdp":
         return
     if recipe.has_own_loop:
@@ -46,7 +46,7 @@ def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) 
             hint = "model = run.wrap(model) before the optimizer is built"
             raise ConfigError(f"{SETTING}: the loop has sharded no model over the ranks", hint=hint)
     elif recipe.loss is None:
-        raise _can_not_shard("a step of its own", "return a Recipe with a loss")
+        raise _can_not_shard("a model with Recipe(step=...)", "return a Recipe with a loss")
     if config.compute.mixed_precision == "fp16":
         raise _can_not_shard("fp16, whose GradScaler sees a shard of the gradient", 'mixed_precision = "bf16"')
 
@@ -88,7 +88,10 @@ def find_mesh(config: RunConfig, accelerator: Accelerator) -> Any:
 
 
 def find_data_ranks(config: RunConfig, accelerator: Accelerator) -> DataRanks | None:
-    """Return the data ranks that follow from `compute.mesh`; None if each rank trains different samples."""
+    """Return the groups of ranks that train the same samples, as `compute.mesh` sets them.
+
+    Return None if each rank trains different samples.
+    """
     mesh = find_mesh(config, accelerator)
     if mesh is None or mesh["tensor"].size() == 1:
         return None
@@ -187,7 +190,7 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
             hint='fully_shard(model, mesh=mesh["replicate", "shard"]) at its end shards the rest',
         )
     # By default FSDP2 doesn't shard the outermost module again after a forward pass. Shard it again each time, because
-    # probes run several forward passes.
+    # a probe (see `Recipe`) runs forward passes without a backward pass.
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_reshard_after_forward(True, recurse=False)
@@ -223,8 +226,8 @@ def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parame
 
     Args:
         place: the device for the memory.
-        made: the new parameters, by the ids of the meta parameters that they replace. This call adds its new
-            parameters, and looks up tied parameters.
+        made: the new parameters, by the ids of the meta parameters that they replace. This call adds the parameters
+            that it allocates. If a tied parameter is in this dict already, this call doesn't allocate it again.
 
     Raises:
         RecipeError: a module with parameters or buffers on the meta device has no ``reset_parameters``.

@@ -48,7 +48,7 @@ def find_shards(recipe: Recipe) -> Shards:
 
 
 def find_unplaced(payload: Payload, shards: Shards) -> str:
-    """Return the name of a sharded tensor that a resume couldn't shard in the present way; empty if there is none.
+    """Return the name of a sharded tensor that a resume couldn't shard as it is sharded now; empty if there is none.
 
     Args:
         payload: the state of the model and the optimizer, in the form in which it is saved.
@@ -156,13 +156,13 @@ def _read_batch(
 def _allocate(
     headers: list[Header], shards: Shards, present: Collection[str] | None
 ) -> tuple[Payload, list[list[Placed]]]:
-    """Return a state with memory for this rank's rows, and for each part the places in memory of its tensors' bytes.
+    """Return a state with memory for this rank's rows; and for each part, where its bytes belong in this memory.
 
     Args:
         present: the tensors that this rank's stage of a pipeline takes; None to take all tensors.
     """
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    # for each part, and each group of rows in the part: the byte in the tensor at which the group begins
+    # by part, for each group of rows in the part: the position of the group's first byte in its tensor
     firsts: list[list[int]] = []
     for header in headers:
         firsts.append([])
@@ -200,13 +200,16 @@ def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards, present
 
 
 def _find_shard(name: str, shards: Shards) -> Any:
-    """Return the sharded tensor whose layout the checkpoint's tensor of this name gets; None if it isn't sharded.
+    """Return the sharded tensor whose layout a tensor of the checkpoint gets; None if that tensor isn't sharded.
 
     An optimizer's state of a parameter, such as ``optimizer.state.layer.weight.exp_avg``, is sharded like the
     parameter.
+
+    Args:
+        name: the name of the checkpoint's tensor.
     """
     component, _, rest = name.partition(".")
-    if component == "extras":  # after ``extras`` the name has an index in the list of the ranks' extras
+    if component == "extras":  # the name continues with a number: ``extras`` is a list with an item for each rank
         _, _, rest = rest.partition(".")
         if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like their parameters
             return shards.get(f"{PARAMETERS}.model.{rest.removeprefix(f'{GRADIENTS}.')}")

@@ -24,19 +24,19 @@ from holdfast.state.tensors import TensorBytes
 from holdfast.training.data_ranks import HINT, DataRanks
 from holdfast.training.sharded.exchange import Exchange
 
-# The components of a state that are united over the ranks, and the components that have to be equal in all ranks.
+# A checkpoint contains the union of all ranks' models and optimizers. Schedulers and scaler must be equal in all ranks.
 MODEL, OPTIMIZER = UNITED = "model", "optimizer"
 EQUAL = "schedulers", "scaler"
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 NAMES = "name the layers of a stage by their number in the whole model, as in nn.ModuleDict({'4': layer}): "
 NAMES += "docs/layouts.md"
-TIED = "a stage has tied this tensor to another name, or has laid it out otherwise in memory: leave the other "
+TIED = "a stage has tied this tensor to another name, or has another layout of it in memory: leave the other "
 TIED += "name out of the stage: docs/layouts.md"
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of ranks whose models have different names.
+    """The stages of a pipeline: ranks whose models have tensors of different names.
 
     Attributes:
         data: the data ranks; ranks with the same data rank form a pipeline, and together hold the whole model.
@@ -71,11 +71,13 @@ def list_saved_names(model: nn.Module) -> dict[str, Any]:
 
 
 def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None:
-    """Return the ranks' stages; None if the model has the same names in all ranks. All ranks call it together.
+    """Return the ranks' stages; None if the model's tensors have the same names in all ranks.
+
+    All ranks call it together.
 
     Args:
         ranks: the `Cooperation` of the ranks.
-        is_told: whether the program itself has set its data ranks.
+        is_told: whether the program itself has set its data ranks: which ranks train the same samples.
 
     Raises:
         RecipeError: the ranks' stages can't be trained and saved together; all ranks raise it.
@@ -91,7 +93,7 @@ def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None
     for rank, (_, _, cut) in enumerate(found):
         if cut:
             raise RecipeError(
-                f"model.{cut} is sharded in rank {rank}, and other ranks have a model of other names: a stage of a "
+                f"model.{cut} is sharded in rank {rank}, and other ranks' models have other names: a stage of a "
                 "pipeline can't be sharded",
                 hint="let the data ranks of a stage average its gradients, as DistributedDataParallel(stage, "
                 "process_group=mesh['data'].get_group()) does: docs/layouts.md",
@@ -99,14 +101,14 @@ def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None
     total = {name: size for _, sizes, _ in found for name, size in sizes.items()}
     lower = (names[rank] for rank in list_pipeline(ranks.data) if rank < ranks.data.rank)
     taken: set[str] = set().union(*lower)
-    # A tied parameter has several names, and the lower rank may have any of these names.
+    # A tied parameter has several names in this rank. A lower rank may hold the parameter under only one of them.
     named = model.named_parameters(remove_duplicate=False)
     repeated = frozenset(id(each) for name, each in named if name in taken)
     return Stages(ranks.data, sum(total.values()), repeated)
 
 
 def _check_whole(names: Sequence[frozenset[str]], data: DataRanks, *, is_told: bool) -> None:
-    """Raise RecipeError unless the program has set its data ranks, and each data rank's ranks hold the whole model."""
+    """Raise RecipeError if the ranks that train the same samples don't hold the whole model together."""
     pipelines: dict[int, set[str]] = {}
     for number, each in zip(data.numbers, names, strict=True):
         pipelines.setdefault(number, set()).update(each)
@@ -115,8 +117,8 @@ def _check_whole(names: Sequence[frozenset[str]], data: DataRanks, *, is_told: b
             rank = next(rank for rank, each in enumerate(names) if lost[0] in each)
             those = [str(rank) for rank, each in enumerate(data.numbers) if each == number]
             some = f"rank {those[0]} doesn't" if len(those) == 1 else f"ranks {', '.join(those)} don't"
-            reason = f"which are data rank {number} of {data.count} together and need" if is_told else "and each would"
-            more = "the whole model" if is_told else "train samples and random numbers of its own"
+            reason = f"but data rank {number} of {data.count} needs" if is_told else "and each rank would"
+            more = "the whole model" if is_told else "train its own samples with its own random numbers"
             raise RecipeError(
                 f"rank {rank} has model.{lost[0]}, and {some}, {reason} {more}",
                 hint=f"stages of one pipeline need the same samples; {HINT}",
@@ -145,10 +147,11 @@ def unite(exchange: Exchange, payload: Payload) -> Payload:
 
 
 def unite_trees(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the union of the ranks' trees: the main rank's tree, with the names in all ranks' models and optimizers.
+    """Return the union of the ranks' states: the main rank's state, with the models and optimizers of all ranks.
 
     Args:
-        trees: the ranks' trees, by rank. Of all ranks but the main rank, only `UNITED` and `EQUAL` are needed.
+        trees: the ranks' states, by rank, with a tensor's name in place of the tensor. Of all ranks but the main rank,
+            only the components `UNITED` and `EQUAL` are needed.
 
     Raises:
         StateError: the ranks have different values under one name.
@@ -196,7 +199,8 @@ def _merge(values: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
             first, before = found.setdefault(key, (rank, value))
             if before != value:
                 whole = ".".join(filter(None, (name, str(key))))
-                # A mark in the tree says to which tensor a name is tied, or how the tensor lies in memory.
+                # In place of a tensor the state has a dict: "$tensor" is the tensor's name (one name for all tied
+                # tensors), and "$as" its layout in memory.
                 is_marked = any(isinstance(each, dict) and each.keys() & {"$tensor", "$as"} for each in (before, value))
                 raise StateError(
                     f"ranks {first} and {rank} have a different {whole}, and a checkpoint can keep only one",
@@ -223,7 +227,7 @@ def _merge_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name = f"{OPTIMIZER}.{GROUPS}.{number}"
         if any(sorted(group[PARAMS]) != group[PARAMS] for group in each):
             raise StateError(
-                f"the order of the parameters in {name} has a meaning for the optimizer, and stages have no common one",
+                f"the optimizer depends on the order of the parameters in {name}, and the stages have no common order",
                 hint="take an optimizer that steps each parameter by itself, and leave the groups as they are built",
             )
         values = _merge([{key: value for key, value in group.items() if key != PARAMS} for group in each], name)
@@ -249,7 +253,7 @@ class Wanted:
     parameters: frozenset[str]
 
     def narrow(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state's tree reduced to these names.
+        """Return a state's tree without those names of the model and the optimizer that this stage doesn't take.
 
         Raises:
             CheckpointDamaged: the given value isn't a state's tree.
@@ -296,7 +300,11 @@ def list_marked(tree: Any) -> Iterator[str]:
 
 
 def take_present(payload: Payload, tree: Any) -> Payload:
-    """Return the tensors that this rank holds as ordinary tensors, and a tree that refers to these tensors only."""
+    """Return a state without the tensors of other stages. This stage's tensors no longer count as sharded.
+
+    Args:
+        tree: the state's tree, without the names of other stages.
+    """
     tensors = {name: each for name, each in payload.tensors.items() if not is_united(name)}
     for name in {*list_marked(tree)} - tensors.keys():
         tensor = payload.tensors[name]

@@ -140,12 +140,12 @@ def test_another_split_continues_with_the_same_bytes(nursery: Lives, tmp_path: P
         (
             ['settings.told = ""'],
             2,
-            "rank 1 has model.head.bias, and rank 0 doesn't, and each would train samples and random numbers of its",
+            "rank 1 has model.head.bias, and rank 0 doesn't, and each rank would train its own samples with its own",
         ),
         (
             ['settings.told = "stage"'],
             4,
-            "rank 2 has model.head.bias, and ranks 0, 1 don't, which are data rank 0 of 2 together and need the whole",
+            "rank 2 has model.head.bias, and ranks 0, 1 don't, but data rank 0 of 2 needs the whole model",
         ),
         (
             ['settings.names = "local"'],
@@ -158,7 +158,7 @@ def test_another_split_continues_with_the_same_bytes(nursery: Lives, tmp_path: P
             "before the first step: ranks 0 and 1 hold the same rows of model.layers.0.bias with different values",
         ),
         (['settings.average = ""'], 4, "after the first step: ranks 0 and 1 hold the same rows of model.layers.0."),
-        (['settings.names = "sharded"'], 4, "is sharded in rank 0, and other ranks have a model of other names"),
+        (['settings.names = "sharded"'], 4, "is sharded in rank 0, and other ranks' models have other names"),
     ],
     ids=["own samples", "wrong groups", "equal names", "some equal names", "no average", "sharded"],
 )

@@ -54,7 +54,7 @@ def test_blocks_without_a_module_list_are_the_model_alone() -> None:
     ("recipe", "changes", "said"),
     [
         ("sharded:averaged", {"mixed_precision": "fp16"}, "fp16"),
-        ("composed:adversarial", {}, "a step of its own"),
+        ("composed:adversarial", {}, "a model with Recipe"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(tmp_path: Path, recipe: str, changes: dict[str, Any], said: str) -> None:
