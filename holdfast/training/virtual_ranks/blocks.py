@@ -2,8 +2,9 @@
 
 The shares are trained in rounds: in round k, rank r of R trains share k * R + r. As soon as a round's backward pass has
 computed a block's gradient, the gradient is exchanged: each rank gets its own rows of all ranks' gradients, and adds
-these in the tree's order. Because the shares come in order, the sums are kept like the digits of a binary counter, and
-a rank never keeps a whole gradient. The tree, and so each bit, is the same as for ranks that hold the whole model.
+these in the tree's order. A rank never keeps a whole gradient. Of its rows it keeps a few partial sums: as soon as both
+children of a node in the tree are complete, their sum takes their place. The tree, and so each bit, is the same as for
+ranks that hold the whole model.
 
 With replicas (HSDP) several ranks hold the same rows, and each of them adds up a part of these rows. After its
 reduce-scatter FSDP2 sums over the replicas. That sum assembles the parts, because each replica has -0.0 outside its own
@@ -32,7 +33,7 @@ HINT = 'call the same blocks in every forward pass, or set compute.parallel = "d
 
 
 class BlockSum:
-    """The sum of one block's gradient over the shares, which FSDP2 calls instead of its own reduce-scatter.
+    """The sum of one block's gradient over the shares. FSDP2 calls this object instead of its own reduce-scatter.
 
     Args:
         name: the block's name in the model.
@@ -60,8 +61,8 @@ class BlockSum:
         self._round: range | None = None
         self.parameters: list[nn.Parameter] = []
         block.set_custom_reduce_scatter(self)
-        # This class already writes means over shares. Without this, FSDP2 would expect a sum for float64 and float16,
-        # and divide the mean by the number of ranks.
+        # This object writes means over shares. Without the next two calls FSDP2 would expect a sum for float64 and
+        # float16, and divide the mean by the number of ranks.
         block.set_force_sum_reduction_for_comms(True)
         block.set_gradient_divide_factor(1.0)
         if self._parts == 1:  # a single shard needs no reduce-scatter, so FSDP2 would not call this object
@@ -70,7 +71,7 @@ class BlockSum:
 
     @property
     def grid(self) -> str:
-        """The numbers of replicas and of shards, on which this rank's rows depend."""
+        """Return the numbers of replicas and of shards, such as 2x4. This rank's rows depend on both."""
         return f"{self._replicas}x{self._parts}"
 
     def begin(self, *, in_detail: bool) -> None:
@@ -95,7 +96,7 @@ class BlockSum:
         self.checksums: list[int | None] = [None] * len(self._names)
 
     def finish(self) -> None:
-        """End a step, after which no backward pass may change the gradients.
+        """End a step. Afterwards no backward pass may change the gradients.
 
         Raises:
             RecipeError: only some of the shares have used the block.
@@ -125,7 +126,7 @@ class BlockSum:
         self._reduce(output_tensor, input_tensor)
 
     def _replace(self, output: Tensor) -> None:
-        """Sum a gradient that each rank holds whole. A hook, called after FSDP2's own sum over the replicas.
+        """Sum a gradient that each rank holds whole. FSDP2 calls this hook after its own sum over the replicas.
 
         Args:
             output: the result of FSDP2's own sum, which is overwritten.
@@ -147,7 +148,9 @@ class BlockSum:
             own: the block's gradients in this rank: first the rows of the first shard, and so on.
         """
         pieces = self._cut(own)
-        if self._round is None:  # outside of a step: a probe computes the gradient of the same micro-batch in all ranks
+        # Outside of a step a probe (see `Recipe`) computes a gradient, of the same micro-batch in all ranks. So nothing
+        # has to be summed.
+        if self._round is None:
             self._open(output, pieces[self._rank])
             return
         if self._is_done:
@@ -201,13 +204,13 @@ class BlockSum:
     def _watch(self, *_: object) -> None:
         """Watch which of the block's parameters get a gradient.
 
-        A hook, called after FSDP2 has gathered the parameters.
+        This hook runs before a forward pass, after FSDP2 has gathered the parameters.
         """
         if self._round is None:
             return
         self._calls += 1
-        # FSDP2's callback runs after the backward pass of each call of the block; there is a gradient only after the
-        # last of these passes; see `note`.
+        # If a block is called several times, FSDP2 would exchange the gradient after the backward pass of each call.
+        # But the gradient is complete only after the last of these passes. Then `note` turns the exchange on.
         self._block.set_requires_gradient_sync(self._is_last and self._calls == 1, recurse=False)
         for place, name in enumerate(self._names):
             whole = self._block.get_parameter(name)
@@ -278,7 +281,7 @@ class ShardSums:
             block.begin_micro_batch(self._rounds[self._turn], is_last=is_last)
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return an empty context for a backward pass, because FSDP2 exchanges gradients in any backward pass."""
+        """Return a context that does nothing, because FSDP2 exchanges gradients in any backward pass."""
         return contextlib.nullcontext()
 
     def describe(self) -> str:

@@ -70,7 +70,7 @@ class Bucket:
 def _own(parameter: Any) -> Tensor:
     """Return a parameter's gradient in this rank: the whole gradient, or with tensor parallelism a shard."""
     gradient: Any = parameter.grad
-    # a plan such as tensor parallelism still has to sum this gradient over its ranks
+    # With tensor parallelism a rank may hold only one summand of this gradient. `redistribute` adds the summands.
     if is_sharded(parameter) and gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
     return local_of(gradient)
@@ -84,7 +84,9 @@ def _as_gradient(own: Tensor, parameter: Any) -> Tensor:
 def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = None) -> list[Bucket]:
     """Return buckets for parameters, in the parameters' order.
 
-    A bucket has at most ``most_bytes``, or `BUCKET_BYTES`.
+    Args:
+        most_bytes: the largest size of a bucket; by default `BUCKET_BYTES`. A parameter that is larger gets a bucket of
+            its own.
     """
     distinct, most = dict.fromkeys(parameters), BUCKET_BYTES if most_bytes is None else most_bytes
     groups = pack_alike(distinct, lambda each: (each.dtype, each.device), lambda each: each.nbytes, most)
@@ -94,9 +96,9 @@ def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = No
 def pack_alike(
     items: Iterable[T], kind_of: Callable[[T], Hashable], size_of: Callable[[T], int], most: int
 ) -> Iterator[list[T]]:
-    """Yield groups of items of equal kind, in the items' order.
+    """Yield the items in groups: those of a group have the same kind, and together at most the size ``most``.
 
-    Only a group of a single item may exceed size ``most``.
+    An item that is larger is a group of its own. Items of the same kind stay in their order.
     """
     alike: dict[Hashable, list[T]] = {}
     for each in items:
@@ -212,7 +214,7 @@ def _wait(works: Sequence[distributed.Work]) -> None:
 
 
 def describe_gradient(gradients: Sequence[Tensor | None]) -> str:
-    """Return a checksum of a model's gradients, 16 hex characters. A parameter without a gradient counts as None."""
+    """Return a checksum of a model's gradients, 16 hex characters. It shows, too, which parameters have no gradient."""
     found = iter(checksum([local_of(each) for each in gradients if each is not None]))
     return join_checksums([None if each is None else next(found) for each in gradients])
 

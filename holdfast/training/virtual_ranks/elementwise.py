@@ -17,7 +17,8 @@ from holdfast.errors import ConfigError
 from holdfast.state import capture_rng, restore_rng
 from holdfast.training.optimizers import parts_of
 
-# The shape of a trial's tensor. A row is shorter than a vector of the processor, so that no row fills a vector.
+# The shape of a trial's tensor. A row has fewer elements than a vector register. So a step on a single row computes all
+# elements in the way in which a kernel computes the last elements of a tensor.
 SHAPE = (256, 5)
 STEPS = 3
 RATE = 1e-3  # used instead of a learning rate of 0, with which a warm-up may begin
@@ -63,7 +64,7 @@ def _step(optimizer: Any, group: dict[str, Any], values: Tensor, rows: int) -> d
     trial.param_groups = [copy.deepcopy({**group, "params": []}) | {"params": parameters}]
     trial.param_groups[0]["lr"] = group.get("lr") or RATE
     first = group["params"][0]
-    for parameter in parameters:  # copy the form of the state, because Adagrad needs a state before its first step
+    for parameter in parameters:  # give each row a state like that of ``first``: Adagrad needs it before its first step
         for name, value in optimizer.state.get(first, {}).items():
             is_like = isinstance(value, Tensor) and value.shape == first.shape
             made = torch.full_like(parameter, value.flatten()[0].item()) if is_like else copy.deepcopy(value)

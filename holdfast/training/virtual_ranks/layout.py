@@ -14,7 +14,7 @@ ORDER_HINT = "init_device_mesh(...) has the ranks in their order; name all data-
 
 
 def check_order(data: DataRanks) -> None:
-    """Raise RecipeError unless the data ranks are in the order of the ranks, in which shares are assigned to them."""
+    """Raise RecipeError unless the data ranks are in the order of the ranks: shares are assigned in this order."""
     for peers in data.meshes:
         if list(peers) != sorted(peers):
             raise RecipeError(
@@ -40,11 +40,11 @@ def check_one_model(names: Sequence[Sequence[str]]) -> None:
 
 
 def check_layout(models: Sequence[nn.Module], data: DataRanks, *, is_cut: bool, is_grouped: bool) -> None:
-    """Raise RecipeError if, with the models' layout, the order of a sum would depend on the number of data ranks.
+    """Raise RecipeError if a model is sharded in a way in which a sum's order depends on the number of data ranks.
 
     Args:
         is_cut: whether FSDP2 shards the models over the data ranks.
-        is_grouped: whether several ranks train the same samples, whatever the number of data ranks.
+        is_grouped: whether several ranks train the same samples, as with tensor parallelism.
     """
     for model in models:
         modules = list_fsdp_modules(model)
@@ -67,7 +67,7 @@ def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool
         if len({data.numbers[each] for each in ranks}) > 1:
             raise RecipeError(
                 f"ranks {_join(ranks)} share the computation with the tensor {name!r} and need the same samples, but "
-                "virtual ranks would give each other ones",
+                "virtual ranks would give them different samples",
                 hint=HINT,
             )
         return
@@ -75,7 +75,7 @@ def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool
     if tuple(ranks) != data.peers:
         raise RecipeError(
             f"FSDP2 averages the gradient of {name!r} over the ranks {_join(ranks)}, and the data ranks are the ranks "
-            f"{_join(data.peers)}: virtual ranks need the same ones in the same order",
+            f"{_join(data.peers)}: virtual ranks need the same ranks in the same order",
             hint=ORDER_HINT,
         )
     if placement.dim:
@@ -93,8 +93,8 @@ def _check_precision(modules: Sequence[Any]) -> None:
     policies = [each._get_fsdp_state()._mp_policy for each in modules]
     if found := next((each for each in policies if each != MixedPrecisionPolicy()), None):
         raise RecipeError(
-            f"virtual ranks can't train with {found}: a single rank trains without fully_shard, to other bits",
-            hint='compute.mixed_precision = "bf16" in its place',
+            f"virtual ranks can't train with {found}: a single rank trains without fully_shard, and gets other bits",
+            hint='use compute.mixed_precision = "bf16" instead',
         )
 
 

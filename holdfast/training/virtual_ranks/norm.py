@@ -68,7 +68,10 @@ def _count_parts(gradient: Tensor) -> int:
 
 
 def _find_first(gradient: Tensor) -> int:
-    """Return the index of this rank's first sum among all sums: each row has one sum for each of its parts."""
+    """Return the index of this rank's first sum among the sums of all ranks.
+
+    Each row has one sum for each of its parts.
+    """
     if not is_sharded(gradient) or not local_of(gradient).numel():
         return 0
     holders = find_holders(gradient)
@@ -103,7 +106,7 @@ def _to_rows(gradient: Tensor) -> Tensor:
 
 
 def _cut(rows: Tensor, most: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of a matrix in pieces, each after the index of its first row.
+    """Yield pairs: the index of a piece's first row in a matrix, and the piece, some consecutive rows of the matrix.
 
     A piece has at most ``most`` numbers, or a single row.
     """

@@ -53,7 +53,7 @@ def make_virtual(
         return None
     uneven = next((size for size in sizes if size % shares), 0)
     if recipe.loss is None and not recipe.has_own_loop:
-        problem, hint = "a step of its own", "return a Recipe with a loss, or leave virtual_ranks out"
+        problem, hint = "with Recipe(step=...)", "return a Recipe with a loss, or leave virtual_ranks out"
     elif not sizes:
         problem, hint = "data that can't be cut into shares", _HINTS[recipe.has_own_loop]
     elif uneven and uneven == sizes[0]:
@@ -66,17 +66,17 @@ def make_virtual(
     elif config.compute.mixed_precision == "fp16":
         problem, hint = "in fp16, which scales the gradient", 'mixed_precision = "bf16"'
     elif not _trains_model_alone(recipe):
-        problem, hint = "an optimizer of more than the model", "put all modules that learn into Recipe(model=...)"
+        problem, hint = "more than Recipe(model=...)", "put all modules that learn into Recipe(model=...)"
     elif layers := [name for name, each in recipe.model.named_modules() if isinstance(each, nn.SyncBatchNorm)]:
         problem = f"{layers[0]}, a SyncBatchNorm, which sums over the ranks in each forward pass"
-        hint = "leave convert_sync_batchnorm out: batch statistics are those of a share"
+        hint = "leave convert_sync_batchnorm out: each share then has its own batch statistics"
     else:
         cut = bool(list_fsdp_modules(recipe.model)) if recipe.has_own_loop else is_cut(config, accelerator)
         return VirtualRanks(shares, accelerator, config.seed, data, is_cut=cut)
     raise ConfigError(f"compute.virtual_ranks = {shares}: virtual ranks can't train {problem}", hint=hint)
 
 
-# The hint about the data that virtual ranks need, by whether the user's program is a loop.
+# The hint for data that can't be cut into shares: for a recipe (False), and for the user's own loop (True).
 _HINTS = {
     False: "use map-style data with a batch_size, or a DataLoader over it",
     True: "use run.batches(dataset, batch_size=...) or run.steps(loader), of a map-style dataset, and step.shares()",
@@ -84,7 +84,7 @@ _HINTS = {
 
 
 def _list_sizes(recipe: Recipe) -> list[int]:
-    """Return the distinct sizes of the batches to cut into shares, because a loader's last batch may be smaller.
+    """Return the distinct sizes of the batches to cut into shares. A loader's last batch may be smaller than others.
 
     The list is empty for a stream, which isn't cut, and for a loader whose batch sizes aren't known.
     """
@@ -104,7 +104,7 @@ class VirtualRanks(Cooperation):
 
     Args:
         shares: the number of virtual ranks, V.
-        data: the data ranks, if several ranks train the same samples. Such ranks train the same shares, too.
+        data: the data ranks, if several ranks train the same samples. The ranks of a data rank train the same shares.
         is_cut: whether the model is sharded over the data ranks.
 
     Attributes:
@@ -166,14 +166,14 @@ class VirtualRanks(Cooperation):
         self.sums.attach(models)
 
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
-        determinism.reseed(seed)  # the same seed in all ranks, because each share has its own random numbers
+        determinism.reseed(seed)  # the same seed in all ranks, because `share` seeds each share anew
 
     def list_shares(self, batch_size: int) -> list[Share]:
         return [Share(batch_size, turn.share, self.shares) for turn in self.turns]
 
     @contextlib.contextmanager
     def step(self, model: nn.Module, step: int, *, in_detail: bool = False) -> Iterator[None]:
-        """Run a step: the block trains each share inside `share`. Afterwards the parameters have the mean gradient.
+        """Run a step: the ``with`` block trains each share inside `share`. Then the parameters get the mean gradient.
 
         Afterwards the buffers have the values that they had after the first share, as with DDP. The generators get a
         state that follows from the step's number.
@@ -199,9 +199,9 @@ class VirtualRanks(Cooperation):
 
     @contextlib.contextmanager
     def share(self, turn: Turn) -> Iterator[None]:
-        """Run one share: the block trains it, so that the parameters have the share's gradient, and calls `log`.
+        """Run one share: the ``with`` block trains it, so that the parameters get its gradient, and calls `log`.
 
-        The block has to call `micro_batch` before each of the share's micro-batches.
+        The ``with`` block has to call `micro_batch` before each of the share's micro-batches.
 
         Raises:
             RecipeError: the share has logged numbers with other names than this rank's first share.
@@ -244,7 +244,7 @@ class VirtualRanks(Cooperation):
         self.sums.begin_micro_batch(turn, is_last=is_last)
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
-        """Run the present micro-batch's backward pass in the block, and exchange gradients as they are completed.
+        """Exchange gradients as they are completed, while the ``with`` block runs a micro-batch's backward pass.
 
         Use this only if nothing changes the gradients after the backward pass.
         """
@@ -283,7 +283,7 @@ class VirtualRanks(Cooperation):
         return total
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        if self.is_alone:  # other ranks are lost, so this rank itself reads the names of their shares from the data
+        if self.is_alone:  # other ranks are lost, so this rank reads the names of their samples from the data
             others = [share for share in range(self.shares) if share not in self.own]
             both = [others, self.own]
             return [_in_order(both, [read_names(each.step - 1, others), each.samples]) for each in steps]
@@ -336,7 +336,12 @@ def check_ranks(shares: int, data_ranks: int, ranks: int) -> None:
 
 
 def _in_order(shares: Sequence[Sequence[int]], names: Sequence[Sequence[str]]) -> list[str]:
-    """Return the names of a step's micro-batches in the order of the shares, given each rank's shares and names."""
+    """Return the names of the samples of a step's micro-batches, in the order of the shares.
+
+    Args:
+        shares: the shares of each rank.
+        names: for each rank, a name for each micro-batch of its shares.
+    """
     found: dict[int, Sequence[str]] = {}
     for own, all_names in zip(shares, names, strict=True):
         accum = len(all_names) // len(own)

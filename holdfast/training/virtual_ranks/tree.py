@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, order=True)
 class Node:
-    """A node of the tree: the sum of the leaves ``index * 2**level`` up to ``(index + 1) * 2**level``."""
+    """A node of the tree: the sum of the leaves from ``index * 2**level`` to before ``(index + 1) * 2**level``."""
 
     level: int
     index: int
@@ -37,7 +37,7 @@ class TreeSum:
         self.parts: dict[Node, Tensor] = {}
 
     def add(self, node: Node, value: Tensor) -> None:
-        """Add a tensor as the sum of a node. Don't use the tensor afterwards, because this object may change it."""
+        """Add ``value``, the sum of a node's leaves. Don't use it afterwards, because this object may change it."""
         while node != self._root:
             if node.index % 2:
                 left = self.parts.pop(Node(node.level, node.index - 1), None)
@@ -87,7 +87,7 @@ def sum_columns(values: Tensor) -> Tensor:
 
 
 def split_leaves(leaves: int, parts: int) -> list[range]:
-    """Divide the leaves into contiguous blocks, and return these. The blocks' sizes differ by one at most."""
+    """Return the leaves, divided into contiguous blocks whose sizes differ by one at most."""
     size, more = divmod(leaves, parts)
     starts = [number * size + min(number, more) for number in range(parts + 1)]
     return [range(*pair) for pair in itertools.pairwise(starts)]

@@ -2,8 +2,8 @@
 
 A rank trains a contiguous block of the shares. It adds each share's gradient to the tree at once, so that it only keeps
 the few sums of the block's subtrees. The ranks then exchange these sums bucket by bucket
-(`holdfast.training.virtual_ranks.buckets`). In the engine's own loop the exchange begins during the backward pass of a
-rank's last share.
+(`holdfast.training.virtual_ranks.buckets`). If Holdfast runs the training loop, the exchange begins during the backward
+pass of a rank's last share.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class WholeSums:
     """The sums of gradients over the shares of each step, in ranks that each hold the whole model.
 
     All ranks exchange the same buckets in the same order. A rank sends a bucket as soon as its gradients are complete:
-    during the backward pass of the rank's last share (`overlapped`), or else in `finish`. This makes no difference to
-    the other ranks.
+    during the backward pass of the rank's last share (`overlapped`), or else in `finish`. The other ranks need not know
+    at which of these two times it was sent.
 
     Args:
         shares: the number of shares, V.
@@ -75,8 +75,8 @@ class WholeSums:
         if [*map(id, parameters)] != [*map(id, self._parameters)]:
             self._parameters, self._plain = parameters, make_buckets(parameters[::-1])
             self._ordered, self._completed = None, None
-        # Checksums in `facts` depend on the buckets. So a step that is recorded in detail always uses the same plain
-        # buckets, also after a process's first step.
+        # Checksums in `facts` depend on the buckets. So a step that is recorded in detail always uses the buckets of a
+        # process's first step.
         buckets = self._plain if in_detail or self._ordered is None else self._ordered
         self._sums = [BucketSum(each, self._shares, self._blocks, self._group, in_detail=in_detail) for each in buckets]
         self._sum_of = {id(each): found for found in self._sums for each in found.bucket.parameters}
@@ -88,10 +88,9 @@ class WholeSums:
 
     @contextlib.contextmanager
     def overlapped(self) -> Iterator[None]:
-        """Exchange gradients as soon as they are complete, while the block runs the last share's last backward pass.
+        """Exchange gradients as they are completed, while the ``with`` block runs the last share's last backward pass.
 
-        Nothing else may change gradients between the block and `add`. All ranks have to use such a block in the same
-        steps.
+        Nothing may change gradients between this block and `add`. All ranks have to call this in the same steps.
         """
         if self._ranks > 1:
             self._watch()
@@ -129,7 +128,7 @@ class WholeSums:
         return describe_gradient([each.grad for each in self._parameters])
 
     def add(self, turn: Turn) -> None:
-        """Add the gradient that the parameters hold after a share to the sums.
+        """Add a share's gradient, which the parameters hold, to the sums.
 
         Raises:
             RecipeError: the share has changed a gradient after its exchange had begun.

@@ -176,7 +176,7 @@ def test_a_parameter_that_no_share_uses_has_no_gradient(tmp_path: Path) -> None:
     [
         ("shares:averaged", 5, {}, "16 samples in equal shares"),
         ("shares:averaged", 4, {"ranks": 1, "mixed_precision": "fp16"}, "fp16"),
-        ("composed:adversarial", 8, {}, "a step of its own"),
+        ("composed:adversarial", 8, {}, "with Recipe"),
         ("varied:streamed", 2, {}, "data that can't be cut into shares"),
         ("shares:synced", 8, {}, "blocks.0.1, a SyncBatchNorm"),
     ],
