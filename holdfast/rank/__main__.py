@@ -22,7 +22,8 @@ if __name__ == "__main__":
 
     from holdfast.machine.determinism import separate_threads
 
-    separate_threads()  # called before any module imports functions of `random` by name
+    # called early, because a module that has imported a function of `random` by name would keep the original function
+    separate_threads()
 
     from holdfast.rank.attending import await_code
     from holdfast.rank.serving import main  # imported last, because this imports torch

@@ -47,12 +47,12 @@ def check_same_training(training: Training, environment: dict[str, Any]) -> None
 
 
 def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
-    """Raise ConfigDrift if two nodes would train different things."""
+    """Raise ConfigDrift if two nodes have different settings, code or versions that would make training different."""
     there, here = first.environment, second.environment
     versions = [
         Change(name=name, kind="package", saved=there.get(name, ABSENT), current=here.get(name, ABSENT))
         for name in VERSIONS
-        if name != "holdfast" and there.get(name) != here.get(name)  # except "holdfast", which compare_records compares
+        if name != "holdfast" and there.get(name) != here.get(name)  # compare_records compares "holdfast"
     ]
     records = [each for each in compare_records(there, here) if each.kind == "package" or not is_harmless(each)]
     differ = [*compare_identities(first.settings, second.settings, {}), *versions, *records]

@@ -42,7 +42,9 @@ class Agreement:
         return 0 if self._sent is None else 1
 
     def exchange(self, wish: Wish, step_s: float) -> Wish:
-        """Send this rank's wish. Return the greatest wish of all ranks, in this exchange or in the one before.
+        """Send this rank's wish. Return the greatest wish of all ranks.
+
+        If the last step was slow, the wishes are those of this exchange; otherwise those of the exchange before.
 
         Args:
             step_s: how long this rank's last step took, in seconds; 0 if it isn't known.

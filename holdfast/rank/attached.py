@@ -1,5 +1,6 @@
-"""The ranks of an attempt that another launcher has started: the attempt watches, commands and ends these ranks, but
-can't replace them.
+"""The ranks of an attempt if the attempt hasn't started them, but a launcher such as torchrun.
+
+The attempt watches, commands and ends these ranks, but can't replace them.
 """
 
 import os
@@ -88,7 +89,7 @@ class AttachedProcesses:
 
 
 class AttachedRanks(Ranks):
-    """The ranks of one attempt, as processes that another launcher has started; see `Ranks`.
+    """The ranks of one attempt, as processes that a launcher such as torchrun has started; see `Ranks`.
 
     Attributes:
         door: the socket to which the ranks connect. The attempt's process sets this class attribute before it
@@ -157,7 +158,7 @@ class AttachedRanks(Ranks):
 
 
 def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: float) -> AttachedProcesses:
-    """Give each rank that connects its pipes and variables. Return the processes when all ranks have connected."""
+    """Wait until all ranks have connected. Give each of them the pipes and variables. Return their processes."""
     variables = {name: environment[name] for name in TOLD}
     (orders, to_ranks), (from_ranks, events) = os.pipe(), os.pipe()
     try:
@@ -170,5 +171,5 @@ def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: fl
 
 
 def choose_ranks(compute: Compute) -> type[Ranks]:
-    """Return the class for a run's ranks: `AttachedRanks` if another launcher starts them, otherwise `Ranks`."""
+    """Return the class for a run's ranks: `Ranks` if the attempt starts them; `AttachedRanks` if a launcher does."""
     return AttachedRanks if compute.is_attached else Ranks

@@ -1,6 +1,7 @@
-"""The end of a rank that a launcher such as torchrun has started, in place of the attempt: the rank passes the
-launcher's signals on to the attempt, and the attempt's exit code on to the launcher. For a rank that the attempt has
-started these functions do nothing.
+"""The signals and the exit code of a rank if the attempt hasn't started it, but a launcher such as torchrun.
+
+The rank passes the launcher's signals on to the attempt, and the attempt's exit code on to the launcher. For a rank
+that the attempt has started these functions do nothing.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ _told: list[int] = []  # the process ids of the attempts to which this rank has 
 
 
 def is_attached() -> bool:
-    """Return whether another launcher has started this rank."""
+    """Return whether a launcher such as torchrun has started this rank, and not the attempt."""
     return END_VARIABLE in os.environ
 
 

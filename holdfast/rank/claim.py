@@ -7,7 +7,7 @@ from holdfast.store import open_store
 
 
 def find_attempt(config: RunConfig) -> int:
-    """Return the number of the run's newest attempt, as this node sees it."""
+    """Return the number of the run's newest attempt that this node sees on the store."""
     return Journal(open_store(config.store), config.run).attempts()
 
 

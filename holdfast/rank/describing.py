@@ -1,4 +1,4 @@
-"""The description of a rank's built training, which it reports to its attempt."""
+"""The description of a rank's training (model, data, optimizer), which the rank sends to the attempt."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from holdfast.training import Training, count_params, find_idle, find_shards
 
 
 def describe_training(training: Training, record: CodeRecord | None) -> Ready:
-    """Test the devices of all ranks, and describe the built training for the attempt's fingerprint, journal and log.
+    """Test the devices of all ranks. Return a description of the training, for fingerprint, journal and log.
 
     All ranks call it together.
 
@@ -40,7 +40,7 @@ def describe_training(training: Training, record: CodeRecord | None) -> Ready:
 
 
 def list_hosts(training: Training) -> dict[str, list[str]]:
-    """Return an environment's entry with the host of each rank; an empty dict if all ranks are on one node.
+    """Return the hosts of all ranks, for the record of the machine; an empty dict if all ranks are on one node.
 
     All ranks call it together.
     """
@@ -80,7 +80,7 @@ def find_unused_workers(training: Training) -> list[str]:
         return []
     return [
         f"the DataLoader's num_workers = {asked} is not used: compute.loader_workers = 0 loads its data in the rank; "
-        f"{asked} would train the same bytes"
+        f"compute.loader_workers = {asked} would give the same bytes"
     ]
 
 
@@ -94,7 +94,7 @@ def drop_useless_between(training: Training) -> list[str]:
     if training.config.resume.trusted_keys:
         reason = "with resume.trusted_keys a checkpoint that nobody has signed isn't adopted"
     elif training.config.compute.nodes != 1 and find_shards(training.recipe):
-        reason = "each node writes a part of a sharded checkpoint, so that no near folder has a whole one"
+        reason = "each node writes a part of a sharded checkpoint, so that no near folder has a whole checkpoint"
     else:
         return []
     training.saver.between = None

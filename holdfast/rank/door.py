@@ -1,4 +1,4 @@
-"""The socket between an attempt and the ranks of this machine that another launcher has started; imports no torch.
+"""The socket between an attempt and this machine's ranks that a launcher such as torchrun has started.
 
 These ranks aren't child processes of the attempt, so the attempt can't start them with its pipes. Instead each rank
 connects to a socket (`knock`), and the attempt sends it the environment variables and the pipes of a rank. The socket's
@@ -6,7 +6,7 @@ name is derived from the launcher's variables. The first rank of a machine creat
 which inherits the socket.
 
 The socket has an abstract name, so that the kernel removes it when its processes end. Both sides check that the other
-side belongs to the same user. Source: unix(7).
+side belongs to the same user. Source: unix(7). This module imports no torch.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from holdfast.machine.processes import is_running
 from holdfast.rank.launchers import Slot
 from holdfast.terminal import spell_s
 
-# The environment variable with the file descriptor of the socket and the process id of the first rank, for the attempt.
-# The first rank starts the attempt, but may die before the attempt can ask for its parent's id.
+# The environment variable that tells the attempt the file descriptor of the socket and the process id of the first
+# rank. The attempt is the first rank's child, but the first rank may die before the attempt asks for its parent's id.
 DOOR_VARIABLE = "HOLDFAST_DOOR"
 LOOK_EVERY_S = 0.5
 # How long an earlier attempt may still use the socket's name, if one of its ranks died before all ranks had connected.
@@ -57,7 +57,7 @@ class Answer:
 
 
 def name_door(slot: Slot) -> str:
-    """Return the name of the socket that all ranks of one start of a launcher use on this machine."""
+    """Return the name of this machine's socket. All ranks that a launcher starts together get the same name."""
     if slot.address is None:
         start = [str(os.getpid())]
     else:
@@ -116,7 +116,8 @@ def knock(name: str, within_s: float) -> Answer:
 
 def _receive(own: socket.socket) -> Answer:
     text, received, _, _ = socket.recv_fds(own, ANSWER_BYTES, FILES)
-    # Close these files on exec: unlike files that Python opens, received ones would stay open in the next program.
+    # Files that Python opens are closed when this process executes another program. Received files would stay open, so
+    # replace each of them by a duplicate that is closed.
     files = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3) for file in received]
     for file in received:
         os.close(file)
@@ -153,7 +154,7 @@ class Door:
         self._guests: list[int] = []
 
     def let_in(self, variables: Mapping[str, str], files: Sequence[int], within_s: float) -> list[int]:
-        """Wait until all ranks have connected, and give each the variables and files. Return the ranks' process ids.
+        """Wait until all ranks have connected. Give each rank the variables and files. Return the ranks' process ids.
 
         Args:
             files: the file descriptors for the ranks' standard input, output and error.

@@ -13,11 +13,12 @@ from holdfast.rank.stacks import find_user_line
 
 # How many lines of the log an error shows.
 LAST_LINES = 3
-# Each line that torchrun itself writes to the ranks' log names this path.
+# Each line that torchrun itself writes to the ranks' log contains this path.
 TORCHRUN = "torch/distributed/elastic"
 # faulthandler writes this line above the stacks of a process that crashes.
 CRASH = "Fatal Python error: "
-# The files with OOM kills, in the order in which they are tried: this container (cgroup 2, then 1), then the machine.
+# The files in which the kernel counts the processes that it killed because memory ran out. The first one that exists is
+# read: of this container (cgroup 2, or 1), or of the machine.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 
 

@@ -22,7 +22,7 @@ class Events:
         self._is_first = os.environ.get("LOCAL_RANK", "0") == "0"
 
     def send(self, event: Event) -> None:
-        """Report an event if this is a node's first rank and the process that started it is still alive."""
+        """Report an event if this is a node's first rank, and the process that started this rank is still alive."""
         if self._is_first:
             self._write(encode_message(event))
 

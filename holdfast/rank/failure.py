@@ -36,10 +36,10 @@ def describe_failure(training: Training | None, error: Exception) -> HoldfastErr
     step = training.progress.step if training else 0
     has_others = int(os.environ.get("WORLD_SIZE", 1)) > 1
     # The ranks may wait for each other while they build the recipe. If a rank dies then, the others raise a
-    # RecipeError, and only its cause shows the lost connection.
+    # RecipeError, and only the cause of this RecipeError shows the lost connection.
     cause = error.__cause__ if isinstance(error, RecipeError) else error
     if has_others and _is_lost_connection(cause):
-        return RankDied(f"rank {os.environ['RANK']} lost the connection to another in step {step}", is_effect=True)
+        return RankDied(f"rank {os.environ['RANK']} lost the connection to another rank in step {step}", is_effect=True)
     if isinstance(error, HoldfastError):
         return error
     rank = f" of rank {os.environ['RANK']}" if has_others else ""

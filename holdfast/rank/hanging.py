@@ -6,18 +6,18 @@ it.
 ==========================  ========================================================================================
 phase                       bound
 ==========================  ========================================================================================
-a step, an evaluation       ``resume.hung_after_s``: "auto" is 20 times the longest so far, 30 s at least and 60 s at
-                            most. In any case the bound is at least 3 times the longest so far
+a step, an evaluation       ``resume.hung_after_s``: "auto" is 20 times the longest duration so far, 30 s at least and
+                            60 s at most. In any case the bound is at least 3 times the longest duration so far
 the process's first step    10 minutes: it compiles, starts loader workers and connects the ranks
 building, restoring,        an hour: the times depend on data and storage, and past times say little about the next
 saving, first evaluation
 waiting for an order        none
 ==========================  ========================================================================================
 
-Besides the clock, three facts of the operating system decide:
+Not only the time decides:
 
-- A rank whose process is stopped (SIGSTOP) for as long as a step may take hangs, whatever its phase.
-- A rank that uses its processor computes: an evaluation inside a loop, a compilation, a long step. Its bound is an
+- A stopped process (SIGSTOP) counts as hung, whatever its phase, if it stays stopped for longer than a step may take.
+- A rank that uses its processor is computing: an evaluation inside a loop, a compilation, a long step. Its bound is an
   hour, unless it waits for the other ranks' GPUs, because NCCL waits in a busy loop.
 - Time counts only while the attempt itself is running, so that ranks of a suspended machine don't count as hung.
 """
@@ -34,8 +34,8 @@ from holdfast.machine.processes import STOPPED, read_process
 from holdfast.machine.slow_ranks import SlowRank, SlowRanks
 from holdfast.rank.stacks import write_stacks
 
-# The environment variable with the factor for all bounds, for a process that watches an attempt's ranks on another
-# machine.
+# The environment variable with the factor for all bounds. A process on another machine that watches an attempt's ranks
+# there reads it.
 PATIENCE_VARIABLE = "HOLDFAST_PATIENCE"
 LOOK_EVERY_S = 1.0
 LEAST_S, MOST_S = 30.0, 60.0
@@ -90,7 +90,10 @@ class Watch:
         return self._heartbeats.read()
 
     def find_slow(self) -> SlowRank | None:
-        """Return the rank that was slower than the others since the last judgement; see `SlowRanks`."""
+        """Return the rank that was slower than the others since this was last judged; see `SlowRanks`.
+
+        Return None if no rank was slow, or if too few steps were trained since then.
+        """
         return self._slow_ranks.find(self.read())
 
     def count_steps(self) -> int:
@@ -112,7 +115,7 @@ class Watch:
         if last is None:
             self._seen[rank] = _Seen(beat, cpu_s)
             return
-        # at most: if more time has passed, the attempt or the machine was paused
+        # Count at most two intervals: if more time has passed, the attempt or the machine was paused.
         counted_s = min(elapsed_s, 2 * LOOK_EVERY_S)
         # A rank that waits for a free core (state R) counts as computing, too.
         is_busy = state in ("R", "") or cpu_s - last.cpu_s > BUSY_CORES * elapsed_s

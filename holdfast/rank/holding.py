@@ -1,7 +1,7 @@
-"""The wait of ranks that were started early: they have imported torch, and use no device until they may build.
+"""The wait of ranks that were started ahead: they have imported torch, and use no device before their first order.
 
-The first order ends the wait. All ranks of a machine share one standard input, and no rank reads from it during the
-wait.
+The first order ends the wait, and the ranks build the recipe. All ranks of a machine share one standard input, and no
+rank reads from it during the wait.
 """
 
 import os
@@ -12,7 +12,7 @@ HELD_VARIABLE = "HOLDFAST_HELD"
 
 
 def wait_to_proceed() -> None:
-    """Wait until an order arrives or the sender has closed the pipe. Return at once if this rank isn't held."""
+    """Wait until an order arrives or the sender closes the pipe. Return at once if `HELD_VARIABLE` isn't set."""
     if os.environ.get(HELD_VARIABLE):
         waiting = select.poll()
         waiting.register(0, select.POLLIN | select.POLLHUP)

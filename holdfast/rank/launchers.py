@@ -1,6 +1,7 @@
-"""The rank number that a launcher gave this process: torchrun, accelerate launch, srun, or one with the same variables.
+"""The rank number that a launcher gave this process in environment variables.
 
-With `holdfast.attach` such a launcher starts the ranks. Any other command that starts an attempt raises an error if the
+The launchers are torchrun, accelerate launch, srun, and others that set the variables of one of these. With
+`holdfast.attach` the launcher starts the ranks. Any other command that starts an attempt raises an error if the
 launcher has started several processes of it, because each process would start the same attempt. Nothing here imports
 torch.
 """
@@ -13,8 +14,8 @@ from holdfast.config import Compute
 from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigError
 
-# Only srun sets this variable. A batch script without srun also has variables with a number of tasks and with task
-# number 0.
+# This variable shows that srun started this process, because Slurm doesn't set it for a batch script. Slurm's other
+# variables with the number of tasks and the task's number don't show it: a batch script has them, too.
 STEP_SIZE = "SLURM_STEP_NUM_TASKS"
 DOCS = "docs/launchers.md says how"
 
@@ -84,7 +85,7 @@ def find_slot(environ: Mapping[str, str] = os.environ) -> Slot:
 
 
 def _read_torchs(environ: Mapping[str, str]) -> Slot:
-    """Return the place from the variables that torch reads."""
+    """Return this process's place, from the variables that torch reads."""
     launcher = name_launcher(environ)
     rank, size = _read_number(environ, "RANK"), _read_number(environ, "WORLD_SIZE")
     local_rank, local_size = 0, 1
@@ -98,14 +99,14 @@ def _read_torchs(environ: Mapping[str, str]) -> Slot:
 
 
 def _read_slurms(environ: Mapping[str, str]) -> Slot:
-    """Return the place from the variables that srun sets for a task."""
+    """Return this process's place, from the variables that srun sets for a task."""
     job = find_job(environ)
     if job is None or not job.tasks:
         raise _make_missing_error("SLURM_STEP_TASKS_PER_NODE" if job else "SLURM_JOB_ID", environ)
     if len(job.tasks) > 1:
         raise ConfigError(
             f"srun started {','.join(map(str, job.tasks))} processes on its nodes: expected the same number on each",
-            hint="use srun --ntasks-per-node=..., which starts as many on each node",
+            hint="use srun --ntasks-per-node=..., which starts the same number on each node",
         )
     size, local_size = _read_number(environ, STEP_SIZE), job.tasks[0]
     is_alone = size == local_size and "MASTER_ADDR" not in environ

@@ -109,7 +109,8 @@ class Ranks:
             patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
             lived: the file for the steps that no commit contains yet; see `holdfast.rank.lived`.
             is_held: whether the ranks wait for `proceed` after they have imported torch.
-            part: the part of another rank's steps that a single process trains again, to check that rank; usually None.
+            part: for a check of a rank: the part of the steps that this rank trained, and that a single process now
+                trains again. None otherwise.
         """
         self.began = time.monotonic()
         self._compute, self._skip = config.compute, config.skip
@@ -157,7 +158,7 @@ class Ranks:
                 os.kill(pid, number)
 
     def _find_others(self) -> list[int]:
-        """Return the ranks' processes outside of the child's process group.
+        """Return the ranks' processes that are not in the process group of the process that this object has started.
 
         For a single rank, return an empty list without a search, because a search takes 0.1 s.
         """
@@ -216,7 +217,7 @@ class Ranks:
         self._is_built = True
 
     def expect(self, kind: type[E], *others: type[F]) -> E | F:
-        """Return the next event, which has to be of one of these classes. Before it, log `Skipped` and ignore `Woken`.
+        """Return the next event, which has to be of one of these classes. Log earlier `Skipped`, ignore `Woken` events.
 
         Raises:
             HoldfastError: see `next_event`.
@@ -247,7 +248,7 @@ class Ranks:
 
     def _describe_end(self) -> HoldfastError:
         """Return the error for ranks that ended without reporting one."""
-        self._events.put(None)  # put the end back, so that the next call of `next_event` raises the error, too
+        self._events.put(None)  # mark the end of the events again, so that the next `next_event` raises the error, too
         code = self._process.wait()
         if code == 0 and self._is_built and self._compute.has_rendezvous:
             return RankDied("the ranks have ended as they were told to", is_ordered=True)
@@ -257,7 +258,7 @@ class Ranks:
     # ---- orders
 
     def send(self, order: Order) -> None:
-        """Send an order. If the ranks are dead, the next `next_event` raises the reason."""
+        """Send an order. If the ranks are dead, raise nothing: the next call of `next_event` raises the cause."""
         with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: `end` has closed the pipe
             self._process.stdin.write(encode_message(order))
             self._process.stdin.flush()
@@ -295,7 +296,7 @@ class Ranks:
         return self.expect(Begun, Problem)
 
     def take_over(self, source: str, step: int | None, names: Mapping[str, str]) -> Imported:
-        """Order the ranks to load another program's checkpoint; see `Import`.
+        """Order the ranks to load another program's checkpoint, and return their report; see `Import`.
 
         Raises:
             HoldfastError: see `next_event`.
@@ -317,7 +318,7 @@ class Ranks:
         self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed, skip=self._skip))
 
     def proceed(self) -> None:
-        """Order held ranks to build the recipe. From now on, count the time of their start."""
+        """Order ranks that were started ahead to build the recipe. Set `began` to this moment."""
         self.began = time.monotonic()
         self.send(Proceed())
 
@@ -352,11 +353,16 @@ class Ranks:
         self.send(Save())
 
     def stop(self, within_s: float | None = None) -> None:
-        """Order the ranks to save and end: after the current step, or at the last safe moment before ``within_s``."""
+        """Order the ranks to save and end.
+
+        Args:
+            within_s: the seconds in which the save has to be durable; the ranks train on until the last safe moment.
+                None to save after the current step.
+        """
         self.send(Stop(within_s=within_s))
 
     def evaluate(self) -> Evaluated:
-        """Evaluate the model and return its metrics and its probe."""
+        """Evaluate the model. Return its metrics, and the numbers of its probe (see `Recipe`)."""
         self.send(Evaluate())
         return self.expect(Evaluated)
 

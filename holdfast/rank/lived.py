@@ -66,7 +66,7 @@ class LivedSteps:
     def _append(self, lines: Sequence[Line]) -> None:
         if self._path is None or self._is_full:
             return
-        # an error here must not end the run: it costs only a proof
+        # ignore an error: without these lines only a check of the run is lost
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             self._is_full = file.tell() > MOST_BYTES
             file.write(_spell(lines))
@@ -79,7 +79,7 @@ def open_lived() -> LivedSteps:
 
 
 def find_lived(folder: Path, first: int, step: int) -> list[Line]:
-    """Return the trail's lines after ``step`` from the first process that trained these steps; empty if none did.
+    """Return the trail's lines after ``step`` from the first process that trained these steps; empty without one.
 
     Args:
         folder: the run's folder for logs.

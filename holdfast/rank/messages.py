@@ -153,7 +153,7 @@ class Stop(Message):
 
 
 class Evaluate(Message):
-    """Run the recipe's evaluation and measure the probe. Answered by `Evaluated`."""
+    """Run the recipe's evaluation and its probe (see `Recipe`). Answered by `Evaluated`."""
 
 
 class Examine(Message):
@@ -207,8 +207,8 @@ class Restored(Message):
     """The ranks hold the commit's state; see `holdfast.training.Resumed` for the other fields.
 
     Attributes:
-        near: the number of files that ranks have read from node-local copies, so that the store's files weren't
-            verified.
+        near: the number of files that ranks have read from node-local copies instead of the store. The store's own
+            files weren't verified.
         near_problem: how a node-local copy was damaged; empty if no copy was damaged.
     """
 
@@ -228,7 +228,11 @@ class Skipped(Message):
 
 
 class Begun(Message):
-    """The model has another run's weights, and the anneals continue from this offset (in steps)."""
+    """The model has another run's weights, or a folder's.
+
+    Attributes:
+        anneal_offset: the number of steps that the recipe's anneals count in addition to the run's own steps.
+    """
 
     anneal_offset: int
 
@@ -357,7 +361,7 @@ class Failed(Problem):
 
 
 class Finished(Message):
-    """The program of a complete run has returned, after the code that follows its loop."""
+    """The run is complete, and the user's code that follows the training loop has ended, too."""
 
 
 class Woken(Message):

@@ -1,6 +1,7 @@
-"""One rank's communication with the ranks of other nodes: its number, the first cause of a failure, and heartbeats.
+"""One rank's communication with the ranks of other nodes.
 
-The ranks exchange these through the key-value store that torchrun on node 0 serves at ``compute.rendezvous``.
+The ranks agree on their numbers, tell each other the first cause of a failure, and send heartbeats. They use the
+key-value store that torchrun on node 0 serves at ``compute.rendezvous``.
 """
 
 import os

@@ -58,7 +58,8 @@ class Orders:
         # A scheduler may send other signals than SIGTERM to every process of a job. STACKS_SIGNAL is excluded, because
         # it makes faulthandler write the stacks of a rank that hangs.
         take_like_sigterm(self._obey_signal, but=heartbeats.STACKS_SIGNAL)
-        # Ctrl-C reaches ranks that another launcher has started. scancel --signal=INT reaches every process of a job.
+        # Ctrl-C reaches ranks that a launcher such as torchrun has started. scancel --signal=INT reaches every process
+        # of a job.
         signal.signal(signal.SIGINT, self._obey_signal)
         # The first rank of another node gets no orders, but the end of its input tells it that its node has to stop.
         if training.accelerator.is_local_main_process:
@@ -98,14 +99,17 @@ class Orders:
         self._queue.put(None)
 
     def is_stopping(self) -> bool:
-        """Return whether to stop training after this pause, or after the last step; all ranks get the same answer."""
+        """Return whether to stop training. Call it at a pause, or after the last step.
+
+        All ranks get the same answer.
+        """
         if self._agreement is None or self._agreed is Wish.NOTHING:
             self._agreed = self._ask_all()
         agreed, self._agreed = self._agreed, Wish.NOTHING
         return agreed is Wish.STOP
 
     def is_pausing(self) -> bool:
-        """Return whether to pause training here, to save or to stop; all ranks get the same answer.
+        """Return whether to pause training here, to save or to stop. All ranks get the same answer.
 
         With several ranks the answer may be delayed by one call; see `Agreement`. Call this between all steps, because
         the time between two calls is the measured length of a step.

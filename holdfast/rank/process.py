@@ -19,7 +19,7 @@ from holdfast.terminal.distribution import spell_install
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 # The environment variable with the number of the commit that the attempt will probably restore; 0 for no commit.
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
-# The module that starts the ranks of an attempt on a Ray cluster; its docstring says how.
+# The module that starts the ranks of an attempt on a Ray cluster.
 RAY_MODULE = "holdfast.rank.ray"
 # The environment variables in which torchrun, accelerate, MPI and Slurm tell a process its rank. In a pod, a training
 # operator sets them, too. A rank must not inherit them, because it would wait for processes that don't exist, or train
@@ -92,7 +92,7 @@ def make_command(config: RunConfig) -> list[str]:
 
 
 def is_launchers(name: str) -> bool:
-    """Return whether the environment variable of this name belongs to another launcher."""
+    """Return whether a launcher sets the environment variable of this name for its processes."""
     return any(fnmatchcase(name, pattern) for pattern in LAUNCHER_VARIABLES)
 
 

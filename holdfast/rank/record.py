@@ -114,7 +114,8 @@ class CodeRecord:
 
     def _add(self, name: str, data: bytes, *, is_python: bool) -> None:
         self._bytes[name] = hashlib.sha256(data).hexdigest()
-        # Equal bytes need no new hash: stripping the comments of a megabyte of source takes 0.8 s.
+        # If the checkpoint's record has the same bytes, take the hash from the record. To compute the hash, comments
+        # would have to be stripped: 0.8 s for a megabyte of source.
         if self._bytes[name] == self._recorded.get("source_bytes", {}).get(name) and name in self._recorded["sources"]:
             self._sources[name] = self._recorded["sources"][name]
         else:

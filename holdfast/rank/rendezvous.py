@@ -1,8 +1,8 @@
-"""The connection of several nodes through torchrun's c10d rendezvous, for the command on each node; imports no torch.
+"""The connection of several nodes through torchrun's c10d rendezvous. The command on each node uses this module.
 
 torchrun on node 0 serves the rendezvous at ``compute.rendezvous``, and torchrun on every other node connects to it.
 torchrun numbers the nodes by their addresses. So the ranks are renumbered later, so that rank 0 is on node 0; see
-`holdfast.rank.nodes`.
+`holdfast.rank.nodes`. This module imports no torch.
 """
 
 import contextlib
@@ -79,13 +79,13 @@ def find_address(compute: Compute) -> str:
     if ip_address(own).is_loopback and not is_loopback(host):
         raise ConfigError(
             f"{name_rendezvous(compute)}: here {host} is {own}, which no other node can reach",
-            hint="/etc/hosts may say so; give the IP address of node 0",
+            hint="/etc/hosts may give the name this address; give the IP address of node 0 instead of its name",
         )
     return own
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is ``localhost`` or a loopback address, as for nodes that share one machine."""
+    """Return whether a host is ``localhost`` or a loopback address, by which only nodes on one machine can connect."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -129,7 +129,7 @@ def make_torchrun_arguments(config: RunConfig) -> list[str]:
 def make_variables(compute: Compute) -> dict[str, str]:
     """Return the environment variables of a rank of several nodes: its node's number, and gloo's interface.
 
-    For ranks that another launcher has started, the interface isn't set, because that launcher chooses it.
+    If a launcher has started the ranks, and not the attempt, the interface isn't set, because the launcher chooses it.
     """
     if not compute.has_nodes:
         return {}
@@ -164,8 +164,8 @@ def _make_too_few_error(compute: Compute) -> NodesMissing:
     """Return the error for too few nodes."""
     least, _ = compute.node_range
     return NodesMissing(
-        f"compute.nodes = {compute.nodes}: fewer than {counted(least, 'node')} came to {compute.rendezvous} within "
-        f"{spell_s(compute.wait_s)}",
+        f"compute.nodes = {compute.nodes}: fewer than {counted(least, 'node')} connected to {compute.rendezvous} "
+        f"within {spell_s(compute.wait_s)}",
         hint="start the same command on every node; --set compute.wait_s=... waits longer",
     )
 

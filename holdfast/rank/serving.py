@@ -118,7 +118,7 @@ def serve(
         raise
     finally:
         if training.saver.between is not None:
-            with contextlib.suppress(Exception):  # this save may fail, because no other save depends on it
+            with contextlib.suppress(Exception):  # ignore a failure, because no commit depends on this save
                 training.saver.between.wait()
         training.saver.wait()
     if orders.is_orphaned and training.config.compute.has_rendezvous and training.accelerator.is_main_process:
@@ -244,7 +244,7 @@ def train_and_save(
 
 
 def is_due_between(training: Training) -> bool:
-    """Return whether to save now, between two commits, into the node's near folder alone."""
+    """Return whether to save now, between two commits. `near.every_steps` asks for these saves, into `near.folder`."""
     every = training.config.near.every_steps if training.saver.between is not None else 0
     return bool(every) and training.progress.step % every == 0 and training.record.has_new_steps
 
@@ -282,7 +282,7 @@ def observe(training: Training, order: Observe, events: Events) -> Generator[Non
 
 
 def spell_lines(training: Training, after: int) -> list[dict[str, Any]]:
-    """Return the trail since the last save, for the steps after ``step``, in the form for events."""
+    """Return the trail of the steps after ``after`` that were trained since the last save, in the form for events."""
     return [spell_floats(line) for line in read_lines(training) if line["step"] > after]
 
 
@@ -298,7 +298,7 @@ def share_environment(training: Training, record: CodeRecord | None, ran_on: dic
 
 
 def report_evaluation(training: Training, events: Events) -> None:
-    """Run the recipe's evaluation, measure the probe and report both."""
+    """Run the recipe's evaluation and its probe (see `Recipe`), and report the numbers of both."""
     metrics, _ = evaluate_recipe(training)
     events.send(
         Evaluated(
@@ -438,7 +438,7 @@ def main() -> int:
         is_first = training.accelerator.is_local_main_process
         record = CodeRecord(training, before, files, read_recorded(config, commit)) if is_first else None
         training.record.note_lines = survivor.lived.add
-        gc.freeze()  # excludes all existing objects from garbage collections, each of which would stall a step by 0.2 s
+        gc.freeze()  # a garbage collection that includes all existing objects would stall a step by 0.2 s
         gc.enable()
         return serve(training, events, record, survivor)
 

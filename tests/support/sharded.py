@@ -221,7 +221,7 @@ def leave_out_saves_between_commits(folder: str) -> int:
         training.saver.between = Saver(near=Near.of(training.config), is_between=True)
         said = drop_useless_between(training)
         assert (training.saver.between is not None, said == []) == (is_used, is_used), said
-    assert "no near folder has a whole one" in said[0]
+    assert "no near folder has a whole checkpoint" in said[0]
     return 0
 
 

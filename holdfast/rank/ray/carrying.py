@@ -102,7 +102,7 @@ class Carrier:
         os.environ[NODE_VARIABLE] = str(start.node)
         with contextlib.suppress(OSError):
             os.chdir(start.folder)
-        own = Path(ray.__file__).parent  # exclude Ray's own copies of packages
+        own = Path(ray.__file__).parent  # this folder contains Ray's copies of packages, which ranks must not import
         sys.path[:] = [*start.paths, *(path for path in sys.path if not Path(path).is_relative_to(own))]
         self._log_path = Path(config.log.folder) / config.run / f"node-{start.node:04d}.log"
         self._read_to = self._log_path.stat().st_size if self._log_path.exists() else 0

@@ -19,8 +19,8 @@ from holdfast.terminal import counted, spell_s
 
 REACHED_WITHIN_S = 5.0
 LOOK_EVERY_S = 1.0
-# The longest wait for a placement group with fewer than the largest number of nodes. Ray reserves bundles in
-# milliseconds, or in a second on a busy cluster.
+# If Ray is asked for fewer nodes than the largest number: the longest wait until it has reserved them. Ray reserves
+# bundles in milliseconds, or in a second on a busy cluster.
 RESERVED_WITHIN_S = 5.0
 SHOWN_LETTERS = 300
 
@@ -65,7 +65,8 @@ def connect() -> None:
         raise NodesMissing(
             f"no Ray cluster can be reached at {address} from {socket.gethostname()}: "
             f"{shorten(str(error), SHOWN_LETTERS)}",
-            hint="check that it is up and has this machine; the environment variable RAY_ADDRESS names its GCS",
+            hint="check that the cluster is up and this machine belongs to it; the environment variable RAY_ADDRESS "
+            "is the address of its GCS",
         ) from None
 
 

@@ -36,7 +36,8 @@ LOOK_FOR_NODES_EVERY_S = 5.0
 # By default a Ray worker kills its child processes when it ends. Turn that off, because the ranks have to save before
 # they end.
 ORPHANS_LIVE = {"RAY_kill_child_processes_on_worker_exit": "0"}
-# How many methods of a carrier may run at once: `take` waits for events while other methods are called.
+# How many methods of a carrier may run at once. More than one, because other methods are called while `take` waits for
+# events.
 CALLS_AT_A_TIME = 4
 
 
@@ -52,7 +53,8 @@ def relay_ranks(config: RunConfig, commit: int, patience: float, events: Events)
     """
     orders = OrderLines()
     connect()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # replace Ray's handler: while no ranks run, end at once
+    # Replace the handler that Ray has set: as long as no ranks run, SIGTERM can end this process at once.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     placement = reserve_nodes(config.compute, lambda: not orders.has_ended)
     relay = Relay(config, placement, events)
     signal.signal(signal.SIGTERM, lambda *_: relay.stop())
@@ -297,7 +299,7 @@ def explain_loss(error: RayError, host: Host) -> str:
     if host.node_id not in list_alive():
         return "its machine has left the Ray cluster"
     if isinstance(error, ActorDiedError):
-        return "the process of Ray's that carries its ranks has died"
+        return "the Ray actor that started its ranks has died"
     return last_line(error) if isinstance(error, RayTaskError) else "Ray can't reach it any more"
 
 

@@ -136,7 +136,7 @@ def test_a_node_that_does_not_come_is_waited_for_and_missed(nodes: Nodes) -> Non
     nodes.start(0, "--set", "compute.wait_s=2")
     assert nodes.wait(0) == 3
     assert "for 2 nodes, this one included, for up to 2 s" in nodes.said(0)
-    assert "error: compute.nodes = 2: fewer than 2 nodes came to 127.0.0.1:" in nodes.said(0)
+    assert "error: compute.nodes = 2: fewer than 2 nodes connected to 127.0.0.1:" in nodes.said(0)
 
 
 def test_a_node_gives_up_if_no_attempt_comes(nodes: Nodes) -> None:

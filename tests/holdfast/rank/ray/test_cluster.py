@@ -120,7 +120,7 @@ def test_a_process_of_rays_that_dies_is_replaced(run: Nodes, undisturbed: str) -
     run.await_step(16)
     carriers = [each for each in psutil.process_iter() if is_carrier(each)]
     carriers[0].kill()
-    run.await_word(0, f" ({HOST}) is lost: the process of Ray's that carries its ranks has died")
+    run.await_word(0, f" ({HOST}) is lost: the Ray actor that started its ranks has died")
     assert run.wait(0) == 0, run.said(0)
     assert run.list_commits()[LONG_STEPS] in undisturbed
 
