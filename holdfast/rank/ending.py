@@ -60,7 +60,7 @@ class RankLog:
         lines = lines[-LAST_LINES:]
         last = f" (last lines of {self.path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
         if count_oom_kills() > self._oom_kills:
-            return OutOfMemory(f"the kernel killed a rank for want of memory ({ending}){last}")
+            return OutOfMemory(f"the kernel killed a rank because memory ran out ({ending}){last}")
         return RankDied(f"the ranks ended: {ending}{last}")
 
     def read(self) -> str:

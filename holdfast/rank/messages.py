@@ -390,7 +390,7 @@ Event = (
 )
 
 
-# ---- the wire
+# ---- messages as lines of JSON
 
 
 def encode_message(message: Order | Event) -> str:

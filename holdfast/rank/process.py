@@ -97,7 +97,7 @@ def is_launchers(name: str) -> bool:
 
 
 def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
-    """Return the environment of the ranks.
+    """Return the environment variables of the ranks' processes.
 
     Args:
         commit: the number of the commit that the attempt will probably restore; 0 for none.

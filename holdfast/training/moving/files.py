@@ -18,8 +18,8 @@ from holdfast.provenance.model_files import list_indexed
 from holdfast.training.moving.foreign import is_weights
 
 CONVERT = (
-    "in the program that wrote it: torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
-    "'step': step}, path), with numbers, texts and tensors alone"
+    "in the program that wrote the file, save only numbers, texts and tensors: torch.save({'model': "
+    "model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': step}, path)"
 )
 # The functions and classes that a pickle may name: they only create NumPy's arrays and numbers from bytes.
 _CORE: Any = getattr(np, "_core", None) or np.core  # the module's name in NumPy 2, and in NumPy 1

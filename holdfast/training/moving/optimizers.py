@@ -297,7 +297,7 @@ def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any
                 hint="give the recipe the source's value, because the run's records show the recipe's value",
             )
     if "lr" in built.keys() & saved.keys() and _plain(built["lr"]) != _plain(saved["lr"]):
-        yield f"lr of group {number}: {_plain(saved['lr']):.6g} from the source, {_plain(built['lr']):.6g} as built"
+        yield f"lr of group {number}: {_plain(saved['lr']):.6g} from the source replaces {_plain(built['lr']):.6g}"
 
 
 def _plain(value: Any) -> Any:

@@ -279,7 +279,7 @@ class _Into:
             )
         for key in sorted(built.keys() - PROGRESS):
             if key in saved and built[key] != saved[key] and not isinstance(built[key], Tensor):
-                self.notes.append(f"{name}: {key} is {saved[key]!r} from the source, {built[key]!r} as built")
+                self.notes.append(f"{name}: {key} = {saved[key]!r} from the source replaces {built[key]!r}")
         self._refuse_unfit(lambda: capturing.load(f"scheduler {name}", scheduler, dict(saved)))
         for group, rate in zip(self._training.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -296,7 +296,7 @@ class _Into:
         if "optimizer" not in self.lacks:
             for group, rate in zip(training.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-        self.notes.append(f"scheduler: the source has none; the run's was stepped {self.step} times")
+        self.notes.append(f"scheduler: the source has none, so the run's scheduler was stepped {self.step} times")
 
     def take_scaler(self) -> None:
         """Load the state of the gradient scaler."""

@@ -201,4 +201,4 @@ def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list
         if built.dtype != value.dtype:
             kinds = value.dtype, built.dtype
             changed[kinds] = changed.get(kinds, 0) + 1
-    return [f"{counted(number, 'weight')}: {old}, {new} here" for (old, new), number in changed.items()]
+    return [f"{counted(number, 'weight')}: {old} becomes {new}" for (old, new), number in changed.items()]

@@ -57,7 +57,7 @@ def make_virtual(
     elif not sizes:
         problem, hint = "data that can't be cut into shares", _HINTS[recipe.has_own_loop]
     elif uneven and uneven == sizes[0]:
-        hint = f"a number that divides it: {list_divisors(uneven)}"
+        hint = f"a number of virtual ranks that divides {uneven}: {list_divisors(uneven)}"
         problem = f"a batch of {uneven} samples in equal shares"
     elif uneven:
         problem, hint = f"a pass's last batch of {uneven} samples in equal shares", "drop_last=True"
