@@ -23,7 +23,7 @@ from holdfast.rank.launching import Ranks
 from holdfast.rank.lived import LIVED_VARIABLE
 from holdfast.rank.process import COMMIT_VARIABLE
 
-# The longest wait for the other ranks after one has ended. They end by themselves, or their launcher ends them; the
+# The longest wait for the other ranks after a rank has ended. They end by themselves, or their launcher ends them; the
 # attempt kills ranks that still run after this time.
 ALONE_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.5

@@ -367,7 +367,7 @@ class Ranks:
         return self.expect(Evaluated)
 
     def examine(self) -> Examined:
-        """Return the state that no checkpoint contains, and the step of each event such as the end of an anneal."""
+        """Return the state that no checkpoint contains, and the step of each event, such as the end of a schedule."""
         self.send(Examine())
         return self.expect(Examined)
 

@@ -311,7 +311,7 @@ def report_evaluation(training: Training, events: Events) -> None:
 
 
 def report_examination(training: Training, events: Events) -> None:
-    """Report state that no checkpoint has, and the step of each event such as the end of an anneal."""
+    """Report the state that no checkpoint contains, and the step of each event, such as the end of a schedule."""
     searched = find_forgotten(training.recipe)
     events.send(
         Examined(

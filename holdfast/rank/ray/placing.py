@@ -45,7 +45,7 @@ class Placement:
 
 
 def connect() -> None:
-    """Connect this process to the cluster.
+    """Connect this process to the Ray cluster.
 
     Raises:
         ConfigError: RAY_ADDRESS asks for Ray Client, which isn't supported.

@@ -51,7 +51,9 @@ def _is_elementwise(optimizer: Any, group: dict[str, Any], values: Tensor) -> bo
 
 
 def _step(optimizer: Any, group: dict[str, Any], values: Tensor, rows: int) -> dict[str, Tensor]:
-    """Step a copy of a tensor in pieces, with an optimizer's code and a group's settings. Return tensor and state.
+    """Step a copy of a tensor in pieces, with an optimizer's code and a group's settings.
+
+    Return the changed tensor, and the tensors of its state, by name.
 
     Args:
         rows: the number of rows of a piece.
