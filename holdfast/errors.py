@@ -34,7 +34,7 @@
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
         ├── SelfTestFailed           (RuntimeError)       a rank's device computes wrong bits
         ├── MachineQuarantined       (RuntimeError)       this machine has computed wrongly; another one may train
-        ├── NodesMissing             (TimeoutError)       too few nodes came to the rendezvous
+        ├── NodesMissing             (TimeoutError)       too few nodes connected to the rendezvous
         ├── ParentQuarantined        (RuntimeError)       a commit continues from one that was quarantined meanwhile
         ├── FolderTaken              (FileExistsError)    a checkpoint's folder belongs to another commit, or to none
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
