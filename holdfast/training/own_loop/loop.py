@@ -85,13 +85,13 @@ class Step:
         return self._loop.next_batch()
 
     def shares(self) -> Iterator[Any]:
-        """Yield the batches of this step that this rank trains, on the run's device. Call backward for each.
+        """Yield the batches of this step that this rank trains, on the run's device. Call ``backward`` for each batch.
 
         With ``compute.virtual_ranks`` the batches are this rank's shares of the step's batch, each with random numbers
-        of its own. After the loop the parameters have the mean gradient of all shares, to the same bits on any number
-        of ranks. Without virtual ranks the batches are this rank's own, and their gradients are added as usual. The
-        step begins without gradients. Each number that is logged in the loop is averaged. A share consists of
-        ``grad_accum`` batches, so divide their losses by ``grad_accum``.
+        of its own. After the last share the parameters have the mean gradient of all shares, to the same bits on any
+        number of ranks. Without virtual ranks the batches are this rank's own, and their gradients are added as usual.
+        The step begins without gradients. Each number that is logged for several shares is averaged over them. A share
+        consists of ``grad_accum`` batches, so divide their losses by ``grad_accum``.
 
         Raises:
             RecipeError: `shares` was called in this step already, or there is a gradient that no optimizer has used.
@@ -129,7 +129,7 @@ class OwnLoop:
         config: the whole configuration.
         settings: the configuration's ``[settings]``, completed by the function's defaults.
         accelerator: accelerate's accelerator for the configuration's device, precision and ranks.
-        fields: values for further fields of `Kept`, by field.
+        fields: the values of the fields of `Kept` that aren't objects from `Run.keep`, by the field's name.
         own: Holdfast's own objects that the user's code refers to; the search for forgotten state leaves them out.
         framework: the framework whose loop this is, set by the framework's adapter; see `Program`.
     """
@@ -142,8 +142,8 @@ class OwnLoop:
     ) -> None:  # fmt: skip
         """
         Args:
-            function: the user's training function.
-            settings: the values of the function's other parameters.
+            function: the user's training function, whose first parameter is the `Run`.
+            settings: the values of all other parameters.
         """
         self.config, self.settings, self.accelerator = config, settings, accelerator
         self.own: list[Any] = [self]
@@ -166,7 +166,7 @@ class OwnLoop:
         self._holders: Holders | None = None
         self._noted = Noted()
         self._has_epochs = self._has_steps = self._has_ended = False
-        self._is_at_end = False  # whether of the present epoch only the code after its inner loop remains to be run
+        self._is_at_end = False  # whether only the code after the present epoch's inner loop remains to be run
         self._is_last = False  # whether the loop has got the run's last step
         self._undo: Callable[[], None] | None = None  # restores the state with which this process has resumed the run
 
@@ -281,7 +281,7 @@ class OwnLoop:
 
     @contextlib.contextmanager
     def located(self) -> Iterator[None]:
-        """Add the user's file and line to the message of an error."""
+        """Add the user's file and line to the message of an error that the block raises."""
         try:
             yield
         except RecipeError as error:
@@ -321,7 +321,7 @@ class OwnLoop:
         if data is None or batch_size is None:
             self.refuse(
                 "run.batches(): expected a dataset and batch_size=...",
-                hint="inside `for epoch in run.epochs(loader)` it needs neither",
+                hint="inside `for epoch in run.epochs(loader)` run.batches() needs no arguments",
             )
         self.fields |= {"data": data, "batch_size": batch_size, "unit": "samples", **options}
         return self._all_batches()
@@ -358,7 +358,7 @@ class OwnLoop:
             self._taking.refuse_whole_batch()
         name, batch = self._training.next_batch(is_moved=is_moved)
         self._noted.names.append(name)
-        # tell accelerate about the end of a pass, because it ends an accumulation of gradients there
+        # accelerate ends an accumulation of gradients at the end of a pass: tell it of this end
         if isinstance(self._loader, DataLoaderStateMixin):
             self._loader.end_of_dataloader = self._training.batches.is_at_end
         return batch
@@ -461,7 +461,7 @@ class OwnLoop:
     def _open(self) -> None:
         """Build the training from the kept objects. Start the generator that executes the orders of the attempt."""
         accelerator = self._wrapping.plugins.owner
-        for each in self._objects.values():  # the loop may have left a model in evaluation mode
+        for each in self._objects.values():  # an evaluation may have left an FSDP2 model unsharded
             shard_again(list_fsdp_modules(each) if isinstance(each, torch.nn.Module) else ())
         self.keep(list_checkpointed(accelerator, self._objects))
         if not self._objects:
@@ -470,7 +470,7 @@ class OwnLoop:
                 hint="call run.keep(model=model, optimizer=optimizer, ...) before the loop",
             )
         if self._per_epoch is None and "data" not in self.fields:
-            self.refuse("an epoch has no length", hint="run.steps(per_epoch=1000)")
+            self.refuse("the length of an epoch isn't known", hint="set it, as in run.steps(per_epoch=1000)")
         frames = find_frames(self._function)
         with self.located():
             self._wrapping.plugins.check()
@@ -546,9 +546,9 @@ class OwnLoop:
         accum = training.recipe.grad_accum
         if training.virtual is None and training.recipe.batch_size is not None and len(self._noted.names) != accum:
             self.refuse(
-                f"step {step.number + 1} took {len(self._noted.names)} batches, expected {accum}: their number is the "
-                "position in the data",
-                hint=f"run.batches(dataset, ..., grad_accum={len(self._noted.names) or 1}), the same in every step",
+                f"step {step.number + 1} took {len(self._noted.names)} batches, expected {accum}: a resume computes "
+                "the position in the data from the number of steps",
+                hint=f"take as many in every step: run.batches(dataset, ..., grad_accum={len(self._noted.names) or 1})",
             )
         per_step = training.batches_per_step
         if training.program.skipped and training.virtual is None and len(self._noted.names) != per_step:
@@ -569,7 +569,7 @@ class OwnLoop:
         self._noted = Noted()
 
     def close(self) -> None:
-        """Close the generator of steps, and end the pass of a prepared loader.
+        """Close the generator of steps, and end the pass of a loader that accelerate has prepared.
 
         Call it after an error in the loop, too.
         """

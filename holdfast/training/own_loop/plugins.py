@@ -23,7 +23,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
 from holdfast.training.sharded.model import SHOWN_NAMES, list_whole
 
-# Arguments that accelerate uses only from the first ``Accelerator`` of a process, by accelerate's name for their use.
+# Arguments that accelerate uses only from the first ``Accelerator`` of a process, by the name of the plugin's backend.
 IGNORED = {"FSDP": "fsdp_plugin", "DEEPSPEED": "deepspeed_plugin", "MEGATRON_LM": "megatron_lm_plugin"}
 FSDP2 = 2
 
@@ -77,11 +77,11 @@ class Plugins:
         if arguments.get("parallelism_config") is not None:
             raise RecipeError(
                 "Accelerator(parallelism_config=...): accelerate takes it only from the first accelerator of a process",
-                hint='compute.mesh and compute.parallel = "fsdp", or a mesh of the loop\'s own and run.data_parallel',
+                hint='set compute.mesh and compute.parallel = "fsdp", or pass a mesh to run.data_parallel(mesh)',
             )
         plugin = arguments.get("fsdp_plugin")
         if plugin is None and not self.is_fsdp and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-            plugin = FullyShardedDataParallelPlugin()  # from the environment of `accelerate launch --use_fsdp`
+            plugin = FullyShardedDataParallelPlugin()  # reads the variables that `accelerate launch --use_fsdp` sets
         if plugin is None:
             return
         self._refuse(plugin)
@@ -99,13 +99,13 @@ class Plugins:
         device = self._accelerator.device.type
         for problem, is_found, hint in (
             (f"fsdp_version={plugin.fsdp_version}: its flat parameters can't be saved in parts",
-             plugin.fsdp_version != FSDP2, 'fsdp_version=2; for a Trainer, fsdp_config={"version": 2}'),
-            ("cpu_offload: we have not resumed a model that lies beside its device",
+             plugin.fsdp_version != FSDP2, 'set fsdp_version=2; for a Trainer, fsdp_config={"version": 2}'),
+            ("cpu_offload: a resume with parameters on the CPU and training on a GPU is untested",
              isinstance(plugin.cpu_offload, CPUOffloadPolicy), "leave it out"),
             ("fp16, whose GradScaler sees a shard of the gradient",
              self._accelerator.mixed_precision == "fp16", 'compute.mixed_precision = "bf16"'),
-            (f"compute.virtual_ranks = {compute.virtual_ranks}, whose gradients are summed in another order",
-             bool(compute.virtual_ranks), 'model = run.wrap(model) and compute.parallel = "fsdp", without the plugin'),
+            (f"compute.virtual_ranks = {compute.virtual_ranks}: virtual ranks sum gradients in another order",
+             bool(compute.virtual_ranks), 'use run.wrap(model) and compute.parallel = "fsdp" instead of the plugin'),
             (f"the ranks train on {device}, and accelerate would shard the model over {torch_type}",
              device != torch_type, 'hide the GPUs from the run: CUDA_VISIBLE_DEVICES=""'),
         ):  # fmt: skip
@@ -115,7 +115,7 @@ class Plugins:
     def check(self) -> None:
         """Raise RecipeError if accelerate ignores a plugin of one of the loop's accelerators.
 
-        An environment variable, which an accelerator sets, names the accelerator's plugin.
+        An accelerator with a plugin sets an environment variable, from which this method knows of the plugin.
         """
         if self._accelerator.num_processes == 1:
             return
@@ -125,8 +125,8 @@ class Plugins:
                 raise RecipeError(
                     f"Accelerator({argument}=...): the ranks have an accelerator already, so accelerate ignores the "
                     f"plugin and prepares models for {found}",
-                    hint="Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)) in the loop, or "
-                    'compute.parallel = "fsdp" and model = run.wrap(model)',
+                    hint="use Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)) in the loop, or "
+                    'compute.parallel = "fsdp" and run.wrap(model)',
                 )
         if self.is_fsdp:
             self._refuse(self._accelerator.state.fsdp_plugin)
@@ -141,5 +141,5 @@ class Plugins:
                 raise RecipeError(
                     f"{name} is trained, and Accelerator(fsdp_plugin=...) has left {shorten(whole, SHOWN_NAMES)} "
                     "whole: nothing would average its gradient",
-                    hint=f"accelerator.prepare({name}, optimizer), and a plugin without ignored_modules",
+                    hint=f"call accelerator.prepare({name}, optimizer), with a plugin without ignored_modules",
                 )

@@ -110,7 +110,8 @@ class Run:
             mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone.
 
         Raises:
-            RecipeError: `mesh` isn't such a mesh, its groups differ in size, or the call comes too late.
+            RecipeError: `mesh` isn't such a mesh; its groups differ in size; or the call comes after the first call of
+                `data_parallel` or `generator`, or in the loop.
         """
         self._loop.set_data_parallel(mesh)
 
@@ -160,7 +161,7 @@ class Run:
         return self._loop.make_generator(name, device)
 
     def anneal(self, name: str, anneal: Anneal) -> Anneal:
-        """Register an anneal and return it. Its ``value`` is set before every step."""
+        """Register an anneal (a number that changes by step) and return it. Its ``value`` is set before every step."""
         return self._loop.add_anneal(name, anneal)
 
     def observe(

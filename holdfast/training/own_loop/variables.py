@@ -15,7 +15,7 @@ Frames = Sequence[types.FrameType]
 
 
 def list_carried(frames: Frames) -> Iterator[Variable]:
-    """Yield the variables that a function's loop carries to its next iteration; without a loop, all variables."""
+    """Yield the variables that each function's loop carries to its next iteration; all variables outside of a loop."""
     for frame in frames:
         carried = find_carried(frame)
         for name, value in frame.f_locals.items():
@@ -27,8 +27,8 @@ def list_iterators(frames: Frames, given: Mapping[str, Iterator[Any]], roots: Ma
     """Yield the built-in iterators, such as ``enumerate``, that the loop has put around the run's iterators.
 
     Args:
-        given: the iterators that the run has returned, by the name of the method of `Run`.
-        roots: the `Variable.root` to give each iterator, by the same name.
+        given: the iterators that the run has returned, by the names of the methods of `Run` that returned them.
+        roots: by the same names, the `Variable.root` to set for an iterator around the run's iterator.
     """
     place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
     for each in filter(is_iterator, gc.get_referrers(*given.values())):

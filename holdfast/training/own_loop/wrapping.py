@@ -47,10 +47,10 @@ class DataParallel:
     def set_mesh(self, mesh: Any) -> None:
         """Set the mesh whose ranks train different samples; see `Run.data_parallel`."""
         if self.known is not None or self._is_used:
-            when = "after run.generator(...)" if self._is_used else "and the data ranks are known"
+            when = "after run.generator(...)" if self._is_used else "when the data ranks were known already"
             raise RecipeError(
                 f"run.data_parallel(...) was called {when}",
-                hint="call it once, before what follows from it; compute.mesh needs no call",
+                hint="call it once, before run.generator(...); with compute.mesh don't call it",
             )
         self.known = gather_data_ranks(mesh, self._accelerator)
 
@@ -106,13 +106,13 @@ class Wrapping:
                 raise RecipeError(
                     f"compute.virtual_ranks = {shares}: {name!r} is a DistributedDataParallel, which sums gradients in "
                     "an order of its own",
-                    hint=f"{name} = run.wrap({name}) in its place",
+                    hint=f"use {name} = run.wrap({name}) instead",
                 )
             if isinstance(each, DistributedDataParallel) and (lacking := _list_lacking(each, required)):
                 raise RecipeError(
                     f"{name!r} is a DistributedDataParallel without {lacking}: with more than 2 ranks, a resumed run "
                     "would sum its gradients in another order",
-                    hint=f"{name} = run.wrap(...) in place of DistributedDataParallel(...)",
+                    hint=f"use {name} = run.wrap(...) instead of DistributedDataParallel(...)",
                 )
 
     def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
@@ -123,7 +123,7 @@ class Wrapping:
             if not any(module is each for each in self._placed) and not list_fsdp_modules(module):
                 raise RecipeError(
                     f"compute.virtual_ranks = {shares}: {name!r} is trained, and run.wrap has not sharded it",
-                    hint=f"{name} = run.wrap({name}) before its optimizer is built",
+                    hint=f"call {name} = run.wrap({name}) before you build the optimizer",
                 )
 
 

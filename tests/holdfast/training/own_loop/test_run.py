@@ -140,7 +140,7 @@ def line_of(text: str) -> str:
         ("plain iterator", "run.steps([draw()])", "a resume can't restore the position of a list"),
         ("no batch", "run.steps(DataLoader", "the loader gives no batch"),
         ("logs early", "run.log(loss=1.0)", r"run\.log\(\.\.\.\) was called outside the loop"),
-        ("no length", "for step in run.steps", "an epoch has no length"),
+        ("no length", "for step in run.steps", "the length of an epoch isn't known"),
         ("breaks", "def wrong", "the loop was left in step 3 of 18"),
         ("keeps late", "run.keep(late={})", r"run\.keep\(\.\.\.\) was called after the first step"),
         ("logs a vector", "run.log(loss=torch.ones(2))", r"expected a number, found a Tensor of shape \(2,\)"),
