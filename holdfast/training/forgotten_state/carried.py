@@ -36,7 +36,8 @@ class _Instruction:
 def find_carried(frame: types.FrameType) -> dict[str, int] | None:
     """Return the variables, and attributes, that the loop of a running function carries to its next iteration.
 
-    The result has, by name, the line that first reads the variable. Constants that the loop reads are among the names.
+    The result has, by name, the line that first reads the variable. Variables that the loop reads and never assigns are
+    included.
     Return None if the function isn't inside a loop.
     """
     places, at, loop = _find_loop(frame)
@@ -112,7 +113,7 @@ def _first_line(places: dict[int, _Instruction], loop: set[int], name: str) -> i
 
 @functools.cache
 def _read_places(code: types.CodeType) -> dict[int, _Instruction]:
-    """Return a function's instructions by offset."""
+    """Return a function's instructions, by their offsets in the bytecode."""
     instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
     offsets = [each.offset for each in instructions]
     ends = {each.offset: each.argval for each in instructions if each.opname == "FOR_ITER"}
@@ -132,7 +133,7 @@ def _read_places(code: types.CodeType) -> dict[int, _Instruction]:
         place.nexts += [exits[later] for later in place.nexts if later in exits and later < each.offset]
     for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]
         handler = [each.opname for each in instructions if each.offset >= entry.target][:2]
-        if "WITH_EXCEPT_START" not in handler:  # leave out `with`, because few context managers suppress errors
+        if "WITH_EXCEPT_START" not in handler:  # assume that `with` suppresses no error, as few context managers do
             for offset in (each for each in places if entry.start <= each < entry.end):
                 places[offset].nexts.append(offsets[bisect.bisect_left(offsets, entry.target)])
     return places

@@ -1,4 +1,4 @@
-"""Digests of plain values, equal in all processes that have an equal value."""
+"""Digests of plain values: equal values have equal digests in all processes."""
 
 import contextlib
 import enum
@@ -33,7 +33,7 @@ CONTAINERS = (dict, *SEQUENCES)
 CACHES = type(functools.lru_cache(lambda: None))
 # The modules of iterators whose `__reduce__` returns the position without moving the iterator.
 ITERATORS = ("builtins", "itertools")
-# The clocks that `is_reading` knows. Programs store the times that they show, to measure durations.
+# The clocks that `is_reading` knows. Programs store the times of these clocks, to measure durations.
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 NANOSECONDS = 10**9
 IsKnown = Callable[[Any], bool]
@@ -84,7 +84,7 @@ def is_reading(value: Any) -> bool:
 
 @functools.cache
 def _read_start() -> float:
-    """Return the time at which this process began, as the first of the clocks shows it."""
+    """Return the time at which this process began, in the seconds of ``time.time``."""
     return CLOCKS[0]() - read_age(os.getpid())
 
 
@@ -103,13 +103,13 @@ def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
     try:
         for part in _spell(value, is_known, 0):
             sha256.update(part)
-    except Exception:  # an error in the user's own methods
+    except Exception:  # the user's own methods may raise any error
         return ""
     return sha256.hexdigest()
 
 
 def _spell(value: Any, is_known: IsKnown, depth: int) -> Iterator[bytes]:
-    """Yield the bytes of a value's digest: its class's name and, if it is plain, its contents."""
+    """Yield the bytes for a value's digest: its class's name, and its contents unless a checkpoint contains them."""
     yield f"{type(value).__qualname__}:".encode()
     if depth and not isinstance(value, SCALARS) and is_known(value):
         return

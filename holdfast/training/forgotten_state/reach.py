@@ -1,13 +1,13 @@
 """The values that are directly reachable from a value. No other module of the search looks into objects.
 
-- From a function: its closure, defaults and attributes, and the globals that its code and the code inside it load.
+- From a function: its closure, defaults and attributes, and the globals that it and its inner functions load.
 - From a bound method or a ``partial``: the function, and the bound object or arguments.
 - From an object: its attributes, slots and lazy buffers, the plain values of its classes, and the user's classes.
 - From a class of the user's: its attributes and functions.
 - From a container: its items. From a generator: its variables. From a built-in iterator: the iterable that it reads.
 
-The caller decides how many such steps to take. The search (`search`) starts from the roots of a program and repeats
-these steps. The list of the objects in a checkpoint (`registered`) follows attributes and items to objects with a
+The caller decides how far to go. The search (`search`) starts from the roots of a program, and goes on from each value
+that it reaches. The list of the objects in a checkpoint (`registered`) follows attributes and items to objects with a
 state. The record of hyperparameters (`holdfast.training.built`) takes only a function's variables.
 """
 
@@ -124,7 +124,7 @@ def _list_items(name: str, value: Any) -> Iterator[InnerValue]:
 
 
 def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
-    """Yield the variables that a function's code can name, except its locals and, in a library, its globals."""
+    """Yield the variables that a function's code can name, except locals and, for a library's function, globals."""
     is_users = is_own(function)
     parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = [*zip(reversed(parameters), reversed(function.__defaults__ or ()), strict=False)]
@@ -138,7 +138,7 @@ def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
 
 def list_closure(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each closure variable of a function, except variables that aren't assigned yet."""
-    cells = getattr(function, "__closure__", None) or ()  # a compiled function has no cells
+    cells = getattr(function, "__closure__", None) or ()  # a function compiled to C has no closure
     for name, cell in zip(function.__code__.co_freevars, cells, strict=False):
         with contextlib.suppress(ValueError):  # the variable isn't assigned yet
             yield name, cell.cell_contents

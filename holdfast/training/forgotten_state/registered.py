@@ -40,7 +40,7 @@ def has_state(value: Any) -> bool:
 
 
 def own_ids(recipe: Recipe) -> set[int]:
-    """Return the ids of Holdfast's and accelerate's own objects. The search doesn't report these, or search inside."""
+    """Return the ids of Holdfast's and accelerate's own objects, which the search neither reports nor looks into."""
     return {id(each) for each in recipe.own} if isinstance(recipe, Kept) else set()
 
 
@@ -58,7 +58,7 @@ class Registered:
         self._ids -= {id(None), id(True), id(False)}
 
     def has(self, value: Any) -> bool:
-        """Return whether a checkpoint contains a value, or all its attributes."""
+        """Return whether a checkpoint contains a value, or all attributes of the value."""
         if isinstance(value, Tensor | np.ndarray) and _memory_of(value) in self._memory:
             return True
         return id(value) in self._ids or id(getattr(value, "__dict__", None)) in self._ids
@@ -92,7 +92,7 @@ class Registered:
                 self._add_value(each)
 
     def _add_inside(self, part: Any) -> None:
-        """Register the objects with state inside a registered object, because its state contains theirs."""
+        """Register the objects with a state inside a registered object, whose own state contains these states."""
         waiting, seen = deque([part]), {id(part): part}
         while waiting and len(seen) < MAX_OBJECTS:
             each = waiting.popleft()

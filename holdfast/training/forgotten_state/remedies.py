@@ -22,7 +22,7 @@ class At:
     Attributes:
         root: the recipe's field from which the search reached the value, or `LOOP`.
         owner: the object that has the value; None for a variable.
-        depth: the number of nested objects of libraries directly around the value.
+        depth: how many nested objects of libraries contain the value, up to the first object of the user's.
         place: the file and line for the report, as in `Found.place`; empty if the search still has to find them.
         is_noted: whether the value is reported if it is a plain value.
     """
@@ -45,7 +45,7 @@ def find_remedy(at: At, *, is_loop: bool) -> str:
     key, owner = last_part(at.name), at.owner
     if not is_loop:
         if at.root == "model" and isinstance(at.value, nn.Module):
-            return "nn.ModuleList or nn.ModuleDict in place of a plain list or dict"
+            return "use nn.ModuleList or nn.ModuleDict in place of a plain list or dict"
         is_object = has_state(at.value) and not state.is_generator(at.value)
         what = at.name if is_object else f"..., an object whose state_dict has {at.name}"
         return f'extras={{"{key}": {what}}}'
@@ -57,13 +57,13 @@ def find_remedy(at: At, *, is_loop: bool) -> str:
         return f'register_buffer("{key}", ...) in its module'
     if has_state(at.value) or isinstance(at.value, (*CONTAINERS, Tensor, np.ndarray)):
         is_attribute = owner is not None and state.is_generator(at.value)
-        return f"run.keep({key}={at.name})" + (", made before that if it is None then" if is_attribute else "")
+        return f"run.keep({key}={at.name})" + ("; create the generator first if it is None" if is_attribute else "")
     if isinstance(at.value, types.GeneratorType) or is_iterator(at.value):
-        return "keep the loader or the data behind it"
+        return "keep the loader or the data that the iterator reads"
     attributes = getattr(owner, "__dict__", {})
     if attributes and at.name.count(".") == 1 and all(map(state.is_plain, attributes.values())):
         return f"run.keep({last_part(at.name.rpartition('.')[0])}=vars({at.name.rpartition('.')[0]}))"
-    return f'in a dict, state = {{"{key}": ...}}, and run.keep(state=state)'
+    return f'put it in a dict, state = {{"{key}": ...}}, and call run.keep(state=state)'
 
 
 def last_part(name: str) -> str:

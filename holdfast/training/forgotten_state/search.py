@@ -63,7 +63,7 @@ class Searched:
 
 
 def find_forgotten(recipe: Recipe) -> Searched:
-    """Search for the values that a recipe or a loop can reach and that no checkpoint contains."""
+    """Search for the values that a recipe or a loop can reach and that no checkpoint contains. Return them."""
     search = _Search(recipe)
     search.run()
     return Searched(search.describe(), search.looked_at)
@@ -221,7 +221,7 @@ class _Search:
             return []
 
     def _is_restored(self, owner: Any, part: InnerValue) -> bool:
-        """Return whether a loop's checkpoint contains an attribute, as a hyperparameter of a kept object."""
+        """Return whether a loop's checkpoint contains an attribute because it is a hyperparameter of a kept object."""
         is_kept = isinstance(self._recipe, Kept) and isinstance(owner, MODULES) and self._registered.has(owner)
         return is_kept and part.value is not None and is_hyperparameter(part.label, part.value)
 
@@ -257,7 +257,7 @@ def _list_inner(value: Any) -> list[nn.Module]:
 
 
 def _list_saved_names(value: Any) -> set[str]:
-    """Return the names in an object's ``state_dict``, with and without a leading underscore."""
+    """Return the names in an object's ``state_dict``, and the same names with a leading underscore."""
     try:
         names = {str(each) for each in value.state_dict()}
     except Exception:

@@ -131,7 +131,7 @@ def test_the_index_of_a_loop_is_named_where_a_commit_lies_inside_an_epoch(tmp_pa
 def test_a_generator_that_is_made_in_the_first_step_gets_advice_that_works(tmp_path: Path) -> None:
     with pytest.raises(Inexact) as caught:
         live(make_config(tmp_path / "late", "collating", BESIDE))
-    assert "run.keep(generator=loader.collate_fn.generator), made before that if it is None" in caught.value.message
+    assert "run.keep(generator=loader.collate_fn.generator); create the generator first" in caught.value.message
     live(make_config(tmp_path / "early", "collating", BESIDE, settings={"is_early": True}))
 
 
