@@ -1,7 +1,7 @@
 """The last saves that all ranks have begun, each with the lines of the trail since the save before.
 
-If the main rank is lost, another rank saves in its place, without knowing which saves are durable. That rank looks for
-these checkpoints on the store. The newest checkpoint found becomes the parent of the checkpoint that this rank saves.
+If the main rank is lost, another rank saves instead. That rank doesn't know which of the last saves are durable, so it
+looks for their checkpoints on the store. The newest checkpoint found becomes the parent of the rank's own checkpoint.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ class BegunSave:
     """A save that was begun, or the checkpoint that was restored.
 
     Attributes:
-        content_id: the checkpoint's content id; empty for the run's beginning; None if this rank doesn't know the
-            content id.
+        content_id: the checkpoint's content id; empty for the state before the run's first step; None if this rank
+            doesn't know the content id.
         lines: the lines of the trail since the save before, one for each step.
         shown: the texts and pictures of these steps, as in ``shown.jsonl``.
         train_s: the seconds that these steps took.
@@ -37,7 +37,7 @@ class BegunSave:
 
 
 class BegunSaves:
-    """The last saves that all ranks have begun together, and whose files the main rank writes."""
+    """The last saves, at most `KEPT`. All ranks begin a save together; only the main rank writes files."""
 
     def __init__(self) -> None:
         self._saves = [BegunSave(0, "")]
@@ -53,7 +53,7 @@ class BegunSaves:
     def find_durable(self, folder: Store, steps_per_epoch: int, fingerprint: str) -> BegunSave | None:
         """Return the newest durable save; None if no save is durable.
 
-        Instead of its own lines, texts and seconds, the returned save has those of all later saves. These saves aren't
+        The returned save has the lines, texts and seconds of all later saves instead of its own. The later saves aren't
         durable, so the next save has to record their steps.
 
         Args:

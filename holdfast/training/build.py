@@ -65,8 +65,8 @@ class Training:
         first: a stream's first micro-batch, on which the probe is measured.
         touched: the values that the last probe's forward passes changed and that no checkpoint contains; see
             `undisturbed.ModelSnapshot`.
-        parent: the content id of the last checkpoint that is complete on the store or in the near folder; empty if
-            there is none.
+        parent: the content id of the last checkpoint that is complete on the store or in the folder of the setting
+            ``near``; empty if there is none.
         saver: writes checkpoints in the background, one at a time.
         record: the steps since the last save.
         begun: the last saves that were begun; see `BegunSaves`.
@@ -100,7 +100,7 @@ class Training:
         _check_anneals(self.recipe, self.own_steps_per_epoch)
         self.model, self.optimizer = program.prepare(config, self.ranks)
         self.synchronized = Synchronized(self.recipe, self.ranks)
-        # FSDP2 doesn't copy the main rank's buffers to all ranks.
+        # FSDP2 doesn't copy the main rank's buffers to all ranks, so `synchronized` does.
         if config.compute.parallel == "fsdp" and not self.ranks.sums_gradients:
             self.synchronized.modules.append(self.recipe.model)
         gradients = self.recipe.extras.get(GRADIENTS)
@@ -110,7 +110,8 @@ class Training:
         self.grouping = Grouping(self.recipe, program.advice.stepped)
         self.structure = Structure(_list_roots(self.recipe))
         self.built = copy_built(self.optimizer, self.schedulers, self.recipe)
-        # a pipeline's stages would choose different numbers, but have to compute checksums at the same steps
+        # The stages of a pipeline would choose different numbers, but have to compute checksums at the same steps: they
+        # use the smallest number.
         every = choose_every(self.model)
         self.record = StepRecord(min(self.ranks.gather(every)) if self.ranks.stages is not None else every)
         self.progress = TrainingProgress()
@@ -125,7 +126,7 @@ class Training:
         )
         self.probe: Probe | None = None  # the probe of the last checkpoint
         self.touched: dict[str, str] = {}
-        # the micro-batches that the last resume of a stream read again, and the seconds that it took
+        # how many micro-batches of a stream the last resume read again, and how many seconds that took
         self.replayed: dict[str, float] | None = None
         self._has_begun = False  # whether `begin_data` has set the data's position
         self.begun = BegunSaves()
@@ -203,7 +204,7 @@ class Training:
 
     @property
     def can_survive(self) -> bool:
-        """Return whether one rank can save the state alone after another is lost; `surviving` has the conditions."""
+        """Return whether one rank can save the state alone after another rank is lost; see `surviving`."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
         is_whole = self.ranks.has_common_state and compute.parallel == "ddp"
@@ -211,13 +212,19 @@ class Training:
         return has_all and self.ranks.has_others and is_on_cpu and not compute.has_nodes
 
     def begin_data(self, saved: Any = None, watch: Any = lambda done, total: None) -> bool:
-        """Move the data's position to the first micro-batch of the next step; see `Batches.begin`."""
+        """Move the data's position to the first micro-batch of the next step; see `Batches.begin`.
+
+        Return True if a stream had to be read again from its beginning.
+        """
         self._has_begun = True
         step = self.progress.step
         return bool(self.batches.begin(step, max(self.total_steps, step), saved, watch))
 
     def next_batch(self, *, is_moved: bool = True) -> tuple[str, Any]:
-        """Return the samples' name and this rank's next micro-batch, on its device unless ``is_moved`` is False."""
+        """Return the name of the samples in this rank's next micro-batch, and the micro-batch.
+
+        The micro-batch is on this rank's device unless ``is_moved`` is False.
+        """
         if not self._has_begun:
             self.begin_data()
         heartbeats.mark(Place.LOADING)
@@ -264,9 +271,9 @@ def cut_epoch(steps: int) -> int:
 
 
 def _list_roots(recipe: Recipe) -> dict[str, torch.nn.Module]:
-    """Return the model and the extras whose layers `Structure` checks, by the prefix for the layers' names.
+    """Return the modules that `Structure` checks, by the prefix of their layers' names.
 
-    Modules whose own code loads their ``state_dict`` are left out.
+    They are the model and the modules among the extras. A module whose own code loads its ``state_dict`` is left out.
     """
     found: dict[str, Any] = {"": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
     modules = {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}

@@ -48,7 +48,8 @@ def describe_built(training: Training) -> dict[str, Any]:
     if isinstance(recipe, Kept):
         found |= _describe_function("loop", recipe.function, seen)
         found |= _describe_constants(recipe.constants, training.ranks.count, seen)
-        if training.virtual is not None:  # with virtual ranks no other number of ranks changes the bits
+        # With virtual ranks, this is the only number of ranks on which the bits depend.
+        if training.virtual is not None:
             found[f"{VARIABLES}run.ranks_of_a_sample"] = training.ranks.count // training.ranks.data.count
     found |= _describe_optimizer(recipe.optimizer)
     for name, schedule in name_schedules(recipe).items():
@@ -71,8 +72,8 @@ def _describe_constants(constants: Mapping[str, Any], ranks: int, seen: set[int]
     """Return, by name, the numbers, booleans and single words among the values that a loop reads and never assigns.
 
     Texts that aren't words are left out, because most of them name files. Some values depend on the number of ranks.
-    Therefore, with several ranks, each name contains their number: a resume with another number of ranks then records
-    new names instead of changed values.
+    Therefore each name contains this number, unless it is 1: a resume with another number of ranks then records new
+    names instead of changed values.
     """
     found: dict[str, Any] = {}
     of_ranks = "" if ranks == 1 else f".of_{ranks}_ranks"
@@ -148,11 +149,11 @@ def _walk(name: str, value: Any, seen: set[int]) -> Values:
 
 
 def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
-    """Yield the values inside a container: a settings object, a dict, a list of functions or schedulers."""
+    """Yield the name and value of each value inside a settings object, a dict, or a list of functions or schedulers."""
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace):
         seen.add(id(value))
         value = {key: each for key, each in read_attributes(value).items() if not key.startswith("_")}
-    # Only a plain dict, because os.environ is another kind of mapping, and may contain secrets.
+    # Look into no other mapping than a plain dict, because os.environ is such a mapping, and may contain secrets.
     if isinstance(value, dict) and len(value) <= LISTED_ITEMS:
         for key, each in value.items():
             if isinstance(key, str | int):
@@ -163,7 +164,7 @@ def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
 
 
 def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
-    """Yield a function's name and, if it is the user's, a digest of its code, its defaults and its captured values."""
+    """Yield a function's name; for a function of the user's, also its code's digest, defaults and captured values."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(inner, "__code__", None)
     yield name, getattr(inner, "__qualname__", None) or type(inner).__qualname__
@@ -176,8 +177,8 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
         return
     if not is_own(inner):
         return
-    # Another Python version compiles other bytecode. Python's tag is part of the name: the digest of another version's
-    # bytecode then has a new name, and doesn't count as a changed value.
+    # Another Python version compiles other bytecode. Therefore the name contains the version, as in ``cpython-312``:
+    # under another version the digest has a new name, and doesn't count as a changed value.
     yield f"{name}.code.{sys.implementation.cache_tag}", _digest_code(code)
     values = _find_captured(inner)
     defaults = {**dict(enumerate(inner.__defaults__ or ())), **(inner.__kwdefaults__ or {})}
@@ -190,7 +191,7 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
 
 
 def _find_captured(function: Any) -> dict[str, Any]:
-    """Return the global and closure variables whose names are in a function's code or in the code inside it."""
+    """Return, by name, a function's closure variables, and the globals that it or its inner functions use."""
     known = getattr(function, "__globals__", {})
     names = {name for code in walk_code(function.__code__) for name in code.co_names}
     return {name: known[name] for name in names & known.keys()} | dict(list_closure(function))

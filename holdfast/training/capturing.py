@@ -128,7 +128,9 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     are_laid_out = any(isinstance(each, Tensor) and not lies_by_rows(each) for each in weights.values())
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
-        raise _unfit("schedulers", f"{len(state['schedulers'])} were saved, and there are {len(training.schedulers)}")
+        raise _unfit(
+            "list of schedulers", f"{len(state['schedulers'])} were saved, and there are {len(training.schedulers)}"
+        )
     for number, (scheduler, saved) in enumerate(zip(training.schedulers, state["schedulers"], strict=True)):
         parts[f"scheduler {number}"] = (scheduler, saved)
     parts["scaler"] = (accelerator.scaler, state["scaler"])
@@ -146,7 +148,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
                 load(name, target, saved)
     load_optimizer(training, state["optimizer"], are_laid_out=are_laid_out)
     for name, extra in training.recipe.extras.items():
-        # load the extra again, after the optimizer: its state now has the saved order
+        # Such an extra's state contains the optimizer's state in the saved order, and `load_optimizer` has changed the
+        # order. So load the extra again.
         if _wraps_optimizer(training, extra):
             load(f"extra {name}", extra, extras.get(name))
     restore_generators(training, state)
@@ -156,9 +159,9 @@ def restore(training: Training, state: dict[str, Any]) -> None:
 def fitted(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool = False) -> Iterator[None]:
     """Give a model's buffers the shapes and strides of the saved tensors, for the block that loads these tensors.
 
-    The saved shape and strides may differ from the built ones, because a step may change them, or set a buffer that was
-    None. The elements of a tensor from ``expand`` share memory. During the block each element has memory of its own.
-    After the block the tensor is expanded again.
+    A step may have changed a buffer's shape or strides, or have set a buffer that was None. In a tensor from ``expand``
+    several elements share memory. During the block each element has memory of its own; after the block the tensor is
+    expanded again.
 
     Args:
         have_strides: whether the tensors were saved with their strides.
@@ -202,7 +205,7 @@ def load(name: str, target: Any, saved: Any) -> None:
 
     Raises:
         StateError: the saved state doesn't fit the object.
-        RecipeError: the object's own code has raised it for this state.
+        RecipeError: the object's own ``load_state_dict`` raises RecipeError.
     """
     try:
         target.load_state_dict(saved)
@@ -232,7 +235,7 @@ def load_optimizer(training: Training, saved: dict[str, Any], *, are_laid_out: b
 
 
 def _wraps_optimizer(training: Training, extra: Any) -> bool:
-    """Return whether an attribute of an extra is one of the training's optimizers: both may save its state."""
+    """Return whether an extra has an optimizer of the training as an attribute, and so may save its state."""
     parts = {id(part) for part in parts_of(training.recipe.optimizer)}
     is_own = type(extra).__module__.startswith("holdfast.")
     return not is_own and any(id(value) in parts for value in getattr(extra, "__dict__", {}).values())
@@ -267,9 +270,9 @@ def _check_shards(training: Training) -> None:
 
 
 def tie_to_model(training: Training, payload: Payload) -> None:
-    """Replace each value of an optimizer's state that was a tensor of the model at the save by this tensor.
+    """Replace copies of the model's tensors in an optimizer's restored state by the tensors themselves.
 
-    For example, the state of the optimizer SAM refers to the model's tensors.
+    The saved state tells where: for example, the state of the optimizer SAM referred to the model's tensors.
 
     Args:
         payload: the payload that was restored.

@@ -22,12 +22,12 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
     """Return a checksum, 16 hex characters, for each component of the state that a step changes.
 
     Components are ``buffers``, ``optimizer`` (its hyperparameters), ``optimizer.<kind>`` for each kind of moment,
-    ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``. They are ordered so that causes come before effects. If
-    the state is sharded, or the ranks hold stages of a pipeline, all ranks call this together, and get the checksums of
-    the whole state.
+    ``model``, ``schedulers``, ``scaler`` and ``extras.<name>``. A component comes before the components that it affects
+    within a step. If the state is sharded, or the ranks hold stages of a pipeline, all ranks call this together, and
+    get the checksums of the whole state.
 
     Args:
-        in_detail: whether each tensor has a checksum of its own, under ``tensors``.
+        in_detail: whether to add each tensor's own checksum, under the key ``tensors``.
     """
     payload = state.to_payload(capture_own(training))
     buffers = {name for name, _ in training.recipe.model.named_buffers()}

@@ -1,4 +1,4 @@
-"""How the ranks of a training cooperate: how they divide the work, what they exchange, and which state is common.
+"""How the ranks of a training cooperate: how they divide the work, what they exchange, and which state they share.
 
 There are two ways. With `SeparateRanks` each rank trains one part of each batch, has its own random numbers, extras and
 position in the data, and the gradients are averaged. With `holdfast.training.virtual_ranks.step.VirtualRanks` a batch
@@ -29,7 +29,8 @@ from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.stages import Stages
 from holdfast.training.step_record import Unread
 
-# A function of a step and shares of a batch: it loads the shares' micro-batches again and returns their names.
+# A function of a step's number and of shares' numbers: it loads the micro-batches of these shares of the step's batch
+# again, and returns the micro-batches' names.
 ReadNames = Callable[[int, Iterable[int]], list[str]]
 
 
@@ -43,9 +44,10 @@ class Cooperation(abc.ABC):
         is_alone: whether this rank continues without the others, because one of them is lost; see `surviving`.
         shares: the number of parts into which each batch is cut.
         data: the data-parallel rank of each rank. Ranks with the same data rank train the same samples.
-        stages: the stages of a pipeline that the ranks hold; None if the model has the same names in all ranks.
-        part: if this process trains only one rank's part of a step, to check that rank: that part; usually None. The
-            gradient is then that rank's own, and the state after the step isn't a state of the run.
+        stages: the stages of a pipeline that the ranks hold; None if the model's tensors have the same names in all
+            ranks, so that there is no pipeline.
+        part: the part of a step that this process trains to check a single rank; usually None. With a part, the
+            gradient is this rank's own, and the state after the step isn't a state of the run.
     """
 
     has_common_state: bool
@@ -54,7 +56,8 @@ class Cooperation(abc.ABC):
     def __init__(self, accelerator: Accelerator, shares: int, data: DataRanks | None = None) -> None:
         self.accelerator, self.shares, self.part = accelerator, shares, read_part()
         self.data = data or separate(accelerator)
-        count_by_place(self.sums_gradients)  # without virtual ranks, earlier checkpoints have the earlier checksums
+        # Without virtual ranks, compute checksums as earlier versions did: earlier checkpoints contain such checksums.
+        count_by_place(self.sums_gradients)
         self.is_alone = False
         self.stages: Stages | None = None
         self._exchange: Exchange | None = None
@@ -67,12 +70,12 @@ class Cooperation(abc.ABC):
 
     @property
     def count(self) -> int:
-        """Return the number of ranks of the training, also if this process trains only one rank's part."""
+        """Return the number of the run's ranks, even if this process trains only one rank's part of a step."""
         return self.part.ranks if self.part else self.number
 
     @property
     def own_number(self) -> int:
-        """Return this rank's number, from 0; the number of the rank whose part this process trains."""
+        """Return this rank's number, from 0; if this process trains one rank's part, return that rank's number."""
         return self.part.rank if self.part else int(self.accelerator.process_index)
 
     @property
@@ -87,14 +90,14 @@ class Cooperation(abc.ABC):
 
     @property
     def exchange(self) -> Exchange:
-        """Return the exchange by which the ranks save and restore a sharded state. All ranks ask for it together."""
+        """Return the `Exchange` by which the ranks save and restore a sharded state. All ranks ask for it together."""
         if self._exchange is None:
             self._exchange = Exchange(self.accelerator.device)
         return self._exchange
 
     @property
     def exchange_between(self) -> Exchange:
-        """Return a second exchange, for saves between two commits, which may run at the same time as other saves.
+        """Return a second `Exchange`, because a save between two commits may run at the same time as another save.
 
         All ranks ask for it together.
         """
@@ -141,7 +144,7 @@ class Cooperation(abc.ABC):
             share_tensor(buffer)
 
     def share_saved_buffers(self, module: nn.Module) -> None:
-        """Copy the buffers that a checkpoint contains from the main rank to all ranks; see `share_buffers`."""
+        """Copy to all ranks those buffers of the main rank that a checkpoint contains; see `share_buffers`."""
         for each in module.modules() if self.has_others else ():
             for name, buffer in each._buffers.items():
                 is_saved = name not in each._non_persistent_buffers_set
@@ -192,7 +195,7 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def list_shares(self, batch_size: int) -> list[Share]:
-        """Return the parts of each batch that this rank trains, one after the other."""
+        """Return a `Share` for each part of a batch that this rank trains, in the order of training."""
 
     @abc.abstractmethod
     def mean(self, numbers: Sequence[Tensor]) -> Tensor:
@@ -208,7 +211,7 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        """Return, for each step, the names of this rank's micro-batches; with virtual ranks, those of all shares."""
+        """Return, for each step, the names of this rank's micro-batches; with virtual ranks, of all shares."""
 
     @abc.abstractmethod
     def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
@@ -245,7 +248,8 @@ class SeparateRanks(Cooperation):
         return self.count > 1
 
     def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        # If several ranks train the same sample, one rank's gradient can't be computed without the other ranks.
+        # If several ranks train the same sample, a check of one rank couldn't compute the rank's gradient. So record no
+        # gradients then.
         is_alone = self.data.count == self.count and self.stages is None
         return self._gradients.watching(model) if is_alone else contextlib.nullcontext()
 
@@ -294,7 +298,7 @@ class SeparateRanks(Cooperation):
         return norm
 
     def _clip_stages(self, stages: Stages, parameters: Sequence[Tensor], limit: float) -> Tensor:
-        """Clip by the norm of the whole pipeline's gradient. All ranks call it together."""
+        """Clip by the norm of the whole pipeline's gradient, and return this norm. All ranks call it together."""
         self.accelerator.unscale_gradients()
         own = _take_norm(each for each in parameters if id(each) not in stages.repeated)
         norms = self.accelerator.gather(own.to(self.accelerator.device, torch.float32).reshape(1))
@@ -318,7 +322,7 @@ class SeparateRanks(Cooperation):
 def _group_by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the parameters that have a gradient, grouped by mesh: torch can't combine tensors of different meshes.
 
-    With tensor parallelism several meshes occur: the layers that its plan skips lie on the data-parallel mesh alone.
+    With tensor parallelism there are several meshes: layers outside the plan are only on the data-parallel mesh.
     """
     groups: dict[Any, list[Tensor]] = {}
     for each in parameters:

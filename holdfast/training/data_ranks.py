@@ -26,8 +26,8 @@ class DataRanks:
     Attributes:
         numbers: the data ranks, by rank. Ranks of one data rank train the same samples, with the same random numbers.
         rank: this rank's number.
-        meshes: for each part of the model, a tuple of the ranks that hold this part and train different samples, by
-            data rank.
+        meshes: for each part of the model, the ranks that hold this part, in the order of their data ranks. These
+            ranks train different samples.
     """
 
     numbers: tuple[int, ...]
@@ -46,7 +46,7 @@ class DataRanks:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Return the ranks that hold the same part of the model as this rank, by data rank."""
+        """Return the ranks that hold the same part of the model as this rank, in the order of their data ranks."""
         return next(each for each in self.meshes if self.rank in each)
 
     @property
@@ -65,7 +65,7 @@ class DataRanks:
 def separate(accelerator: Accelerator) -> DataRanks:
     """Return the data ranks of ranks that all train different samples: each rank's data rank is its own number.
 
-    A process that trains one rank's part alone gets the data rank of that rank.
+    A process that trains only one rank's part of a step gets that rank's data rank.
     """
     part = read_part()
     every = tuple(range(part.ranks if part else accelerator.num_processes))
@@ -83,7 +83,7 @@ def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
     """
     rank = int(accelerator.process_index)
     ranks = _list_ranks(mesh, rank)
-    if read_part():  # only a rank that trains its samples alone has a part
+    if read_part():  # a process checks a single rank only if all ranks train different samples
         return separate(accelerator)
     found = gather_object([ranks]) if accelerator.num_processes > 1 else [ranks]
     pairs = [(each.index(number), len(each)) for number, each in enumerate(found)]
@@ -124,7 +124,7 @@ def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
     """Raise RecipeError if the layout of a model shows that the data ranks are wrong.
 
     Args:
-        is_told: whether the program itself has set its data ranks. Then ranks that compute with a tensor together may
+        is_told: whether the program itself has set its data ranks. If so, ranks that compute with a tensor together may
             train different samples, as with expert parallelism.
     """
     for name, together, apart in _list_groups(model):
@@ -172,17 +172,17 @@ def _list_groups(model: nn.Module) -> Iterator[tuple[str, list[int], list[int]]]
 
 
 def has_plan(parameter: Any) -> bool:
-    """Return whether another plan has sharded a parameter before FSDP2.
+    """Return whether another plan, such as tensor parallelism, has sharded a parameter before FSDP2.
 
-    The last dimension of the parameter's mesh then belongs to that plan. FSDP2 alone uses a mesh of one dimension, or
-    of two dimensions for HSDP; the first of these counts the replicas.
+    If so, the last dimension of the parameter's mesh belongs to that plan. FSDP2 alone uses a mesh of one dimension, or
+    for HSDP of two dimensions, of which the first counts the replicas.
     """
     mesh: Any = parameter.device_mesh
     return bool(mesh.ndim > 2 or (mesh.ndim == 2 and not parameter.placements[0].is_replicate()))
 
 
 def find_grid(parameter: Any) -> Tensor:
-    """Return the ranks among which FSDP2 reduces a parameter's gradient; shape (replicas, shards)."""
+    """Return the ranks among which FSDP2 reduces a parameter's gradient, as a tensor of shape (replicas, shards)."""
     mesh: Any = parameter.device_mesh
     ranks: Tensor = mesh.mesh[..., mesh.get_coordinate()[-1]] if has_plan(parameter) else mesh.mesh
     return ranks.reshape(-1, ranks.shape[-1])

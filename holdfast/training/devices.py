@@ -19,9 +19,9 @@ from holdfast.terminal import counted
 
 # The options of DistributedDataParallel that a resumed run needs to end on the same bits, whatever the loop does.
 DDP_OPTIONS = {
-    # With other values of these two, DDP rearranges its buckets after a process's first step. If more than two ranks
-    # sum in a ring, an element's place in its bucket decides in which order the ranks' values are summed. DDP has to
-    # find unused parameters, because a step may not use all parameters.
+    # With other values of the next two options, DDP rearranges its buckets after a process's first step. If more than
+    # two ranks sum in a ring, an element's place in its bucket decides in which order the ranks' values are summed. DDP
+    # has to find unused parameters, because a step may not use all parameters.
     "find_unused_parameters": True,
     "static_graph": False,
     # DDP divides a gradient that is a view of its bucket by the number of ranks, and multiplies any other gradient by
@@ -40,7 +40,7 @@ def choose_cuda(compute: Compute) -> bool:
     use_cuda = torch.cuda.is_available() and compute.device != "cpu"
     if compute.device == "cuda" and not use_cuda:
         raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='set device = "auto" or "cpu"')
-    # Under another launcher a rank may see only its own GPU, so the number of visible GPUs says nothing here.
+    # A rank that a launcher such as torchrun has started may see only its own GPU, so don't count the GPUs then.
     if use_cuda and torch.cuda.device_count() < compute.rank_count and not compute.is_attached:
         raise too_few_gpus(compute.rank_count, f"torch sees {counted(torch.cuda.device_count(), 'GPU')} here")
     if compute.mixed_precision == "fp16" and not use_cuda:
@@ -77,12 +77,12 @@ def prepare_device(config: RunConfig) -> Accelerator:
 
 
 def connect_attached(compute: Compute, use_cuda: bool) -> None:
-    """Connect the ranks that another launcher has started, under keys in its store that no earlier ranks have used.
+    """Connect ranks that a launcher such as torchrun has started, under new keys in the launcher's key-value store.
 
     torchrun gives its restarted ranks the same store as its first ranks (``--max-restarts``; seen in torch 2.13).
-    Without a new prefix gloo would find the addresses of dead ranks in this store, and try to connect to them.
+    Without a new prefix for the keys gloo would find the addresses of dead ranks, and try to connect to them.
     """
-    prefix = os.environ[MARK_VARIABLE]  # only ranks of the same machine have the same mark
+    prefix = os.environ[MARK_VARIABLE]  # equal in all ranks of one machine, but different on several machines
     if compute.has_nodes:
         prefix = "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"))
     store, rank, size = next(rendezvous("env://"))

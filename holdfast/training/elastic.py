@@ -1,7 +1,7 @@
 """The resume of a checkpoint that another number of ranks has saved.
 
-Without virtual ranks each rank has its own generators, extras and position in the data. If such a state is equal in all
-ranks, any number of ranks can resume from it. If generators differ, they are seeded anew. If extras or positions
+Without virtual ranks each rank has its own generators, extras and position in the data. If they are equal in all
+ranks, any number of ranks can resume from them. If generators differ, they are seeded anew. If extras or positions
 differ, the resume is refused.
 """
 
@@ -40,7 +40,7 @@ def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
 
 
 def count_other_data_ranks(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return how many data ranks saved a state; None if the present ranks continue the saved states."""
+    """Return how many data ranks saved a state; None if each present rank can continue one of the saved states."""
     return None if count_others(training, saved) is None else len(set(_list_data_ranks(saved)))
 
 

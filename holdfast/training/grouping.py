@@ -1,4 +1,4 @@
-"""The changes that steps make to parameter groups and frozen parameters, and their restore.
+"""The changes that steps make to parameter groups and frozen parameters, and the restore of these changes.
 
 Gradual unfreezing adds a parameter group in a step; other programs move parameters between groups. A checkpoint lists
 each new group by the names of its parameters. A resume creates the same groups before it loads their state.
@@ -70,7 +70,7 @@ class Grouping:
         return found
 
     def is_built(self, number: int, names: Sequence[str]) -> bool:
-        """Return whether a group has the same parameters, in any order, as the group of this number when built."""
+        """Return whether a group has the same parameters, in any order, as the built group with this number."""
         return number < len(self._names) and sorted(names) == self._names[number]
 
     def check(self, step: int, *, is_looked_at: bool) -> None:
@@ -110,8 +110,8 @@ class Grouping:
             saved: the optimizer's state in a checkpoint.
 
         Raises:
-            ValueError: steps had changed the groups before the save, and the recipe now builds other groups than it did
-                then; or a saved parameter is missing now.
+            ValueError: steps had changed the groups before the save, and the recipe now builds other groups; or a
+                saved parameter is missing now.
         """
         if not self._recipe.has_own_loop:
             freeze(self._recipe.model, {*saved.get(FROZEN, self._frozen)})
@@ -123,7 +123,7 @@ class Grouping:
             return
         if mark["built"] != self._digest() or len(mark["groups"]) != len(parts):
             raise ValueError(
-                "a step had changed the optimizer's parameter groups, and now it is built with other groups"
+                "a step had changed the optimizer's parameter groups, and the recipe now builds other groups"
             )
         numbered = enumerate(saved["param_groups"])
         for part, count in zip(parts, mark["groups"], strict=True):
@@ -132,14 +132,17 @@ class Grouping:
             _regroup(part, found, [group for _, group in own])
 
     def _find(self, number: int, names: Sequence[str]) -> list[nn.Parameter]:
-        """Return the parameters of a saved group; if the recipe has built the same group, in the order as built."""
+        """Return the parameters of a saved group, in the saved order.
+
+        If a step hasn't changed the group, return its parameters in the order in which the recipe builds them.
+        """
         if self.is_built(number, names):
             return [group for part in self._parts for group in part][number]
         built = [each for part in self._parts for group in part for each in group]
         known = {self._own_names[id(each)]: each for each in built if id(each) in self._own_names}
         known |= dict(_list_named(self._recipe))
         if lost := [name for name in names if name not in known]:
-            raise ValueError(f"the saved optimizer has the parameter {lost[0]}, which isn't there now")
+            raise ValueError(f"the saved optimizer has the parameter {lost[0]}, which is missing now")
         return [known[name] for name in names]
 
     def _count(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""The steps of events such as an anneal's end, so that a proof can say which events it is too short to reach."""
+"""The steps of events such as an anneal's end, so that a proof can list the events after its last step."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ MILESTONES = ("milestones", "_milestones", "step_size", "T_max", "T_0", "total_i
 
 
 def list_events(training: Training) -> dict[str, float]:
-    """Return the step of each event by name: ends of anneals and schedules, a second data pass, milestones."""
+    """Return the step of each event, by name: ends of schedules and anneals, milestones, the data's second pass."""
     epoch, recipe = training.steps_per_epoch, training.recipe
     events: dict[str, float] = {}
     if training.order is not None:

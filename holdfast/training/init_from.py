@@ -82,12 +82,12 @@ def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...])
     taken = {name: value for name, value in saved.items() if not any(_is_below(name, prefix) for prefix in reset)}
     for name in sorted(taken.keys() ^ (own.keys() - kept_own)):
         lacks = "the checkpoint" if name in own else "the recipe's model"
-        raise ConfigError(f"init_from: {lacks} has no {name}", hint=f'reset = ["{name}"] keeps its first values')
+        raise ConfigError(f"init_from: {lacks} has no {name}", hint=f'reset = ["{name}"] keeps the initial values')
     for name, value in taken.items():
         if own[name].shape != value.shape:
             raise ConfigError(
                 f"init_from: {name} is {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model",
-                hint=f'reset = ["{name}"] keeps its first values',
+                hint=f'reset = ["{name}"] keeps the initial values',
             )
     return {**own, **taken}
 

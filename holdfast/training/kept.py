@@ -31,7 +31,7 @@ LOOP, FRAMEWORK = "loop", "framework"
 
 
 class Variable(NamedTuple):
-    """A variable of a loop, with the file and line that reads it first; see `holdfast.checkpoint.found.Found`."""
+    """A variable of a loop, with the file and line of its first use; see `holdfast.checkpoint.found.Found`."""
 
     name: str
     value: Any
@@ -48,7 +48,7 @@ class Kept(Recipe):
         originals: the objects as the loop passed them to `Run.keep`: they may be wrappers of the objects in the other
             fields.
         own: Holdfast's and accelerate's objects, which `find_forgotten` leaves out.
-        list_variables: returns the variables that the loop's functions carry, for `find_forgotten`.
+        list_variables: returns the variables that the loop's functions carry from step to step, for `find_forgotten`.
         constants: the plain values that the loop reads and never assigns, by name.
         schedulers: the schedulers, in the order of their names; the loop steps them itself.
         scheduler_names: the names of `schedulers`.
@@ -82,7 +82,7 @@ class Kept(Recipe):
 def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str, Any]:
     """Return the fields ``model``, ``modules``, ``optimizer``, ``schedulers`` and ``extras`` of a `Kept`.
 
-    One module is the model itself; several become a ``ModuleDict`` by name.
+    A single kept module becomes the model; several modules become a ``ModuleDict`` by name.
 
     Raises:
         RecipeError: an object's state can't be read and restored in place.
@@ -104,12 +104,12 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         elif isinstance(each, LRScheduler | ReduceLROnPlateau):
             schedulers[name] = each
         else:
-            # `keep` has checked this already; check it again, because the loop may have begun to iterate over the
-            # loader since.
+            # `keep` has checked this object already. Check it again: it may be a loader, and the loop may have begun to
+            # iterate over it since then.
             refuse_inexact(f"run.keep({name}=...)", each)
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
-    # An optimizer inside another kept optimizer isn't saved alone: the outer optimizer's state contains it.
+    # An optimizer inside another kept optimizer isn't saved separately: the outer optimizer's state contains it.
     inside = {id(value) for each in optimizers.values() for value in vars(each).values()}
     optimizers = {name: each for name, each in optimizers.items() if id(each) not in inside}
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
@@ -137,7 +137,7 @@ def list_checkpointed(accelerator: Accelerator, objects: Mapping[str, Any]) -> d
 
 
 def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "Inner"]:
-    """Return the optimizers that are attributes of kept optimizers, as in SAM, because ``state_dict`` lacks them."""
+    """Return the optimizers inside kept optimizers, as in SAM, whose ``state_dict`` lacks the inner state."""
     kept = {id(each) for each in optimizers.values()}
     return {
         f"{name}.{key}": Inner(each, value)
@@ -149,7 +149,7 @@ def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "I
 
 
 class Inner:
-    """The state of an optimizer that is an attribute of another optimizer. Both may have the same parameter groups."""
+    """The state of an optimizer that is an attribute of another optimizer. The two may share one list of groups."""
 
     def __init__(self, outer: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

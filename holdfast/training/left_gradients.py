@@ -24,7 +24,7 @@ CHANGED = -1
 class Gradients:
     """The gradients that a training step keeps for the next training step.
 
-    An optimizer takes a gradient when its ``step()`` updates the parameter. Most loops then set the gradient to None
+    An optimizer uses a gradient when its ``step()`` updates the parameter. Most loops then set the gradient to None
     before the next backward pass: a checkpoint doesn't contain such a gradient. Other loops set gradients to zero in
     place, or never clear them: their next training step depends on the gradients. At an optimizer's second call of
     ``step()`` the gradients show what the loop does. Before that call, and for loops that don't set gradients to None,
@@ -32,7 +32,7 @@ class Gradients:
 
     Attributes:
         lrs: the learning rates of all groups at the training step's first call of an optimizer's ``step()``; None
-            before it.
+            before this call.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any) -> None:
@@ -51,7 +51,7 @@ class Gradients:
     def _note(self, number: int, *_: object) -> None:
         """Find out whether the loop has cleared the gradients since the last ``step()``.
 
-        A hook, called before ``step()``.
+        This hook is called before ``step()``.
         """
         if self.lrs is None:
             self.lrs = read_rates(self._optimizer)
@@ -154,7 +154,7 @@ class Gradients:
 
 
 def _pack(gradient: Tensor) -> Any:
-    """Return a gradient in the form of a state. A sparse gradient, as of an embedding, becomes indices and values."""
+    """Return a gradient in the form for a checkpoint: itself, or for a sparse gradient a dict of indices and values."""
     if gradient.layout is not torch.sparse_coo:
         return gradient
     return {

@@ -32,9 +32,9 @@ Report = Callable[[int, float | None, float], None]
 def steps(
     training: Training, stop: int, is_stopping: Callable[[], bool], report: Report = lambda *done: None
 ) -> Iterator[None]:
-    """Yield before each step, and record the step afterwards. The caller trains the step and sets `StepRecord.trained`.
+    """Yield None before each step, for the caller to train it and set `StepRecord.trained`. Then record the step.
 
-    For a step of ``training.program.skipped`` nothing is yielded: its batches are drawn, but not trained.
+    For a step in ``training.program.skipped`` draw the batches without a yield, because they aren't trained.
 
     End when the run has ``stop`` completed steps, or when ``is_stopping``, called before each step, returns True. The
     training's random generators are active only while the caller trains.
@@ -66,12 +66,13 @@ def steps(
             speed = (step - first) / (time.monotonic() - began)
             report(step, read_lines(training)[-1].get("loss"), speed)
         elif step - first <= REHEARSED_STEPS:
-            # this also passes the trail to `note_lines`: if this rank dies, the new ranks' trail is compared with it
+            # This also passes the trail to `note_lines`. If this rank dies, the trail is compared with that of the new
+            # ranks.
             read_lines(training)
 
 
 def settle(training: Training) -> None:
-    """Finish a recorded step: end the epoch if it is the epoch's last, and check that the step was deterministic."""
+    """Finish a recorded step: after an epoch's last step end the epoch, and check that the step was deterministic."""
     step = training.progress.step
     if step % training.steps_per_epoch == 0:
         end_epoch(training)
@@ -125,7 +126,7 @@ def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
 
 
 def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Train a step as `_learn` does, but in shares, whose gradients are summed in a fixed order."""
+    """Train a step and return as `_learn` does, but train in shares, whose gradients are summed in a fixed order."""
     accelerator, recipe = training.accelerator, training.recipe
     assert recipe.loss is not None
     names: list[str] = []
@@ -194,10 +195,10 @@ def end_epoch(training: Training) -> None:
 
 
 def evaluate_recipe(training: Training) -> tuple[dict[str, float], dict[str, str | bytes]]:
-    """Evaluate the model. Return the metrics, texts and pictures. Anneals have their values for the next step.
+    """Evaluate the model. Return the metrics, texts and pictures. The caller has set the anneals for the next step.
 
-    The model and the generators are restored afterwards. Changes of extras aren't undone, so that a recipe can keep its
-    best score in an extra.
+    The model and the generators are restored after the evaluation. Changes of extras aren't undone, so that a recipe
+    can keep its best score in an extra.
 
     Raises:
         RecipeError: the evaluation has changed a parameter's value.

@@ -26,12 +26,12 @@ DYNAMIC = (
 def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
     """Apply the hyperparameters that the recipe now builds with other values than at the save. Return their names.
 
-    A learning rate keeps its progress along its schedule: it is multiplied by the new base rate over the old base rate.
+    A learning rate keeps its progress along its schedule: it is multiplied by the new base rate / the old base rate.
 
     Args:
         saved_built: the result of `copy_built` in the checkpoint.
     """
-    # in the form in which a checkpoint returns it: a Counter becomes a dict
+    # Convert the values as a save and a load do: a Counter, for example, becomes a dict.
     built = from_payload(to_payload(training.built))
     changed = []
     rates = [_rates(scheduler) for scheduler in training.schedulers]
@@ -83,7 +83,7 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _recompute(training: Training) -> None:
-    """Compute the rates anew for each `LambdaLR` that is its optimizer's only scheduler, by its present functions."""
+    """Compute each `LambdaLR`'s rates anew, with its present functions, if its optimizer has no other scheduler."""
     for scheduler in training.schedulers:
         is_alone = [each.optimizer for each in training.schedulers].count(scheduler.optimizer) == 1
         if is_alone and isinstance(scheduler, LambdaLR):

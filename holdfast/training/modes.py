@@ -1,4 +1,4 @@
-"""The changes of modules and optimizers since they were built that no ``state_dict`` contains."""
+"""Changes to built modules and optimizers that their own ``state_dict`` doesn't contain, as an object with a state."""
 
 from collections import deque
 from typing import Any
@@ -19,7 +19,7 @@ OF_TORCH = {*vars(nn.Module())} | {*vars(torch.optim.SGD([torch.zeros(1)]))}
 
 
 class Modes:
-    """The changes of modules and optimizers since they were built that their ``state_dict`` doesn't contain.
+    """The changes to built modules and optimizers that their own ``state_dict`` doesn't contain.
 
     The state lists the modules in evaluation mode, because a step may end in the middle of a user's evaluation. It
     lists the frozen parameters, and the public attributes whose plain value has changed. If an attribute of a module
@@ -60,7 +60,8 @@ class Modes:
         for name, changed in values.items():
             if name not in objects:
                 raise StateError(
-                    f"the checkpoint has a changed {', '.join(changed)} of {name}, which the recipe doesn't build now",
+                    f"the checkpoint has changed values of {name} ({', '.join(changed)}), and the recipe doesn't build "
+                    f"{name} now",
                     hint="build the modules and optimizers that the run had when it saved the checkpoint",
                 )
             for key, value in changed.items():
@@ -68,7 +69,7 @@ class Modes:
         self._restore_tensors(tensors, state)
 
     def _restore_tensors(self, changed: dict[str, dict[str, Any]], state: dict[str, Any]) -> None:
-        """Set the saved tensors as new objects, because other code may also use the objects that are set now.
+        """Set attributes to the saved tensors. Other code may use the present tensors, too, so these aren't written to.
 
         Args:
             changed: the tensors that have changed since the build. A tensor that the state lacks is reset to its value
@@ -93,7 +94,7 @@ class Modes:
             delattr(owner, key)
 
     def list_tensors(self) -> dict[str, dict[str, Any]]:
-        """Return, by object and attribute, the changed tensors and arrays of objects that have changed attributes."""
+        """Return, by object and attribute, the changed tensors and arrays of objects with a changed plain value."""
         objects = self._list_objects()
         found: dict[str, dict[str, Any]] = {}
         for name in self._list_changed():
@@ -148,7 +149,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _list_tensors(owner: Any) -> dict[str, tuple[Any, object]]:
-    """Return the attributes that are tensors, arrays or containers of only these, each with its `_version_of`."""
+    """Return, by name, the value and version of each attribute that is a tensor, an array or a container of these."""
     return {
         key: (value, _version_of(value))
         for key, value in vars(owner).items()

@@ -18,8 +18,8 @@ from holdfast.training.sharded.stages import Wanted, list_saved_names
 def optimizer_state(training: Training) -> dict[str, Any]:
     """Return the optimizer's ``state_dict`` with names in place of numbers.
 
-    Each group lists the names of its parameters, sorted. Two kinds of groups keep their order instead: the groups of
-    L-BFGS, which has one state for all parameters in their order, and groups that a step has changed.
+    Each group lists the names of its parameters, sorted. Two kinds of groups keep their order instead: groups that a
+    step has changed, and the group of L-BFGS, whose single state depends on the parameters' order.
     """
     state: dict[str, Any] = training.optimizer.state_dict()
     if not _has_numbers(state):
@@ -63,7 +63,7 @@ def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in saved.items() if key not in (REGROUPED, FROZEN)}
     return plain | {
         "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
-        # This doesn't notice a parameter that is now in another group, but the gate, which each resume passes, does.
+        # A parameter that is now in another group isn't noticed here, but by the gate, which each resume passes.
         "param_groups": [
             group | {"params": built["params"]}
             for group, built in zip(saved["param_groups"], own["param_groups"], strict=True)
@@ -72,7 +72,7 @@ def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_wanted(training: Training) -> Wanted | None:
-    """Return the names that this rank's stage of a pipeline takes from a checkpoint; None if it takes all names."""
+    """Return the names of the tensors that this rank's stage of a pipeline loads; None without a pipeline."""
     if training.ranks.stages is None:
         return None
     model = training.recipe.model

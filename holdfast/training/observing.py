@@ -1,6 +1,7 @@
 """The observation of one step while it is trained: its samples, its updates and its activations.
 
-The observation changes none of the step's results. Afterwards the model has earlier weights, so the process must end.
+The observation changes none of the step's results. Afterwards the model has the weights from before the step, so the
+process must end.
 """
 
 import contextlib
@@ -107,7 +108,7 @@ class StepObserver:
     def finish(self) -> Observation:
         """Compute the losses of the samples, and return the observations of all ranks. All ranks call it together.
 
-        The weights before the observed step are put back into the model, which stays in evaluation mode.
+        Afterwards the model has the weights from before the observed step, and is in evaluation mode.
         """
         samples = self._compute_losses()
         own = Observation(samples, self._updates, self._list_activations(), self._notes)
@@ -183,9 +184,9 @@ class StepObserver:
         return self._add_norms(found)
 
     def _add_norms(self, found: list[tuple[SampleLoss, Any]]) -> list[SampleLoss]:
-        """Return the samples with gradient norms for those with the largest losses.
+        """Add the gradient norm to the samples with the largest losses in the observed step. Return all samples.
 
-        Only samples of the observed step get a gradient norm.
+        No norm is added if the model's parameters are sharded.
         """
         if any(is_sharded(parameter) for _, parameter in self._parameters()):
             self._notes.append("gradient norms of samples: the parameters are sharded")
@@ -203,7 +204,7 @@ class StepObserver:
     def _cut(self, batch: Any) -> Iterator[Any]:
         size = find_batch_size(batch)
         if size is None:
-            self._notes.append("samples: the batch has no tensors to cut")
+            self._notes.append("samples: the batch has no tensors that could be cut into samples")
             return
         for place in range(size):
             yield slice_tensors(batch, slice(place, place + 1))

@@ -26,7 +26,7 @@ class Optimizers:
     def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
         """
         Raises:
-            RecipeError: two optimizers step the same parameter: only one of their states could be saved under its name.
+            RecipeError: two optimizers step the same parameter. A checkpoint contains one state for a parameter's name.
         """
         self.parts = dict(sorted(parts.items()))
         owners: dict[int, str] = {}
@@ -108,8 +108,8 @@ def lay_out_state(optimizer: Any, *, are_saved: bool) -> None:
     torch's fused kernels combine the elements of a moment and its parameter by their order in memory, not by index.
 
     Args:
-        are_saved: whether the tensors were saved with their strides. Then only the strides of dimensions of length 1
-            change, because these strides have no effect.
+        are_saved: whether the tensors were saved with their strides. If so, no element moves: only the strides of
+            dimensions of length 1 change, which have no effect.
     """
     for part, parameter in list_members(optimizer):
         state = part.state.get(parameter, {})

@@ -27,10 +27,10 @@ class OwnGradients:
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Take checksums of the gradients of a step that the block trains.
 
-        If several backward passes add to a gradient, the gradient after the last pass counts. But if the gradient was
-        changed between two passes, none counts: DDP averages it after each pass outside of ``no_sync()``, and a later
-        sum is no single rank's. The hooks here see a gradient before DDP averages it. For a model with shards no
-        checksum is taken, because FSDP2 and DTensor reduce gradients before the parameters get them.
+        If several backward passes add to a gradient, the gradient after the last pass counts. Hooks read it before DDP
+        averages it over the ranks. Outside of ``no_sync()`` DDP averages a gradient after each pass; a later pass would
+        add to an average. So no checksum is taken if any gradient was changed between two passes. None is taken for a
+        sharded model either, because FSDP2 and DTensor reduce gradients before the parameters get them.
         """
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._names, self._sums, self._again = [*trained], {}, []
@@ -63,7 +63,7 @@ class OwnGradients:
     def describe(self) -> str:
         """Return a checksum of the step's gradients, 16 hex characters. This waits for the device.
 
-        The result is empty if there were no gradients, or if one was changed between two backward passes.
+        The result is empty if there were no gradients, or if a gradient was changed between two passes.
         """
         if not self._sums or any(noted() != found() for noted, found in self._again):
             return ""

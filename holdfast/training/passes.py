@@ -20,7 +20,7 @@ BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtu
 
 
 def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> Iterator[Any]:
-    """Yield the micro-batches of a step's shares that this rank trains. The caller runs a backward pass on each.
+    """Yield the micro-batches of a step's shares that this rank trains. The caller calls ``backward`` on each loss.
 
     After the last micro-batch the parameters have the mean gradient of all shares. All ranks call it together.
 
@@ -112,7 +112,7 @@ class Taking:
             )
 
     def end_step(self) -> None:
-        """Raise RecipeError if, with virtual ranks, the loop hasn't trained all its shares of the step."""
+        """Raise RecipeError if, with virtual ranks, the loop hasn't trained all of this rank's shares of the step."""
         if self._training.virtual is not None and (not self._has_begun or self.log is not None):
             step = self._training.progress.step + 1
             raise RecipeError(f"{self._setting}: step {step} has not trained all shares of its batch", hint=BY_SHARES)

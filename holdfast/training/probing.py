@@ -29,7 +29,7 @@ Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
 def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
-    """Measure the probe, and set ``training.touched``. Everything that the next step depends on stays unchanged.
+    """Measure and return the probe, and set ``training.touched``. The state of the training stays unchanged.
 
     Args:
         saved_by: the number of data ranks that saved the checkpoint; None if it is the present number. If the numbers
@@ -66,7 +66,7 @@ def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
 def _take_outputs(training: Training, outputs: Outputs) -> dict[str, Any]:
     """Call a probe with the model in evaluation mode and return its outputs. Restore the model afterwards.
 
-    Try without gradients first; if the probe itself takes gradients, call it again with them.
+    First call the probe without gradients. If the probe computes gradients itself, call it again with gradients.
     """
     model: nn.Module = training.recipe.model
     with _undisturbed(training, model, may_swap=training.recipe.probe is not None) as kept:
@@ -93,7 +93,7 @@ def _undisturbed(training: Training, model: nn.Module, *, may_swap: bool = False
 
 
 def _default_probe(training: Training, batch: Any) -> Outputs | None:
-    """Return a probe that takes loss and outputs of the first micro-batch; None if there is no such micro-batch."""
+    """Return a probe that computes the loss and the outputs of a micro-batch; None if ``batch`` is None."""
     if batch is None:
         return None
 

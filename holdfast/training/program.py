@@ -91,7 +91,7 @@ class Program(abc.ABC):
         """Make the modules ready to train in this rank.
 
         Returns:
-            The model and the optimizer for the steps, which may be wrappers of the recipe's.
+            The model and the optimizer for the steps: the recipe's, or wrappers of the recipe's model and optimizer.
 
         Raises:
             RecipeError, ConfigError: the modules or the optimizer don't fit the configuration.
@@ -108,7 +108,7 @@ class RecipeProgram(Program):
         health="check the limits in Recipe(health=...); an earlier checkpoint is still healthy",
         shares="change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0",
         stepped="give optimizers the parameters of modules that are built before the first step",
-        saved="put the parameter into the model, or a module in extras; a hook of state_dict may have left it out",
+        saved="put the parameter into the model or a module in extras; a state_dict hook may leave the parameter out",
     )
     keeps_seeds = False
     can_go_back = True
@@ -121,7 +121,7 @@ class RecipeProgram(Program):
         return take_apart(self.recipe.data, "Recipe(data=dataset, batch_size=...)")
 
     def prepare(self, config: RunConfig, ranks: Cooperation) -> tuple[Any, Any]:
-        """Move the modules to the device, and let accelerate wrap the model and optimizer of the engine's step."""
+        """Move the modules to the device. Return model and optimizer as accelerate has prepared them for the step."""
         recipe, accelerator = self.recipe, self.accelerator
         if isinstance(recipe.optimizer, Mapping):
             recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
@@ -171,7 +171,7 @@ class LoopProgram(Program):
         numbers="call run.log with the same names in all ranks",
         model="call model = run.wrap(model), so that all ranks train one model; freeze parameters only after it",
         optimizer='the optimizer may read only values that all ranks share: run.accelerator.reduce(loss, "mean")',
-        health="an earlier checkpoint is still healthy; a loop that skips a step whose loss is not finite logs none",
+        health="an earlier checkpoint is still healthy; don't log a loss that isn't finite if the loop skips its step",
         shares="change weights and kept objects after the loop over step.shares(), not inside it",
         stepped="give optimizers the parameters of modules that are built and kept before the first step",
         saved="keep the module that has the parameter: run.keep(model=model, ...)",
@@ -201,7 +201,7 @@ class LoopProgram(Program):
 
 
 def build_program(config: RunConfig) -> Program:
-    """Make this process deterministic, and build a configuration's recipe in it.
+    """Make this process deterministic, build a configuration's recipe in it, and return the recipe as a program.
 
     Raises:
         RecipeError: the recipe can't be built.

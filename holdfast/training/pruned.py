@@ -14,10 +14,10 @@ from torch.nn.utils.prune import BasePruningMethod
 
 
 class PrunedTensors:
-    """The computed tensors of pruned modules, as a state by name.
+    """The tensors that pruned modules compute, as an object with a state.
 
     Args:
-        tensors: each module with its name and the name of its tensor.
+        tensors: a pruned module's name, the module, and the name of the tensor that it computes.
     """
 
     def __init__(self, tensors: Sequence[tuple[str, nn.Module, str]]) -> None:

@@ -16,7 +16,7 @@ COMPARED_STEPS = 3
 def record_step(training: Training) -> None:
     """Record the step that was trained last.
 
-    `read_lines` reads its numbers later, because a read waits for the device.
+    `read_lines` reads the step's numbers later, because a read waits for the device.
     """
     record = training.record
     unread, record.trained = record.trained, None
@@ -77,7 +77,7 @@ def _read_numbers(training: Training) -> Iterator[float]:
 
 
 def _read_samples(training: Training) -> Iterator[str]:
-    """Return a name for the samples of each unread step: of this rank, or with virtual ranks of all shares."""
+    """Return, for each unread step, a name of this rank's samples; with virtual ranks, of all shares' samples."""
     unread = [each for each, _ in training.record.unread]
     named = training.ranks.name_samples(unread, lambda *asked: training.batches.read_names(*asked))
     return (combine(names) if names else "" for names in named)

@@ -28,10 +28,9 @@ from holdfast.training.sharded.restoring import find_shards, find_unplaced
 from holdfast.training.sharded.stages import hold_whole, unite
 from holdfast.training.structure import has_own_loading
 
-# If a model has its own loading code, a trial loads a copy of its tensors into it, unless they have more bytes than
-# this.
+# A model with its own loading code is tried with a copy of its tensors, unless these have more bytes than this limit.
 MOST_TRIED_BYTES = 2**30
-LOADS = "its hooks, or its own load_state_dict, have to load all that its state_dict returns"
+LOADS = "the model's hooks, or its own load_state_dict, have to load all that its state_dict returns"
 
 
 def check_step(training: Training) -> None:
@@ -77,13 +76,13 @@ def check_same_ranks(training: Training) -> None:
             raise RecipeError(f"after step {step} the ranks have different values of the {name}{means}", hint=hint)
         raise Unhealthy(
             f"after step {step} {_describe_odd(name, found)}, and they were equal before; nothing was saved",
-            hint=f"if it comes again on this machine alone, the machine computes wrongly; if everywhere: {hint}",
+            hint=f"if this happens again, but only on this machine, the machine computes wrongly; otherwise: {hint}",
             step=step,
         )
 
 
 def _describe_odd(name: str, found: Sequence[dict[str, Any]]) -> str:
-    """Return which ranks have other values in the model, or in the optimizer's state, than most ranks."""
+    """Say, for an error's message, which ranks' model or optimizer has other values than that of most ranks."""
     most = max(found, key=found.count)
     odd = [str(rank) for rank, each in enumerate(found) if each != most]
     if 2 * len(odd) >= len(found):
@@ -127,7 +126,7 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
 
 
 def _check_copies(training: Training, common: Payload) -> None:
-    """Raise StateError in all ranks if a row, or a tensor of one name, has different values in several ranks."""
+    """Raise StateError in all ranks if several ranks hold different values of one tensor, or of one row of a tensor."""
     ranks = training.ranks
     if ranks.stages is not None:
         if all(ranks.gather(bool(common.tree))):
@@ -135,8 +134,8 @@ def _check_copies(training: Training, common: Payload) -> None:
     elif state.has_shards(common):
         check_replicas(ranks.exchange, common)
     elif training.recipe.has_own_loop and ranks.has_groups:
-        # A pipeline's stages whose layers have the same names look like replicas before the first step. This error
-        # names them.
+        # Before the first step, stages of a pipeline look like replicas if their layers have the same names. The error
+        # of this check names such layers.
         check_replicas(ranks.exchange, hold_whole(common))
 
 
@@ -176,7 +175,7 @@ def _describe_other(name: str, held: dict[int, dict[str, Any]]) -> tuple[str, st
     first, second = held
     return (
         f"{name} is {has[0]} in rank {first} and {has[1]} in rank {second}: a checkpoint has one tensor of each name",
-        "share layers or experts out as DTensors over a mesh, or as stages of a pipeline: docs/layouts.md",
+        "divide layers or experts as DTensors over a mesh, or as stages of a pipeline: docs/layouts.md",
     )
 
 
@@ -198,8 +197,8 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
     common = Payload(tensors, payload.tree)
     if training.ranks.stages is not None and (cut := next(filter(None, map(_name_cut, own["extras"].items())), "")):
         raise RecipeError(
-            f"{cut} is sharded, and the ranks hold stages of a pipeline",
-            hint="keep whole tensors beside a stage: docs/layouts.md",
+            f"{cut} is sharded, and the ranks hold stages of a pipeline: the two can't be saved together",
+            hint="in a pipeline, keep only whole tensors besides the stages: docs/layouts.md",
         )
     model = training.recipe.model
     if state.has_shards(common) and (name := find_unplaced(common, find_shards(training.recipe))):
@@ -240,7 +239,7 @@ def _check_stepped(training: Training, payload: Payload, names: set[str]) -> Non
 def _find_hint(training: Training, parameter: Tensor) -> str:
     holder = find_holder(training.recipe, parameter)
     if holder is not None:
-        return f"{holder} has it: {holder.remedy}"
+        return f"the parameter belongs to {holder}: {holder.remedy}"
     return training.program.advice.saved
 
 

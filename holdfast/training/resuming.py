@@ -120,7 +120,7 @@ def _begin_data(training: Training, saved: Mapping[str, Any], metadata: Metadata
 
 
 def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any]) -> None:
-    """Capture each rank's state again. Raise `GateTripped` in all ranks if any differs from the loaded state."""
+    """Capture each rank's state again. Raise `GateTripped` in all ranks if one rank's differs from the loaded state."""
     has_gpu = bool(training.generators.state_dict()["cuda"])
     is_same_device = all(bool(rng["cuda"]) == has_gpu for rng in saved["rng"])
     # Not compared here: hyperparameters as built, because `_check_built` compares them; the data's position, because
@@ -132,13 +132,13 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
         captured = Payload(captured.tensors, state.leave_out_layouts(captured.tree))
     found = {*differences(state.localize(payload), state.localize(captured)), *state.list_moved(payload, captured)}
     names = sorted(found)
-    if state.has_shards(captured) or training.ranks.part is not None:  # compare this rank's own shares and extras
+    if state.has_shards(captured) or training.ranks.part is not None:  # of the extras, compare only this rank's own
         own = f"extras.{training.ranks.own_number if len(saved['extras']) > 1 else 0}."
         names = [name for name in names if name.startswith(own) or not name.startswith("extras.")]
     different = [
         name
         for name in names
-        # The generators of GPUs aren't compared either, if a GPU was used only at the save, or only at the resume.
+        # The generators of GPUs aren't compared if a GPU was used only at the save, or only at the resume.
         if name.partition(".")[0] not in left_out and (is_same_device or not re.match(r"rng\.\d+\.cuda", name))
     ]
     # All ranks raise, because a rank that went on to the probe would wait there for the other ranks.
@@ -152,12 +152,13 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
 
 
 def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return this process's state in the form of a saved state. An earlier version may have saved that state."""
+    """Return this process's state in the form of ``saved``, a state that an earlier version may have saved."""
     captured = capturing.capture(training)
     if not has_names(saved["optimizer"]):
         captured["optimizer"] = training.optimizer.state_dict()
-    if len(captured["extras"]) == 1:  # the ranks' extras are equal: repeat them, as often as there are saved extras
-        # The first state isn't copied: it may have tensors of the model, which are encoded only once.
+    if len(captured["extras"]) == 1:
+        # All ranks have equal extras, which were captured once. Repeat them as often as the saved state has extras. The
+        # first state isn't copied: it may have tensors of the model, which are encoded only once.
         captured["extras"] += [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"][1:]]
     if training.ranks.part is not None and not training.ranks.has_common_state:
         _add_other_ranks(captured, saved, training.ranks.own_number)
@@ -165,11 +166,11 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_other_ranks(captured: dict[str, Any], saved: Mapping[str, Any], rank: int) -> None:
-    """Add the other ranks' saved states to a state that this process has captured alone, in place of ``rank``."""
+    """Add the saved states of all other ranks to a state that this process has captured as the single rank ``rank``."""
     for name in ("extras", "rng"):
         if len(saved[name]) > 1:
-            # A saved state was sent to the main rank, and so its tensors share no memory. Pickle this state as for
-            # sending, so that its tensors share no memory either.
+            # Each saved state was pickled, to be sent to the main rank, so its tensors share no memory. Pickle this
+            # state, too, so that its tensors share no memory either.
             own = pickle.loads(pickle.dumps(captured[name][0]))
             captured[name] = [*saved[name][:rank], own, *saved[name][rank + 1 :]]
 
@@ -180,8 +181,8 @@ def _check_built(training: Training, payload: Payload) -> None:
     names = [name.removeprefix("built.") for name in found]
     if names:
         raise ConfigDrift(
-            f"the recipe builds other values of {shorten(names, SHOWN_NAMES)} than when it was saved, though no "
-            "setting and no known code has changed",
+            f"the recipe builds other values of {shorten(names, SHOWN_NAMES)} than at the save, though no setting "
+            "and no known code has changed",
             hint="look for an environment variable, a file, or a module that Recipe(sources=...) should list; "
             "--set 'resume.accept_drift=[\"built\"]' accepts the new values",
             fields={name: [] for name in names},
@@ -208,7 +209,7 @@ def _read_first_lrs(metadata: Metadata, folder: Store) -> list[list[float]]:
 
 
 def _read_first_steps(folder: Store, steps_per_epoch: int) -> dict[int, list[float]]:
-    """Return the rates of each epoch's first step, by epoch from 0, from the newest commit that contains the step."""
+    """Return the rates of each epoch's first step, by epoch from 0; of several trails, the last counts."""
     found: dict[int, list[float]] = {}
     for name in folder.list("metrics"):
         with contextlib.suppress(NameMissing, ValueError, KeyError, TypeError):

@@ -18,10 +18,10 @@ from holdfast.training.own_loop.run import Run
 
 
 def run_program(config: RunConfig, serve: Serve) -> None:
-    """Run a configuration's program until ``serve`` yields no further step.
+    """Run a configuration's program until the generator from ``serve`` yields no further step.
 
     Args:
-        serve: called once with the training that the program has built.
+        serve: called once with the training that the program has built; returns the generator of the steps.
 
     Raises:
         RecipeError: the program can't be found or built, or has left its loop before the run's end.
@@ -59,7 +59,7 @@ def _run_loop(function: Callable[..., object], loop: OwnLoop, arguments: Mapping
     """Call a training function until the run ends or stops.
 
     Args:
-        arguments: the function's other parameters.
+        arguments: the values of the function's parameters after its `Run`, by name.
 
     Raises:
         RecipeError: the function has left its loop before the run's end.

@@ -47,6 +47,7 @@ def begin_save(
 
     Args:
         folder: the folder to write the checkpoint to.
+        fingerprint: the fingerprint of the run's settings.
         environment: the record of the machine, code, packages, files and hyperparameters as built.
         then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
         is_urgent: whether the ranks end with this save; see `checkpoint.Saver.begin`.
@@ -58,7 +59,7 @@ def begin_save(
         Unhealthy: the model is unhealthy; nothing was saved.
         StoreError: the last save has failed.
     """
-    lines = read_lines(training)  # this waits for the device: count the time as training, not as a save's stall
+    lines = read_lines(training)  # this waits for the device: count the time as training, not as a delay by the save
     began, trained_at = time.monotonic(), format_time(time.time())
     probe = measure_probe(training)
     if complaints := _find_complaints(training, probe):
@@ -76,7 +77,7 @@ def begin_save(
     if training.ranks.is_main or peers is not None:
         training.saver.wait()  # wait for the last save, because its end sets training.parent
         payload = _agree(training, payload, peers)
-        stall_s: Future[float] = Future()  # `note` may be called before the stall has ended
+        stall_s: Future[float] = Future()  # `note`, in another thread, waits for it: the stall may not have ended yet
 
         def note_parent(saved: checkpoint.Saved) -> None:
             training.parent = saved.metadata.checkpoint_sha256
@@ -102,10 +103,10 @@ def begin_save(
 def begin_save_between(
     training: Training, folder: Store, fingerprint: str, environment: dict[str, Any], *, train_s: float
 ) -> None:
-    """Copy the state and begin to write it only into the near folder, between two commits.
+    """Copy the state, between two commits, and begin to write it only into the folder of the setting ``near``.
 
-    The trail, texts and pictures aren't dropped, because the next commit's checkpoint contains them, too. All ranks
-    call it together. Nothing is saved in three cases: the last save into the near folder is still being written; the
+    The trail, texts and pictures are kept for the next commit's checkpoint, which contains them, too. All ranks call
+    this together. Nothing is saved in three cases: the last save into the folder is still being written; the
     last checkpoint isn't complete anywhere yet, so that its content id isn't known; or the model is unhealthy.
 
     Args:
@@ -155,8 +156,8 @@ def _is_divided(training: Training, payload: checkpoint.Payload) -> bool:
 def _agree(training: Training, payload: checkpoint.Payload, peers: Exchange | None) -> checkpoint.Payload:
     """Return the payload; if each rank holds a shard or a stage, with the main rank's plain values in all ranks.
 
-    Plain values, such as metrics, may differ between ranks. They have to be equal, because the length of their text
-    decides where the tensors' bytes begin in the file.
+    Plain values, such as metrics, may differ between ranks. In the file they have to be equal, because the length of
+    their text decides where the tensors' bytes begin.
     """
     if peers is None:
         return payload

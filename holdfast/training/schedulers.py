@@ -59,7 +59,7 @@ class Schedulers(list[Any]):
 
 
 def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
-    """Yield pairs: a torch scheduler or a `Schedule`, and its optimizer, or None for a scheduler of a loop."""
+    """Yield pairs: a torch scheduler or a `Schedule`, and its optimizer; for a scheduler of a loop, None."""
     if isinstance(recipe, Kept):
         yield from ((each, None) for each in recipe.schedulers)
         return
@@ -87,7 +87,7 @@ def name_schedules(recipe: Recipe) -> dict[str, Any]:
 
 
 def describe_schedules(recipe: Recipe) -> Any:
-    """Return the arguments of the recipe's `Schedule`; if there are several, by their names; None without one."""
+    """Return the arguments of the recipe's `Schedule`, or of each `Schedule` by its name; None without a `Schedule`."""
     found = {
         name: dataclasses.asdict(each) for name, each in name_schedules(recipe).items() if isinstance(each, Schedule)
     }
@@ -95,7 +95,7 @@ def describe_schedules(recipe: Recipe) -> Any:
 
 
 def copy_built(optimizer: Any, schedulers: Sequence[Any], recipe: Recipe) -> dict[str, Any]:
-    """Return the hyperparameters as the recipe built them, before any step. `merging.take_over` compares them."""
+    """Return the hyperparameters as the recipe built them, before any step, for `merging.take_over`."""
     return copy.deepcopy(
         {
             "optimizer": [

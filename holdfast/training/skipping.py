@@ -11,7 +11,7 @@ from holdfast.errors import RecipeError
 from holdfast.training.build import Training
 from holdfast.training.step_record import Unread
 
-UNDO = "holdfast skip RUN --off STEPS takes a skip back; the setting skip has those of the configuration"
+UNDO = "to train these steps, use holdfast skip RUN --off STEPS or change the setting skip"
 
 
 def set_skipped(training: Training, skip: str) -> None:

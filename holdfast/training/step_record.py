@@ -11,8 +11,8 @@ from holdfast.checkpoint.shown import Gallery
 from holdfast.errors import RecipeError
 from holdfast.state import gather_whole
 
-# A step's numbers with these names have their own fields in a line of the trail. All other numbers are in its field
-# ``logged``.
+# A step's numbers with these names have their own fields in a line of the trail. All other numbers are in the line's
+# field ``logged``.
 OWN_FIELDS = ("loss", "grad_norm")
 # The steps between two checksums, for models of large and of small tensors: checksums then cost less than 0.5 % of the
 # time of AdamW's steps. The cost of checksums and of steps grows with the bytes of large tensors, and with the number
@@ -53,7 +53,7 @@ class StepRecord:
         unread: finished steps that have no line yet, each with the further fields of its line.
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
             share, for a proof. If False, only the first line after a checkpoint has the facts of each rank or share.
-            That step follows from the checkpoint alone, so that another machine can train one rank's part of it again.
+            This line's step follows from the checkpoint alone, so that another machine can train one rank's part again.
         is_rehearsal: whether these steps are a rehearsal: other ranks train them, too, and this process ends after
             them.
         is_grouped: whether this process has already checked that ranks of one data rank get the same samples.

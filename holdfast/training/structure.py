@@ -47,13 +47,13 @@ class Structure:
         found = tensors or found
         raise RecipeError(
             f"{find_place()}after step {step} the model has {how} when the loop began: {shorten(found, SHOWN_NAMES)}; "
-            "a run that resumes builds it as it was",
+            "a resume would build the model without this change",
             hint="build all layers, adapters and ties before the first step, and let a kept number say how many the "
             "model uses",
         )
 
     def _describe(self) -> dict[str, Any]:
-        """Return what `check` compares, by name: layers' classes, first names of parameters, and "" for saved buffers.
+        """Return what `check` compares, by name: a layer's class, a parameter's first name, or "" for a saved buffer.
 
         A tied parameter has several names, of which one is its first name. A parameter that is None is left out. A
         buffer that is None is included, because a step may set it.
@@ -63,7 +63,7 @@ class Structure:
             names: dict[int, str] = {}
             for prefix, module in root.named_modules(prefix=first, remove_duplicate=False):
                 dot = f"{prefix}." if prefix else ""
-                # A lazy layer becomes an ordinary layer in the first step.
+                # A lazy layer becomes an ordinary layer in the first step: take the later class.
                 found[prefix] = getattr(module, "cls_to_become", None) or type(module)
                 for name, each in module._parameters.items():
                     if each is not None:

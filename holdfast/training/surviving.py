@@ -24,7 +24,7 @@ from holdfast.training.saving import begin_save
 
 
 def go_back(training: Training) -> bool:
-    """Restore the last completed step's state in this rank alone. Return False if it may not be exactly that state.
+    """Restore the last completed step's state in this rank alone. Return False if the state may still be another.
 
     Raises:
         DeterminismError: the last step has switched determinism off.
@@ -52,7 +52,7 @@ def save_alone(
 
     Raises:
         Unhealthy: the model is unhealthy; nothing was saved.
-        StoreError: this save or the last one has failed.
+        StoreError: this save or the last save has failed.
     """
     training.saver.wait()
     if not training.accelerator.is_main_process:

@@ -54,7 +54,7 @@ class Synchronized:
             self._ranks.share_buffers(module)
 
     def _average(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Average an optimizer's gradients over the ranks. A hook, called before the optimizer's ``step()``."""
+        """Average an optimizer's gradients over the ranks. This hook is called before the optimizer's ``step()``."""
         own = [each for each in list_stepped(optimizer) if id(each) in self._own and each.requires_grad]
         for kind in dict.fromkeys((each.dtype, each.device) for each in own):
             self._average_alike([each for each in own if (each.dtype, each.device) == kind])

@@ -34,9 +34,9 @@ def undisturbed(
 
     For each module this restores the buffers and other tensors with their values, the training mode, and the
     attributes, submodules and hooks (also the items of lists, dicts, sets and deques, up to `MOST_ITEMS`). For each
-    parameter it restores the gradient and ``requires_grad``. Of trainable parameters that aren't in this optimizer the
-    values are restored, too, because a loss may step another optimizer, such as a critic's. The copies of tensors need
-    as much memory as the tensors themselves.
+    parameter it restores the gradient and ``requires_grad``. It also restores the values of trainable parameters that
+    this optimizer doesn't step, because a loss may step another optimizer, such as a critic's. The copies of tensors
+    need as much memory as the tensors themselves.
 
     Args:
         may_swap: whether the block may change the optimizer's parameters for a while, as an evaluation with average
@@ -141,8 +141,8 @@ class ModelSnapshot:
             if name not in sums or sums[name] != self._sums[id(parameter)]:
                 raise RecipeError(
                     f"the parameter {name} changed while the model was evaluated or probed",
-                    hint="evaluate, probe and loss may not change weights; evaluate may swap others in if it puts "
-                    "the same ones back",
+                    hint="evaluate, probe and loss may not change weights; evaluate may replace weights for a "
+                    "while, if it restores the same bits",
                 )
 
 
@@ -151,7 +151,7 @@ def _version_of(tensor: torch.Tensor) -> object:
     if is_lazy(tensor) or tensor.is_inference():
         return 0
     own = local_of(tensor) if is_sharded(tensor) else tensor
-    # A sparse tensor has several addresses.
+    # Leave out the address of a sparse tensor, which has several.
     return tensor._version, own.data_ptr() if own.layout is torch.strided else 0
 
 

@@ -134,7 +134,7 @@ def test_reset_leaves_out_weights_that_only_the_checkpoint_has(tmp_path: Path) -
         ({}, {"reset": ["haed"]}, "init_from.reset: the model has no 'haed'", "did you mean head?"),
         ({}, {"reset": ["hea"]}, "the model has no 'hea'", "did you mean head?"),
         ({}, {"reset": ["body.7"]}, "the model has no 'body.7'", "did you mean body."),
-        ({"has_value": True}, {}, "the checkpoint has no value.bias", 'reset = ["value.bias"] keeps its first values'),
+        ({"has_value": True}, {}, "the checkpoint has no value.bias", 'reset = ["value.bias"] keeps the initial'),
         ({"width": 5}, {}, r"head.bias is \(3,\) in the checkpoint, \(5,\) in the model", 'reset = ["head.bias"]'),
         ({"width": 5}, {"reset": ["head.bias"]}, r"head.weight is \(3, 6\) .* \(5, 6\)", 'reset = ["head.weight"]'),
         (
