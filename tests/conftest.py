@@ -51,6 +51,8 @@ COMMAND_WITHIN_S = 600
 ON_A_GPU = f'compute.device = "{DEVICE}"\n' if ON_GPUS else ""  # for the configuration of a `Driver`
 MICRO_BATCHES = 2  # of a step of the toy
 AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
+# Node loads this module first, so that a server ends with the process that has started it, even if that is killed.
+ENDS_WITH_PARENT = "data:text/javascript,process.stdin.resume().on('end', () => process.exit())"
 # Files whose tests take minutes begin first, so that no worker of pytest waits for another one at the end. Tests of a
 # pool stay together, so that the other worker, which steals the last tests, needs no pool of its own.
 LONGEST = (
@@ -372,10 +374,12 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     folder = tmp_path_factory.mktemp("azurite")
     options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
-    command = [AZURITE, *options, "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
+    quiet = ["--skipApiVersionCheck", "--disableTelemetry", "--silent"]
+    command = ["node", "--import", ENDS_WITH_PARENT, str(AZURITE), *options, *quiet]
     key = base64.b64encode(secrets.token_bytes(64)).decode()
     environment = os.environ | {"AZURITE_ACCOUNTS": f"testing:{key}"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    null = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, stdout=null, stderr=null) as server:
         try:
             servers.await_port(port)
             yield (

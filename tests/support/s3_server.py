@@ -29,4 +29,8 @@ class OneAtATime:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    run_simple("127.0.0.1", int(sys.argv[1]), OneAtATime(), threaded=True, request_handler=MotoRequestHandler)
+    arguments = ("127.0.0.1", int(sys.argv[1]), OneAtATime())
+    threading.Thread(
+        target=run_simple, args=arguments, kwargs={"threaded": True, "request_handler": MotoRequestHandler}, daemon=True
+    ).start()
+    sys.stdin.read()  # returns when the parent process ends, even if it is killed

@@ -24,7 +24,8 @@ def s3_server() -> Iterator[dict[str, str]]:
     """Start an S3 server for the block; yield the environment variables with which S3 clients use it."""
     port = free_port()
     command = [sys.executable, "-m", "tests.support.s3_server", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, stdout=quiet, stderr=quiet) as server:
         try:
             await_port(port)
             yield {
