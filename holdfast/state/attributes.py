@@ -16,8 +16,8 @@ from holdfast.state.writing import ContainerWriter
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
-# Replaces a generator's state in the copy of the built attributes. It equals no state, so a generator always counts as
-# changed and is always saved.
+# Takes the place of each generator in the copy with which attributes are compared at a save. A generator never equals
+# it, and so always counts as changed and is saved.
 UNKNOWN = object()
 
 
@@ -25,9 +25,9 @@ class Attributes:
     """The plain attributes of an object that have changed since it was built, as the object's state.
 
     Plain values are numbers, strings, tensors, arrays, generators of random numbers, and lists, deques, tuples and
-    dicts of plain values. Other attributes (files, bars, models) aren't saved. Settings don't change, so they aren't
-    saved either, and a run that resumes with new settings uses the new settings. If an attribute still refers to the
-    object that the build created, the object is restored in place.
+    dicts of plain values. Other attributes (files, progress bars, models) aren't saved. Settings don't change, so they
+    aren't saved either, and a run that resumes with new settings uses the new settings. An attribute that still refers
+    to the same tensor, array, container or generator as when the object was built is restored in place.
 
     Args:
         find: returns the object; a function, because another object may replace it.
@@ -48,7 +48,7 @@ class Attributes:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore attributes. For a changed attribute that isn't in the state, restore its value at the build."""
+        """Restore the saved attributes. Give a changed attribute that wasn't saved the value that it was built with."""
         own = self._find()
         unchanged = {name: self._built[name] for name in self._list_changed() if name in self._built.keys() - state}
         built = {name: self._copy(value) for name, value in unchanged.items()}
@@ -70,7 +70,6 @@ class Attributes:
         return {name: value for name, value in found if is_plain(value) and not self._is_measured(name)}
 
     def _list_changed(self) -> dict[str, Any]:
-        """Return the plain attributes that are new or have changed."""
         return {
             name: value
             for name, value in self._list_plain().items()
@@ -78,7 +77,7 @@ class Attributes:
         }
 
     def _strip(self, value: Any) -> Any:
-        """Return a value without measured items, such as times, of its dicts. Don't copy tensors and generators."""
+        """Return a value whose dicts lack measured items, such as times. Tensors and generators aren't copied."""
         if isinstance(value, dict):
             kept = (key for key in value if not self._is_left_out(key))
             return {key: self._strip(value[key]) for key in kept}
@@ -89,7 +88,7 @@ class Attributes:
         return tuple(map(self._strip, value)) if isinstance(value, tuple) else value
 
     def _copy(self, value: Any) -> Any:
-        """Return a copy of a value without measured items (times), and with `UNKNOWN` in place of each generator."""
+        """Return a deep copy of the result of `_strip`, with `UNKNOWN` in place of each generator."""
         return _copy_leaves(self._strip(value))
 
 
@@ -97,8 +96,7 @@ def is_plain(value: Any, within: Collection[int] = ()) -> bool:
     """Return whether a value is plain, so that it can be saved and restored without code of its class.
 
     Args:
-        within: the ids of the containers that contain the value. They reveal a value that contains itself, which is not
-            plain.
+        within: the ids of the containers that contain the value. A value that contains itself is not plain.
     """
     if type(value) in SCALARS or isinstance(value, np.generic | np.ndarray | torch.Tensor):
         return not isinstance(value, np.ndarray) or value.dtype != object

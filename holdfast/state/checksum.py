@@ -16,7 +16,7 @@ import torch
 from holdfast.state.sharded import is_sharded, list_regions, local_of
 
 ROW_WORDS = 1024
-# Whether a part of each row counts by its place in the whole tensor; see `count_by_place`.
+# The choice that `count_by_place` has made.
 _is_by_place = True
 # A rank that holds only a part of each row pads its rows with zeros to full width. It pads at most this number of bytes
 # at a time.
@@ -76,7 +76,7 @@ def join_checksums(checksums: Sequence[int | None]) -> str:
 
 
 def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
-    """Return the values of scalar tensors. If a tensor's flag is True, first add it up over all ranks."""
+    """Return the value of each pair's scalar tensor. If the pair's flag is True, sum the value over all ranks."""
     found = [0] * len(sums)
     for kind in dict.fromkeys((value.device, are_cut) for value, are_cut in sums):
         places = [place for place, (value, are_cut) in enumerate(sums) if (value.device, are_cut) == kind]
@@ -89,12 +89,14 @@ def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
 
 
 def count_by_place(is_by_place: bool) -> None:
-    """Choose, for this process, the checksum of tensors that tensor parallelism cuts within their rows.
+    """Choose how this process computes the checksum of a tensor of which each rank holds only a part of each row.
+
+    Tensor parallelism cuts tensors in this way.
 
     Args:
-        is_by_place: True for the checksum of the whole tensor, which all numbers of data ranks share; virtual ranks
-            need it. False for the checksum of versions before virtual ranks trained on meshes, which weights each
-            rank's part as if it were consecutive: checkpoints and trails of these versions have it.
+        is_by_place: True to compute the checksum of the whole tensor. It is equal on any number of ranks, as virtual
+            ranks require. False to weight each rank's part as if the part were consecutive, as versions did before
+            virtual ranks trained on meshes. Checkpoints and trails of those versions contain this checksum.
     """
     global _is_by_place
     _is_by_place = is_by_place
@@ -136,8 +138,8 @@ def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
 def _own_rows(tensor: Any) -> torch.Tensor:
     """Return this rank's region of a sharded tensor; empty if a rank with a lower number holds the same region.
 
-    If the tensor's mesh has only some of the ranks, the other ranks hold the same regions on other meshes. Then only
-    the regions on the main rank's mesh are counted.
+    If the tensor's mesh has only some of the ranks, the other ranks hold the same regions on other meshes. Then return
+    a region only on the mesh that contains rank 0, so that no region is counted twice.
     """
     regions, rank = list_regions(tensor), torch.distributed.get_rank()
     is_first = not any(other < rank and region == regions[rank] for other, region in regions.items())

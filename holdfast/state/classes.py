@@ -1,4 +1,7 @@
-"""Values of classes that JSON lacks. A resume finds the class by its name, and creates the value from a plain value."""
+"""Values of classes that JSON lacks, such as an enum or ``torch.Size``, saved as a class name and a plain value.
+
+A resume finds the class by its name, and creates the value from the plain value, such as a number or a list.
+"""
 
 import enum
 import functools
@@ -78,7 +81,8 @@ def _base_of(value: Any) -> Any:
 def _strip(base: Any, value: Any) -> Any:
     """Return a value of a derived class as a value of the base class.
 
-    For a defaultdict, return its default factory's name and its items; None if the factory isn't in `FACTORIES`.
+    For a defaultdict, return a list of its default factory's name and its items. If the factory isn't in `FACTORIES`,
+    return None in place of the list, because a resume couldn't find the factory.
     """
     if isinstance(value, defaultdict):
         make = value.default_factory

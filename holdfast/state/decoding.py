@@ -44,7 +44,10 @@ class _Decoder:
         self._memories = Memories()
 
     def _take(self, name: str, *, is_lent: bool) -> torch.Tensor:
-        """Return a tensor whose elements lie row by row."""
+        """Return the tensor of this name, with its elements row by row; `fill` copies the elements later.
+
+        With ``is_lent``, return a view of the payload's memory instead, if the elements are in one piece of memory.
+        """
         tensor = self._tensors[name]
         piece, *others = tensor.pieces or (b"",)
         if isinstance(piece, ShardedBytes):
@@ -58,7 +61,7 @@ class _Decoder:
         return self._own[name]
 
     def fill(self) -> None:
-        """Copy the elements of all tensors."""
+        """Copy the elements from the payload into each tensor that has new memory."""
         with ThreadPoolExecutor(count_cores()) as pool:
             filling = []
             for name, copy in self._own.items():
@@ -71,7 +74,7 @@ class _Decoder:
         self._memories.fill()
 
     def decode(self, value: Any, *, is_lent: bool) -> Any:
-        """Return a value of the state."""
+        """Return the value of the state that ``value``, a part of the payload's tree, encodes."""
 
         def decode(inner: Any) -> Any:
             return self.decode(inner, is_lent=is_lent)
@@ -100,7 +103,7 @@ class _Decoder:
         """Return a tensor or an array that has a special layout or class.
 
         Args:
-            mark: the mark of the tensor or array in the tree.
+            mark: the mark in the payload's tree, such as ``{"$tensor": name}``.
             options: how the tensor or array differs from a plain tensor with its elements row by row.
         """
         ((kind, name),) = mark.items()

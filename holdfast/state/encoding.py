@@ -39,10 +39,10 @@ NUMPY_NAMES = {
     }.items()
 }  # fmt: skip
 KEY_TYPES = (str, int, float, bool, type(None))
-# The component of a state in which the order of a mapping's items is saved, because a loop may iterate over the items
-# or choose an item by its position. In torch's own states the order has no meaning.
+# The top-level key of a state under which the order of a dict's items is saved, because a loop may iterate over the
+# items or choose an item by its position. In torch's own states the order has no meaning.
 ORDERED = "extras"
-# The array classes whose class is saved, too.
+# The subclasses of NumPy's array that can be saved, each with the name that is saved.
 ARRAYS: dict[type, str] = {np.matrix: "matrix", np.memmap: "memmap"}
 
 
@@ -52,7 +52,7 @@ class _Seen:
     Attributes:
         places: for each place in memory, the value there and the name of its tensor in the payload. The reference keeps
             the value alive, so that no other value gets the same place.
-        extents: the memory extents of values in the component ``extras``; they may overlap.
+        extents: the ranges of memory of the values under `ORDERED`; they may overlap.
     """
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ def _encode_array(value: np.ndarray[Any, Any], name: str, tensors: dict[str, Ten
     if kind is None and type(value) is not np.ndarray:
         raise StateError(
             f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which would come back as a plain array",
-            hint="keep plain arrays: of a masked array its data and its mask",
+            hint="keep plain arrays; for a masked array, keep its data and its mask",
         )
     dtype = NUMPY_NAMES.get(value.dtype)
     if dtype is None:
@@ -251,7 +251,7 @@ def _address_of(value: np.ndarray[Any, Any]) -> tuple[int]:
 
 
 def _name_in(mark: dict[str, Any]) -> str:
-    """Return the tensor name in a mark."""
+    """Return the name in a tensor's or array's mark: the tensor's name in the payload."""
     name: str = next(iter((mark["$as"][0] if "$as" in mark else mark).values()))
     return name
 

@@ -94,7 +94,7 @@ class Generators:
         return self._states
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Load saved states. If only the save or only this process has GPUs, don't change the GPUs' states."""
+        """Load saved states. Leave the GPUs' states unchanged unless both the save and this process have GPUs."""
         own = self._states["cuda"]
         self._states = states if states["cuda"] and own else states | {"cuda": own}
 
@@ -158,7 +158,7 @@ def _as_seeded(state: torch.Tensor) -> torch.Tensor:
 
 
 def digest_rng(states: dict[str, Any]) -> str:
-    """Return a digest (16 hex characters) of the states from `capture_rng`; of the GPUs', only the first."""
+    """Return a digest (16 hex characters) of the states from `capture_rng`. It includes only the first GPU's state."""
     _, words, gauss = states["python"]
     numpy = states["numpy"]
     sha256 = hashlib.sha256(array.array("Q", words).tobytes())

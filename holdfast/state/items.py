@@ -1,4 +1,7 @@
-"""The form in which a kept container's items are saved. `reading` writes this form, and `writing` restores from it."""
+"""The form in which the items of a kept container (an argument of `run.keep`) are saved.
+
+`holdfast.state.reading` produces this form, and `holdfast.state.writing` restores the items from it.
+"""
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -10,15 +13,15 @@ from holdfast.errors import StateError
 from holdfast.state.classes import FACTORIES
 from holdfast.state.originals import Path
 
-# Container classes by name. A resume creates a saved container of one of these classes if the process has none in its
-# place.
+# The classes of containers that are saved with their class's name. A resume creates a container of the saved class
+# if it can't restore the container in place.
 KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
 # A saved item whose only key is one of these refers to a tensor of a kept module. SAME: the item is that tensor.
 # DETACHED: the item shares that tensor's memory.
 SAME, DETACHED = "same", "detached"
-# The keys of a saved item that differs from the original at its place: the item, and the difference. An original is an
-# object that the container had when the loop began.
+# If an item differs from the original at its place, a dict with these two keys is saved: the item, and the differences.
+# An original is an object that the container had when the loop began.
 ITEM, HOW = "item", "how"
 # The differences of a saved item from the original at its place. NEW: the item replaces the original. MOVED: the item
 # is the original of another place or container. AGAIN: the item is an object that this save has already read at another

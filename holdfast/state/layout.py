@@ -84,7 +84,10 @@ def find_extent(value: Any, name: str, mark: dict[str, Any]) -> Extent:
 
 
 def lay_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the exact strides of ``like`` if both have the same layout; otherwise the tensor itself."""
+    """Return a view of ``value`` with the strides of ``like`` if their layouts are equal; otherwise return ``value``.
+
+    Tensors of equal layouts may have different strides in dimensions of length 1; see `strides_of`.
+    """
     if value.shape == like.shape and value.itemsize == like.itemsize and strides_of(value) == strides_of(like):
         return value.as_strided(value.shape, like.stride())
     return value
@@ -186,7 +189,7 @@ def check_gaps(name: str, size_bytes: int, used_bytes: int) -> None:
 
 
 class Memories:
-    """New memory for restored values, laid out as the values' marks say."""
+    """Memory for restored values, with the layouts in the values' marks. Values that shared memory share it again."""
 
     def __init__(self) -> None:
         self._shared: dict[int, torch.Tensor] = {}
@@ -194,7 +197,7 @@ class Memories:
         self._filling: list[tuple[torch.Tensor, np.ndarray[Any, Any]]] = []
 
     def make(self, kind: str, name: str, rows: torch.Tensor, options: dict[str, Any]) -> Any:
-        """Return a new tensor or array with the layout in ``options``. `fill` later copies the elements of ``rows``."""
+        """Return a tensor or an array with the layout in ``options``. `fill` later copies the elements of ``rows``."""
         if "strides" not in options:
             return rows if kind == "$tensor" else rows.numpy()
         other = {"$tensor": "$array", "$array": "$tensor"}[kind]

@@ -31,16 +31,17 @@ class _Owner:
 
 
 class Objects:
-    """The state of all objects inside a dict of attributes: those plain attributes that have changed since `run.keep`.
+    """The state of all objects in a dict of attributes, such as an environment and the wrappers around it.
 
-    Another object of the same class may replace an object inside, as when an environment is reset.
+    An object's state is its plain attributes that have changed since `run.keep`. An object may be replaced by another
+    object of the same class, as when an environment is reset.
     """
 
     def __init__(self, name: str, attributes: dict[str, Any]) -> None:
-        """Note the current attributes of all objects inside.
+        """Note the current attributes of each object in the dict, and of each object to which their attributes refer.
 
         Raises:
-            RecipeError: an object inside has a state that Python can't read, such as a simulator's.
+            RecipeError: the state of an object, such as a simulator, can't be read as attributes.
         """
         self._name, self._root = name, _Owner(attributes)
         self._look()
@@ -86,18 +87,18 @@ class Objects:
 
 
 def has_objects(value: Mapping[Any, Any]) -> bool:
-    """Return whether a dict of attributes has objects inside that can't save their own state."""
+    """Return whether a dict of attributes contains objects that have attributes but no ``state_dict``."""
     if not all(isinstance(key, str) for key in value):
         return False
     return any(hasattr(each, "__dict__") and not has_methods(each) for each in _inside(value))
 
 
 def _inside(value: Any, within: Collection[int] = ()) -> Iterator[Any]:
-    """Yield the items of a container, and of the containers inside it, that aren't plain.
+    """Yield the objects in a container, and in the containers inside it. Skip plain values and `LEFT_ALONE`.
 
     Args:
-        within: the ids of the containers that contain this container. Through them a container that contains itself is
-            entered only once.
+        within: the ids of the containers that contain this container. They are skipped, because a container that
+            contains itself would be entered again and again.
     """
     for each in value.values() if isinstance(value, Mapping) else value:
         if is_plain(each) or isinstance(each, LEFT_ALONE) or id(each) in within:

@@ -1,9 +1,9 @@
-"""The originals: the objects that a container contains when its loop begins. Only originals are restored in place.
+"""The originals: the objects that a kept container contains when the user's loop begins.
 
-If an original is still in the container at a save, its changes were made in place. The resumed process has built the
-original again. So a restore writes the saved values into the original's memory, and other variables that refer to the
-object see them. An object that the loop has added may be a view of the data, or a constant that the loop adds again, so
-a restore makes a new object.
+Only originals are restored in place. If an original is still in the container at a save, the loop has changed it in
+place. The resumed process has built the original again. So a restore writes the saved values into the original's
+memory, and other variables that refer to the original see these values. An object that the loop has added may be a view
+of the data, or a constant that the loop adds again, so a restore makes a new object.
 """
 
 import sys
@@ -21,8 +21,8 @@ from holdfast.state.generators import is_generator
 # The keys and indices that lead from the outermost container to an item.
 Path = tuple[Any, ...]
 
-# An object with a lower reference count is referred to only by this module: by its own reference, and by the argument
-# of `getrefcount`.
+# If `sys.getrefcount` returns less than this number for an object, only this module refers to the object: with its own
+# reference, and with the argument of `sys.getrefcount`.
 OWN_REFERENCES = 3
 
 
@@ -155,7 +155,7 @@ def is_tuple(value: Any) -> bool:
 
 
 def list_inside(value: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a container or a tuple, after their keys or indices; an empty list for any other value."""
+    """Return pairs of a key or an index and the item of a container or a tuple; an empty list for any other value."""
     if is_container(value) and isinstance(value, dict):
         return [*value.items()]
     return [*enumerate(value)] if is_container(value) or is_tuple(value) else []

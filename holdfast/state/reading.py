@@ -1,4 +1,4 @@
-"""The reading of a kept container's items for a save."""
+"""The reading of a container's items for a save, if the container was passed to `run.keep`."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class ContainerReader:
         self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
 
     def read_all(self, container: Any) -> dict[str, Any]:
-        """Return the state of the outermost container, with all inner ones."""
+        """Return the state of the kept container, including the containers inside it."""
         self._views = Views(self._owned, self._ties, self._originals, container)
         return self._read(container, (), ())
 

@@ -47,8 +47,8 @@ class ShardedBytes:
     """A range of the bytes of a sharded tensor; a `checkpoint.payload.Source`.
 
     Attributes:
-        tensor: a `DTensor`, of which this rank holds a region. Or an ordinary tensor of a pipeline stage: either this
-            rank holds the whole tensor, or it is on the device ``meta`` and this rank holds nothing.
+        tensor: a `DTensor`, of which this rank holds a region; or an ordinary tensor of a pipeline stage. An ordinary
+            tensor is on the device ``meta`` if this rank holds nothing of it; otherwise this rank holds all of it.
         start: the offset of the range's first byte in the tensor's bytes.
     """
 
@@ -100,7 +100,7 @@ def local_of(tensor: Any) -> torch.Tensor:
 
 
 def cut_like(local: torch.Tensor, like: Any) -> torch.Tensor:
-    """Return a sharded tensor that is cut like another sharded tensor, and whose elements lie row by row.
+    """Return a sharded tensor that is divided over the ranks as ``like`` is, and whose elements lie row by row.
 
     Args:
         local: this rank's region of the new tensor.

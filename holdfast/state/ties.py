@@ -13,7 +13,7 @@ from holdfast.state.sharded import is_sharded, place_of
 
 
 class Ties:
-    """Values that are saved together. If they share memory at the save, they also share memory after a resume.
+    """The values that are saved together. Values that share memory at the save share memory after a resume, too.
 
     Args:
         modules: modules that are restored before the values. Containers may contain tensors of these modules.
@@ -57,7 +57,9 @@ class Ties:
         return None
 
     def get_original(self, key: Any, own: Originals) -> tuple[Any, Path | None]:
-        """Return an original, and its path. The path is None if the original doesn't belong to ``own``.
+        """Return an original and its path. The original is None if it no longer exists.
+
+        The path is None if the original doesn't belong to ``own``, or no longer exists.
 
         Args:
             key: the original's number in ``own``, or a result of `find_original`.
@@ -68,7 +70,10 @@ class Ties:
         return (found.get(key[1]) if found is not None else None), None
 
     def find(self, saved: Any) -> Any:
-        """Return the value into which a saved value, or another one in the same memory, was restored; else None."""
+        """Return the value into which a saved value was restored; None if it wasn't restored yet.
+
+        A tensor and an array that shared memory at the save were restored into the same memory.
+        """
         known, now = self._restored.get(place_in_memory(saved), (_no_value, _no_value))
         found = now() if known() is not None else None
         if isinstance(found, Tensor) and isinstance(saved, np.ndarray):

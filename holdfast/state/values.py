@@ -67,7 +67,7 @@ def _check_memory(name: str, value: Any) -> None:
         raise RecipeError(
             f"run.keep({name}=...): a {kind.__module__}.{kind.__qualname__} would be restored as a plain "
             f"{'tensor' if isinstance(value, Tensor) else 'array'}, and lose what its class adds",
-            hint="keep plain tensors and arrays: of a masked array its data and its mask",
+            hint="keep plain tensors and arrays; for a masked array, keep its data and its mask",
         )
     if is_foreign(value):
         raise RecipeError(
@@ -123,8 +123,8 @@ class _Generator:
 class _Container(_Adapter):
     """The state of a dict, a list or a deque, with the order of a dict's items.
 
-    If an item is still the object that was there when the loop began, it is restored in place, because other variables
-    of the loop may refer to it. A new object replaces any other item.
+    An item that the container already had when the loop began is restored in place, because other variables of the
+    loop may refer to the item. A restore makes a new object for any other item.
     """
 
     def __init__(self, name: str, value: Any, ties: Ties | None = None) -> None:

@@ -20,7 +20,7 @@ MODULE, KEPT, ORIGINAL = "module", "kept", "original"
 
 
 class _Base(NamedTuple):
-    """A gapless piece of memory that is restored in place and that a view may share."""
+    """A tensor or an array without gaps that is restored in place, and of which another value may be a view."""
 
     device: str
     start: int

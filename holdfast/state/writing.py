@@ -1,4 +1,4 @@
-"""The restore of a kept container's items from its state."""
+"""The restore of a container's items from their saved state, if the container was passed to `run.keep`."""
 
 import copy
 from typing import Any
@@ -53,7 +53,7 @@ class ContainerWriter:
         self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
 
     def write_all(self, container: Any, state: dict[str, Any]) -> None:
-        """Restore the outermost container from the result of `read_all`."""
+        """Restore the kept container from the result of `ContainerReader.read_all`."""
         self._fill(container, state, (), ())
 
     def _fill(self, container: Any, state: dict[str, Any], place: Path, origin: Path | None) -> None:
@@ -129,7 +129,7 @@ class ContainerWriter:
         return own
 
     def _write_numbers(self, own: Any, saved: Any, how: dict[str, Any], template: Any, place: Path) -> Any:
-        """Return a restored tensor or array: the original if the saved one fits into it, otherwise a new object."""
+        """Return a restored tensor or array: the original if the saved value fits into it, otherwise a new object."""
         device = self._choose_device(how, own if own is not None else template)
         if isinstance(saved, Tensor) and (is_sharded(saved) or not has_memory(saved)):
             return _finish(saved.to(device) if device is not None else saved, how)
@@ -137,7 +137,7 @@ class ContainerWriter:
         if found is not None and not (isinstance(found, Tensor) and found.requires_grad and LEARNS not in how):
             return found
         # Versions before 0.2 don't record which item has replaced an original, so two saved items may fit one original.
-        # Only the first of the two is written into it.
+        # Only the first of these two items is written into the original.
         fits = self._fits(own, saved)
         if fits and self._written.setdefault(place_in_memory(own), place_in_memory(saved)) == place_in_memory(saved):
             self._write(own, saved, place)
@@ -166,7 +166,10 @@ class ContainerWriter:
             own[...] = saved
 
     def _choose_device(self, how: dict[str, Any], like: Any) -> torch.device | None:
-        """Return the device for a restored tensor: one of the saved type (CPU or GPU) if this machine has one."""
+        """Return the device for a restored tensor: of the saved type (CPU or GPU) if this machine has such a device.
+
+        Otherwise, return the device of ``like``.
+        """
         own = like.device if isinstance(like, Tensor) else torch.device("cpu")
         if DEVICE not in how or own.type == how[DEVICE]:
             return own
