@@ -34,7 +34,7 @@ class AzureStore(ObjectStore):
 
 
 class AzureUpload:
-    """An upload in blocks. All writers of a name share one set of blocks, so block ids contain the writer's token."""
+    """An upload in blocks. Azure keeps the blocks of all writers of a blob together, so block ids contain a token."""
 
     at_once = AT_ONCE
 
@@ -53,7 +53,7 @@ class AzureUpload:
             metadata = {WRITER: self._token}
             self._call("commit_block_list", blocks, metadata=metadata, match_condition=MatchConditions.IfMissing)
         except HttpResponseError as error:
-            # Another writer has committed the blob first. That discards the blocks of all other writers.
+            # Another writer has committed the blob first, and Azure has discarded the blocks of all other writers.
             if getattr(error, "error_code", "") in ("BlobAlreadyExists", "InvalidBlockList"):
                 raise FileExistsError(self._key) from None
             raise

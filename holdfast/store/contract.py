@@ -26,7 +26,7 @@ TEMP_MARK = ".tmp-"
 
 
 class Writer(Protocol):
-    """The writing end of one file; bytes are appended in order."""
+    """A file that is being written: each call of `write` appends bytes."""
 
     def write(self, data: Bytes, /) -> object: ...
 
@@ -34,12 +34,12 @@ class Writer(Protocol):
 class Store(abc.ABC):
     """A folder on some storage.
 
-    Names are ``/``-separated and relative to the folder. Only `create` needs atomicity: of several writers that create
-    one name exactly one succeeds, and a name that exists is complete. Every write is durable when its method returns.
+    Names are ``/``-separated and relative to the folder. If several writers create the same name, exactly one of them
+    succeeds. A file appears under its name only when it is complete. Every write is durable when its method returns.
 
-    A network may lose the response to a write that succeeded. A writer that then finds its own file under the name has
-    succeeded. `create` on an object store recognizes its own file by the bytes, so several writers of equal bytes may
-    all succeed. To be the only winner, a writer includes a random token in its bytes.
+    A network may lose the response to a write that succeeded. If a writer then finds its own file under the name, its
+    write has succeeded. `create` on an object store recognizes its own file by the bytes, so several writers of equal
+    bytes may all succeed. A writer that must be the only one to succeed includes a random token in its bytes.
 
     Every method raises `StoreDenied` if a permission is missing, `StoreFull` if no space is left, and `StoreError` if
     the storage fails in another way. Before that, transient failures are retried for a limited time.
@@ -74,14 +74,14 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def creating(self, name: str) -> AbstractContextManager[Writer]:
-        """Create a file as `create` does, from pieces that are written one by one, to save memory.
+        """Yield a `Writer` for a new file, so that the caller needn't hold all bytes in memory. Raise as `create` does.
 
-        The file appears, complete, when the ``with`` block ends. If the block raises an error, the file doesn't appear,
-        and the same error is raised to the caller.
+        The complete file appears when the ``with`` block ends. If the block raises an error, no file appears, and the
+        caller gets this error.
         """
 
     def copy(self, source: str, name: str) -> bool:
-        """Copy ``source`` to ``name`` on the storage, without sending bytes. Return False if the storage can't.
+        """Copy ``source`` to ``name`` on the storage, without sending bytes. Return False if the storage can't copy.
 
         Raises:
             NameMissing: no file has the name ``source``.
@@ -109,7 +109,9 @@ class Store(abc.ABC):
         """
 
     def fill(self, name: str, buffer: memoryview, start: int = 0) -> Iterator[int]:
-        """Read a file from ``start`` into a buffer, until either ends. After each piece, yield the bytes read so far.
+        """Read a file from ``start`` into a buffer, until the file ends or the buffer is full.
+
+        After each piece, yield the number of bytes that were read so far.
 
         Raises as `read` does.
         """
@@ -158,7 +160,7 @@ class Store(abc.ABC):
     def sweep(self, before: datetime, is_spared: Callable[[str], bool] = lambda folder: False) -> int:
         """Delete the remains of unfinished writes that began before a time, in this folder and all subfolders.
 
-        The default does nothing. Use it for a storage that has no such remains, or that deletes them itself.
+        By default this does nothing, as is right for a storage without remains, or that deletes the remains itself.
 
         Args:
             is_spared: called with the name of each direct subfolder. Returns True if nothing in the subfolder may be

@@ -79,7 +79,7 @@ def translate_library_errors(where: str) -> Iterator[None]:
         if status == 401 or _is_about_credentials(error):
             raise StoreDenied(f"can't {where}: {text}", hint="set the cloud's usual credentials") from None
         if _code_of(error) == _BARE:
-            hint = "set the cloud's usual credentials: a request refused without a reason often has expired ones"
+            hint = "set the cloud's usual credentials: expired credentials are often refused without a reason"
             raise StoreDenied(f"can't {where}: {text}", hint=hint) from None
         if _code_of(error) in _CLOCK:
             raise StoreDenied(f"can't {where}: {text}", hint="set this machine's clock") from None
@@ -98,7 +98,7 @@ def status_of(error: BaseException | None) -> int | None:
         response = getattr(error, "response", None)
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
         if type(error).__module__ == "aiohttp.http_exceptions":
-            status = None  # here code 400 means only that a response, perhaps cut short, can't be parsed
+            status = None  # aiohttp's code 400 means only that it couldn't parse a response, perhaps an incomplete one
         if isinstance(response, dict):  # an error of botocore
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status, int):

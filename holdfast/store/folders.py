@@ -1,7 +1,7 @@
-"""Access to files and folders below a root that refuses symbolic links, pipes and devices.
+"""Access to the files and folders below a root folder. Symbolic links, pipes and devices are refused.
 
-A run's content may have an untrusted source, and a link could lead out of the run. The root itself and its parent
-folders belong to the user, and may be links.
+A run may come from an untrusted source, and a link in it could lead out of the run. The root folder itself and its
+parent folders belong to the user, and may be links.
 """
 
 import contextlib
@@ -59,12 +59,12 @@ def _open_folder(name: str, parent: int | None, path: Path, *, make: bool) -> in
     except NotADirectoryError:
         if make:
             raise
-        # If a file has the name of a parent folder, report to a reader that the folder doesn't exist.
+        # The name belongs to a file. For a reader, the folder then doesn't exist.
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
 
 
 def stat_name(folder: int, name: str, path: Path) -> os.stat_result | None:
-    """Return stat(2) of a name in a folder; None if the name doesn't exist.
+    """Return the result of stat(2) for a name in a folder; None if the name doesn't exist.
 
     Raises:
         Unreadable: the name is a symbolic link.
@@ -79,7 +79,7 @@ def stat_name(folder: int, name: str, path: Path) -> os.stat_result | None:
 
 
 def stat_file(folder: int, name: str, path: Path) -> os.stat_result:
-    """Return stat(2) of a regular file in a folder.
+    """Return the result of stat(2) for a regular file in a folder.
 
     Raises:
         FileNotFoundError: the name doesn't exist, or is a folder.

@@ -34,7 +34,7 @@ class GcsStore(ObjectStore):
 
     def _options(self) -> dict[str, Any]:
         limits = ClientTimeout(total=REQUEST_WITHIN_S, sock_connect=CONNECT_WITHIN_S, sock_read=SILENT_S)
-        # An emulator needs no credentials. Google's own client doesn't send an emulator any, either.
+        # An emulator needs no credentials. Google's own client doesn't send credentials to an emulator, either.
         token = {"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {}
         return super()._options() | {"requests_timeout": limits} | token
 
@@ -53,7 +53,7 @@ class GcsStore(ObjectStore):
 
         try:
             self._ask(f"copy {source} to {name}", rewrite)
-        except NameTaken:  # the taken name may be from our own earlier try, whose response was lost
+        except NameTaken:  # perhaps an earlier try of this copy has created the object, and its response was lost
             if self._ask(f"look at {name}", lambda: writer_of(self._fs, self._path(name))) != token:
                 raise
         return True
@@ -96,8 +96,8 @@ def writer_of(fs: Any, path: str) -> str:
 class GcsUpload:
     """A resumable upload. It sends the parts one after the other.
 
-    gcsfs retries a failed part itself. If it got the bytes a second time, it would append them again. So gcsfs's errors
-    are translated here, and not retried.
+    gcsfs itself sends a failed part again. A second `write` of the same bytes would append them twice. So this class
+    translates gcsfs's errors into errors that aren't retried.
     """
 
     at_once = 1

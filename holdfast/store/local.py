@@ -16,7 +16,7 @@ from holdfast.store import folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, temporary, translate_errors
 from holdfast.store.naming import NO_LINKS, link_once, name_once
 
-# If a file of a write vanishes, wait for at most this number of seconds to see whether the whole folder vanishes, too.
+# If a file vanishes during a write, wait for at most this number of seconds to see whether its folder vanishes, too.
 DELETED_WITHIN_S = 2.0
 
 
@@ -185,7 +185,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _writing(self, name: str, action: str) -> Iterator[tuple[int, str, str, int]]:
-        """Yield folder, temporary name, name and descriptor of a new temporary file; delete it after the block."""
+        """Create a temporary file for the block. Yield its folder, its name, the file's final name and a descriptor."""
         with contextlib.ExitStack() as stack:
             with self._writable(action):
                 folder, target = stack.enter_context(self._folder(name, make=True))

@@ -60,8 +60,8 @@ def _rename_once(file: int, temp: str, name: str, folder: int, where: str) -> No
         if error.errno not in NO_EXCLUSIVE_RENAME:
             raise
         raise StoreDenied(
-            f"can't write {name} in {where}: its file system has neither hard links nor a rename that replaces "
-            "nothing, and so can't create a name once",
+            f"can't write {name} in {where}: its file system has neither hard links nor a rename that refuses to "
+            "replace a file, so two writers could both create the name",
             hint="give a folder on ext4, xfs, tmpfs, NFS or vfat, or a bucket",
         ) from None
 

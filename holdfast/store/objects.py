@@ -41,23 +41,23 @@ class ObjectStore(Store):
 
     def create(self, name: str, data: Bytes) -> None:
         path, data = self._path(name), bytes(data)
-        if len(data) > self.part_bytes:  # because the cloud's library may mix the parts of two writers
+        if len(data) > self.part_bytes:  # the cloud's library would send parts, and may mix the parts of two writers
             with self.creating(name) as writer:
                 writer.write(data)
             return
         try:
             self._ask(f"write {name}", lambda: self._fs.pipe_file(path, data, mode="create"))
         except NameTaken:
-            # The cloud's library retries by itself. So the name may be taken by our own earlier try, whose response was
-            # lost.
+            # The cloud's library repeats a request by itself. So an earlier try of this write may have created the
+            # object, and its response was lost.
             if self.read(name, 0, len(data) + 1) != data:
                 raise
 
     @contextlib.contextmanager
     def creating(self, name: str) -> Iterator[Writer]:
-        """Create an object from pieces. Memory holds at most ``at_once + 2`` parts of the object at a time."""
+        """Create an object from pieces. Memory holds at most `Upload.at_once` + 2 parts of the object at a time."""
         if self.exists(name):
-            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # avoids an upload that would be useless
+            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # before any part is sent in vain
         with PartsWriter(
             put=functools.partial(self.create, name),
             begin=lambda: self._ask(f"write {name}", functools.partial(self._upload, self._path(name))),
@@ -157,7 +157,10 @@ class ObjectStore(Store):
 
     @abc.abstractmethod
     def _stat(self, path: str) -> tuple[int, datetime]:
-        """Return size and time of the last write, with one request (fsspec's `info` sends two for a folder)."""
+        """Return an object's size in bytes and the time of its last write.
+
+        This sends one request, where fsspec's `info` may send two.
+        """
 
     def _look(self, name: str) -> tuple[int, datetime]:
         return self._ask(f"look at {name}", lambda: self._stat(self._path(name)))

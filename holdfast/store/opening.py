@@ -25,9 +25,9 @@ def open_store(url: str) -> Store:
     doesn't save them.
 
     Raises:
-        ConfigError: the URL is empty, or contains a null character, credentials or an unknown user's home folder. Or
-            the scheme is unknown, or its package isn't installed. Or the environment has no credentials, or the
-            operator doesn't allow the store, or the user's store class can't be imported.
+        ConfigError: the URL is empty, or contains a null character, credentials or an unknown user's home folder; the
+            scheme is unknown, or its package isn't installed; the environment has no credentials; the operator doesn't
+            allow the store; or the user's store class can't be imported.
     """
     if "\0" in url:
         raise ConfigError(f"store = {url!r}: no folder's name has a null character")
@@ -54,7 +54,7 @@ def open_store(url: str) -> Store:
         return MemoryStore(path)
     if scheme not in STORES:
         raise ConfigError(
-            f"store = {url!r}: {scheme}:// is not known to create a name once, as commits require",
+            f"store = {url!r}: {scheme}:// is not known to create a file only if its name is free, as commits require",
             hint=f"give a folder, or one of {', '.join(f'{name}://' for name in STORES)}",
         )
     module, cls, extra = STORES[scheme]
@@ -81,7 +81,7 @@ def _open_own(scheme: str, url: str) -> Store:
 
 
 def holds_credentials(url: str) -> bool:
-    """Return whether a URL contains credentials: anything besides a bucket and a folder."""
+    """Return whether a URL contains a user, a password or a query, in which credentials may be."""
     scheme, _, path = url.partition("://")
     bucket = path.partition("/")[0]
     # Azure's URLs have the form abfs://container@account..., so an "@" doesn't mean credentials.

@@ -18,7 +18,7 @@ T = TypeVar("T")
 def find_module(setting: str, name: str) -> None:
     """Check that the module of a class exists, without importing it.
 
-    The current folder is searched last here, but first in a rank.
+    The current folder is appended to ``sys.path``, so that `load_class` finds the module. In a rank it comes first.
 
     Args:
         setting: the setting that names the class, for the message.

@@ -59,14 +59,18 @@ class S3Store(ObjectStore):
         return swept
 
     def abort_nothing(self) -> None:
-        """Abort an upload that doesn't exist, to test the right: StoreDenied is raised if it is missing."""
+        """Abort an upload that doesn't exist, to find out whether that is allowed.
+
+        Raises:
+            StoreDenied: the right to abort an upload is missing.
+        """
         bucket, key = self._split(self._path("nothing"))
         with contextlib.suppress(NameMissing):
             self._call("abort_multipart_upload", Bucket=bucket, Key=key, UploadId="nothing")
 
     @contextlib.contextmanager
     def unfinished(self, name: str) -> Iterator[None]:
-        """Begin an upload, and leave it unfinished during the block, so that `sweep` can find it there."""
+        """Begin an upload, and leave it unfinished during the block, to test whether `sweep` finds it."""
         upload = self._ask(f"write {name}", lambda: self._upload(self._path(name)))
         try:
             yield

@@ -36,8 +36,8 @@ class Trial:
     """The result of trying one verb of a store.
 
     Attributes:
-        rights: the rights that are missing, if the verb was denied. If it isn't known which right is missing, all
-            candidates.
+        rights: the missing rights, if the storage has denied the verb. If it isn't known which right is missing, all
+            rights that may be missing.
         message: the storage provider's message, or the reason why the verb wasn't tried.
     """
 
@@ -62,7 +62,7 @@ class NotOffered(Exception):
 
 
 class NotTried(Exception):
-    """A verb couldn't be tried."""
+    """A verb couldn't be tried. The message says why."""
 
 
 @dataclass
@@ -172,7 +172,7 @@ class Trials:
         return trial("ok", time.monotonic() - began)
 
     def _name_missing(self, verb: str) -> tuple[str, ...]:
-        """Return the missing rights of a denied verb; if unknown, all its rights that no successful verb has used."""
+        """Return the rights that a denied verb lacks; if unknown, its rights that no successful verb has used."""
         rights = self._rights.get(verb, ())
         known = tuple(right for right in rights if right in self._missing)
         return known or tuple(right for right in rights if right not in self._proven) or rights
@@ -267,7 +267,11 @@ class Trials:
         _expect(self._inner.list(), [], "files are still there after the deletion")
 
     def _find_file(self) -> tuple[Store, str]:
-        """Return a file to read: a file that a trial created or, if there is none, the record of any run."""
+        """Return a store and the name of a file in it: a trial's file or, if none was created, any run's ``run.json``.
+
+        Raises:
+            NotTried: there is neither.
+        """
         if "create" in self._good:
             return self._inner, "file"
         if "list" in self._good:
@@ -298,6 +302,6 @@ def _expect(found: object, expected: object, message: str) -> None:
 
 
 def _list_missing(store: Store) -> list[Path]:
-    """Return the missing folders on the store's own path, which a first write would create, the innermost first."""
+    """Return the folders on a local store's path that a first write would create, the innermost first."""
     folders = (store.root, *store.root.parents) if isinstance(store, LocalStore) else ()
     return [folder for folder in folders if not os.path.lexists(folder)]

@@ -98,7 +98,7 @@ class PartsWriter:
                 self._send()
 
     def complete(self) -> None:
-        """Send the rest and create the file."""
+        """Send the bytes that `write` hasn't sent yet, and create the file."""
         if self._upload is None:
             self._put(self._buffer.getvalue())
             return

@@ -427,7 +427,7 @@ def test_keys_are_made_and_commits_verified_with_them(tmp_path: Path, capsys: py
         (["verify", "{run}", "--deeper"], "--deeper"),
         (["show", "nowhere/run"], "there is no run 'run' in"),
         (["show", "/"], "is not a run"),
-        (["show", "--store", "http://host"], "http:// is not known to create a name once"),
+        (["show", "--store", "http://host"], "http:// is not known to create a file only if its name is free"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_1(

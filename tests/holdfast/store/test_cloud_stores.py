@@ -124,7 +124,7 @@ def test_expired_credentials_are_a_hint_where_the_answer_has_no_reason(
         pauses.clear()
         with pytest.raises(StoreDenied, match="Bad Request") as caught:
             store.exists("a")
-        assert "often has expired ones" in caught.value.hint
+        assert "expired credentials are often refused" in caught.value.hint
     assert sum(pauses) < 1
 
 

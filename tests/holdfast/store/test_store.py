@@ -73,7 +73,7 @@ def test_file_urls_are_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["http://host/a", "ftp://host/a", "zip://a.zip", "sftp://host/a", "hdfs://host/a"])
 def test_a_scheme_without_create_once_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="not known to create a name once"):
+    with pytest.raises(ConfigError, match="not known to create a file only if its name is free"):
         open_store(url)
 
 

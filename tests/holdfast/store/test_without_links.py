@@ -98,7 +98,7 @@ def test_a_file_system_without_create_once_is_refused(tmp_path: Path, error: str
     done = run_writer(tmp_path / "store", "linkat:error=EPERM", f"renameat2:error={error}")
     assert done.returncode == 3
     assert done.stderr.startswith(f"StoreDenied: can't write run.json in {tmp_path}/store/run: its file system has")
-    assert "neither hard links nor a rename that replaces nothing" in done.stderr
+    assert "neither hard links nor a rename that refuses to replace a file" in done.stderr
     assert [path.name for path in (tmp_path / "store").rglob("*")] == ["run"]
 
 
