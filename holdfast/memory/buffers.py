@@ -17,7 +17,7 @@ HUGE_PAGE_BYTES = 2**21  # the size of a huge page on Linux
 
 
 class Buffers:
-    """Reusable memory for a checkpoint: one page-aligned piece for each part."""
+    """Reusable, page-aligned memory: one piece for each numbered part of a checkpoint."""
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
@@ -25,7 +25,7 @@ class Buffers:
         self._pinned: list[mmap.mmap] = []
 
     def take(self, part: int, size_bytes: int, pin: Callable[[memoryview], None] | None = None) -> memoryview:
-        """Return memory for a part. The next call for the same part returns the same memory.
+        """Return memory for a part. The next call for the same part returns the same memory, even if it is in use.
 
         Args:
             pin: a function that pins memory for fast copies from a device; called once for each piece of memory. Pinned
@@ -41,7 +41,9 @@ class Buffers:
         return memoryview(found)[:size_bytes]
 
     def lend(self, part: int, size_bytes: int) -> memoryview:
-        """Return memory for a part. Memory in use (referred to, even by a slice) isn't returned a second time.
+        """Return memory for a part. The next call returns the same memory, unless a reference to it still exists.
+
+        A slice counts as a reference, too.
 
         Raises:
             MemoryError: the machine has too little memory.

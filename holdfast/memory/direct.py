@@ -65,7 +65,10 @@ def fill(file: int, buffer: memoryview, start: int = 0) -> Iterator[int]:
 
 
 def _blocks(data: memoryview, position: int) -> int:
-    """Return how many bytes at the beginning of the data fill whole blocks, as direct I/O requires."""
+    """Return how many bytes at the beginning of the data can be written or read by direct I/O, in whole blocks.
+
+    Return 0 if direct I/O isn't possible, or not worth its cost.
+    """
     if len(data) < LEAST_BYTES or data.readonly or position % BLOCK_BYTES or not is_on("direct"):
         return 0
     is_aligned = ctypes.addressof(ctypes.c_char.from_buffer(data)) % BLOCK_BYTES == 0
