@@ -27,9 +27,9 @@ class Term:
     Attributes:
         key: the property's key in `describe_environment`.
         on: the devices on which a difference may change bits; if empty, the property is only recorded.
-        why: how a difference changes bits, or why it doesn't. (The key is part of ``holdfast doctor --json``.)
+        why: how a difference changes bits, or why it doesn't; ``holdfast doctor --json`` prints this text.
         compared: the part of the property's value that is compared, as a key of `PARTS`.
-        source: the documentation behind the claim, unless it is obvious.
+        source: the documentation or the issue that proves `why`; empty if that is obvious.
         free: the part of the value that may differ.
     """
 
@@ -169,11 +169,11 @@ def judge(
 
 
 def list_changed(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return each package that the recipe imported and whose version or files have changed, or that is missing.
+    """Return the packages that the recipe imported and that have changed since the save, or are missing now.
 
     Each entry has the package's name, its saved description, and its description now, which is empty if the package is
-    missing. If an older record lacks packages or their files, these aren't compared. Holdfast isn't compared either,
-    because other records contain its version and code.
+    missing. A package has changed if its version or its files differ. If an older record lacks packages or their files,
+    these aren't compared. Holdfast isn't compared either, because other records contain its version and code.
     """
     versions, now = saved.get("packages"), current.get("packages")
     if not isinstance(versions, Mapping) or not isinstance(now, Mapping):
@@ -205,7 +205,7 @@ def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
 def _changed_topology(
     saved: Mapping[str, Any], current: Mapping[str, Any], ranks_then: int | None, ranks: int | None
 ) -> list[str]:
-    """Return a line if NCCL may sum in another order than before. With two ranks there is only one order."""
+    """Return a line for each reason why NCCL may sum in another order than before; none for fewer than three ranks."""
     if saved.get("device") != "cuda" or ranks is None or ranks != ranks_then or ranks < 3:
         return []
     old, new = (each.get("topology") or {} for each in (saved, current))
@@ -217,7 +217,7 @@ def _changed_topology(
 
 
 def terms_on(device: str | None) -> tuple[Term, ...]:
-    """Return the terms that apply to a device; an empty tuple for a device without a contract."""
+    """Return the terms that apply to a device; an empty tuple for a device about which nothing is promised."""
     return tuple(term for term in TERMS if device in term.on)
 
 

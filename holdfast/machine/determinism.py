@@ -99,8 +99,8 @@ def apply(settings: Determinism, seed: int) -> None:
 def strictly() -> Iterator[None]:
     """Use deterministic algorithms in the block, even in fast mode. Restore torch's flags after the block.
 
-    An operation without a deterministic algorithm only causes a warning, because in fast mode this interpreter may have
-    been started without the `preamble`, which cuBLAS needs.
+    In fast mode, an operation without a deterministic algorithm causes only a warning: an error would stop runs whose
+    interpreter was started without the `preamble`, which cuBLAS needs.
     """
     import torch
 
@@ -123,7 +123,7 @@ def read_flags() -> dict[str, Any]:
     import torch
 
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    # measured, because torch has no function that reads flush_denormal
+    # The smallest denormal number is divided below, because torch has no function that returns flush_denormal.
     smallest = torch.full((), 5e-324, dtype=torch.float64)
     return {
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -198,10 +198,10 @@ def reseed(seed: int) -> None:
 
 
 def read_seeds() -> dict[str, Any]:
-    """Return a value that identifies each global generator's seed, by the name of the function that seeds it.
+    """Return a value for each global generator that differs if its seed differs, by the name of its seeding function.
 
-    For torch's generator the value is the seed. For NumPy's and Python's generators it is the state, or None if a
-    number was drawn.
+    For torch's generator the value is the seed. For NumPy's and Python's generators the value is the state, or None if
+    a number was drawn since the generator was seeded.
     """
     import numpy as np
     import torch
@@ -244,8 +244,8 @@ def separate_threads() -> None:
     This thread and torch's own threads keep the global generator, because on a GPU the backward pass, which may call
     the recipe's code, runs in one of torch's threads.
 
-    Call it before another module imports functions of `random` by name: such a name would still draw from the global
-    generator in every thread.
+    Call this before another module runs ``from random import ...``: a function that was imported before still draws
+    from the global generator in every thread.
     """
     own, other = threading.get_ident(), random.Random()
     for name, function in list(vars(random).items()):

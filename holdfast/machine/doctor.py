@@ -1,8 +1,8 @@
-"""The examination of this machine: its environment, its GPUs, and whether equal steps give equal bits on it.
+"""The examination of this machine: its environment, its GPUs, and whether repeated steps give equal bits.
 
-The process of the command has other environment variables and threads than a rank. So fresh interpreters, started like
-ranks, make the measurements: ``python -m holdfast.machine.doctor SETTINGS DEVICE`` prints its report as one line of
-JSON.
+The process of ``holdfast doctor`` has other environment variables and threads than a rank. So new processes, which are
+started like ranks, make the measurements: ``python -m holdfast.machine.doctor SETTINGS DEVICE`` prints its report as
+one line of JSON.
 """
 
 import json
@@ -89,7 +89,7 @@ def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
 
 
 def judge_records(records: Iterable[Mapping[str, Any]], current: Mapping[str, Any]) -> Finding:
-    """Return the finding whether this machine's self-test equals those of a run's attempts on similar machines."""
+    """Return a finding that compares this machine's self-test with the recorded self-tests of a run's attempts."""
     line, is_unstable = compare_with_records(records, current)
     if line:
         return Finding("self-test, in the run's attempts", line, False if is_unstable else None)
@@ -210,7 +210,7 @@ def _make_process_report(settings: Determinism, device: str) -> dict[str, Any]:
 
 
 def _refuse(device: str) -> str:
-    """Return a line that names the nondeterministic operation that torch refused; empty if torch ran it."""
+    """Try an operation that has no deterministic kernel. Return a line if torch refuses it; empty if torch runs it."""
     import torch
 
     places = torch.zeros(2, dtype=torch.long, device=device)

@@ -140,13 +140,16 @@ def _describe_gpus(places: Places) -> dict[str, Any]:
         "gpus": [
             {"name": gpu.name, "sm": [gpu.major, gpu.minor], "sm_count": gpu.multi_processor_count} for gpu in gpus
         ],
-        # spelled as nvidia-smi spells them
+        # with the prefix that nvidia-smi prints
         "gpu_uuids": [f"GPU-{gpu.uuid}" for gpu in gpus if hasattr(gpu, "uuid")],
     }
 
 
 def _describe_topology() -> dict[str, Any]:
-    """Return the links between the ranks' GPUs. With three or more GPUs, NCCL's order of summation depends on them."""
+    """Return the number of nodes, the GPUs of each node, and the links between the GPUs of this node.
+
+    The links are None for one or two ranks, because only with more ranks does NCCL's order of summation depend on them.
+    """
     ranks, of_node = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     links = read_links() if ranks > 2 else None
     return {"nodes": ranks // of_node, "gpus_per_node": of_node, "links": links}

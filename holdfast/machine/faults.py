@@ -1,9 +1,9 @@
 """Named points at which a test may kill this process; without a test they do nothing.
 
-``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a kill. The parts are: one of the points below; at
-which pass through this point to kill (counted from 1 in each process); the processes to kill with SIGKILL (``self``,
-``other`` for a rank's attempt or an attempt's ranks, or ``both``); and a file that the fault creates. While that file
-exists the fault does nothing, so it kills only once, however many processes inherit the variable.
+``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a SIGKILL. The variable has four parts: the name of a
+point; the number of times that a process reaches this point before the kill, here twice; the processes to kill, which
+are ``self``, ``other`` (a rank's attempt, or an attempt's ranks) or ``both``; and a file that is created at the kill.
+While this file exists no process is killed, so only one kill happens, however many processes inherit the variable.
 
 ``HOLDFAST_FLIP="1:/tmp/struck"`` flips one bit in the self-test of rank 1 (`holdfast.machine.self_test`), in the matrix
 product of its second step. While the file exists, no bit is flipped. ``HOLDFAST_FLIP="1:"`` flips this bit in each step
@@ -34,13 +34,14 @@ REHEARSAL_POINTS = (
     "rehearsal-noted",  # the trails are equal, and the ranks that aren't needed any more have ended
 )
 
-# The points of a run with a near folder.
+# The points of a run whose ranks save into a folder on their node, the near folder (see `checkpoint.near`), from which
+# the attempt copies the checkpoints to the store.
 NEAR_POINTS = (
     "near-durable",  # in a rank: the near folder has the whole checkpoint, the store has none of it
-    "near-copied",  # in the attempt: the store has a near checkpoint without its metadata
+    "near-copied",  # in the attempt: the store has the copied checkpoint, but not its metadata.json
 )
 # The point of a run that saves into its near folder between commits.
-BETWEEN_POINTS = ("between-durable",)  # in a rank: the folder has this checkpoint and the previous checkpoint
+BETWEEN_POINTS = ("between-durable",)  # in a rank: the near folder has this checkpoint and the previous checkpoint
 
 _passes: collections.Counter[str] = collections.Counter()
 
@@ -62,9 +63,9 @@ def reach(point: str) -> None:
 
 
 def takes_flips() -> tuple[bool, bool]:
-    """Return whether HOLDFAST_FLIP asks to flip a bit in the self-test's first step, and whether in its second step.
+    """Return two flags: whether to flip a bit in the self-test's first step, and whether in its second step.
 
-    If it asks for a flip in the second step only, create the file that it names.
+    If HOLDFAST_FLIP names a file, create the file, so that no later self-test flips a bit.
     """
     rank, _, struck = os.environ.get("HOLDFAST_FLIP", "").partition(":")
     if rank != os.environ.get("RANK", "0"):

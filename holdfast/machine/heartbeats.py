@@ -44,7 +44,7 @@ class Phase(enum.IntEnum):
 
 # The phases whose durations are measured.
 MEASURED = (Phase.STEP, Phase.EVALUATING)
-SUMS = 2  # the sums of a record, after the longest times: the seconds in steps, and of these the seconds at SYNCING
+SUMS = 2  # two numbers of a record: the seconds in whole steps, and how many of these seconds were spent at SYNCING
 TEXT_AT = 8 * (NUMBERS + len(MEASURED) + SUMS)
 
 
@@ -58,7 +58,7 @@ class Place(enum.IntEnum):
 
 
 class RankStanding(enum.IntEnum):
-    """The state of a rank that other ranks have to know: whether the rank trains, or is about to end."""
+    """Whether a rank trains or is about to end, as other ranks have to know."""
 
     TRAINING = 0
     LEAVING = 1
@@ -105,10 +105,9 @@ class Beat:
 
     @property
     def position(self) -> tuple[int, bool, int]:
-        """Return the rank's progress as a value that can be compared between all ranks of a run.
+        """Return the rank's progress as a tuple; of two ranks of a run, the rank that is behind has the smaller tuple.
 
-        The number of places is compared last, because ranks may pass different numbers of places before they wait for
-        each other.
+        `marks` comes last, because ranks may pass different numbers of places before they wait for each other.
         """
         return self.phases, self.place is Place.SYNCING, self.marks
 
@@ -165,7 +164,7 @@ class Heartbeat:
         self._sums = record[:TEXT_AT].cast("d")[-SUMS:]
         self._text = record[TEXT_AT:]
         self._phase, self._step, self._began = Phase.BUILDING, 0, 0.0
-        self._syncing_since = 0.0  # 0 if the rank is at another place
+        self._syncing_since = 0.0  # when the rank came to the place SYNCING; 0 while the rank is at another place
         self._steps_s, self._syncing_s = 0.0, 0.0
         self._has_trained = False
         self.note_device("cpu")
@@ -214,12 +213,12 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
-        """Enter a phase for the block, and return to the present phase after it."""
+        """Begin a phase for the block. After the block, begin the present phase again."""
         outer = self._phase
         self.begin(phase)
         yield
         self.begin(outer)
-        self._began = math.inf  # don't measure the rest of an interrupted step
+        self._began = math.inf  # don't measure the rest of the phase, because its beginning was interrupted
 
     def note_device(self, device: str) -> None:
         """Note the device that this rank trains on, as torch names it."""
@@ -297,7 +296,7 @@ def read_beats() -> dict[int, Beat]:
 
 
 def within(phase: Phase) -> contextlib.AbstractContextManager[None]:
-    """Enter a phase for the block, and return to the present phase after it."""
+    """Begin a phase for the block. After the block, begin the present phase again."""
     return _own.within(phase) if _own is not None else contextlib.nullcontext()
 
 

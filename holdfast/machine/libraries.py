@@ -33,7 +33,7 @@ def find_installed() -> dict[str, str]:
 
 
 def describe_versions(installed: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
-    """Return, for each installed library of `TESTED`, a text with its version, and whether this version was tested."""
+    """Return, for each library in ``installed``, a text about its version, and whether this version was tested."""
     described = {}
     for name, here in installed.items():
         oldest, newest = TESTED[name]

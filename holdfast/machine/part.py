@@ -1,4 +1,4 @@
-"""The part of a step that one rank trained, and that another process trains again, alone, to check that rank."""
+"""The part of each step that one rank trained. A single process trains this part again, to check the rank."""
 
 import json
 import os

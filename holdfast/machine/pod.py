@@ -16,8 +16,8 @@ from typing import Self
 log = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S = 5.0
-# The longest wait for the pod's status when an attempt ends, after its save. The grace period has 15 s for everything
-# after the save.
+# The longest wait for the pod's status when an attempt ends. The attempt has saved by then, and Kubernetes's grace
+# period has 15 s left for everything after the save.
 DISRUPTION_WITHIN_S = 2.0
 MAX_BYTES = 2**22  # more than any answer: etcd stores objects of up to 1.5 MB
 # In this order: the environment variable with the pod's name, which the pod's manifest sets; the folder with the pod's
@@ -29,7 +29,7 @@ HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PO
 
 @dataclass(frozen=True)
 class PodApi:
-    """The Kubernetes API, as a pod uses it for itself.
+    """The Kubernetes API for this process's own pod.
 
     Attributes:
         url: the pod's own URL.

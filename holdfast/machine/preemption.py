@@ -56,7 +56,7 @@ class Notice:
 
     Args:
         reason: the reason, for messages.
-        within_s: the seconds that are left from now on; limited to a year, so that it is a valid timeout.
+        within_s: the seconds that are left from now on, at most those of a year, because a timeout can't be longer.
         is_advice: whether the machine is only likely to be taken away, so that the attempt saves a checkpoint and
             trains on.
         is_at_once: whether to stop after the current step. Then ``within_s`` is the time for the save alone.
@@ -88,7 +88,7 @@ Source = Callable[[], Notice | None]
 
 @contextlib.contextmanager
 def watch(sources: Sequence[Source], tell: Callable[[Notice], None], every_s: float = POLL_EVERY_S) -> Iterator[None]:
-    """Poll the sources of notices in a thread while the block lasts, and report each notice once.
+    """While the block runs, poll the sources of notices in a thread, and report each notice once.
 
     Args:
         tell: a function that is called with each notice. Polling ends after the first notice that is not advice.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 # Every process of an attempt's ranks has this variable, with a value that is unique to the attempt's ranks.
 MARK_VARIABLE = "HOLDFAST_RANKS"
-# The environment variable with the largest number of steps of an epoch, to which a proof shortens epochs; 0 for no
-# limit.
+# The environment variable with the largest number of steps of an epoch; 0 for no limit. `holdfast prove` sets it to
+# shorten the epochs.
 LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
 RANK_MODULE = "holdfast.rank"
 # The files with this container's memory limit and its memory in use, in bytes (cgroup 2, then 1).
@@ -115,7 +115,7 @@ def find_free_memory() -> int:
         with contextlib.suppress(OSError, ValueError):  # ignore the text "max", which means no limit
             cached = Path(used).with_name("memory.stat")
             left = int(Path(limit).read_text("utf-8")) - int(Path(used).read_text("utf-8"))
-            # this memory is a cache, which the kernel frees on demand
+            # the container's memory in use includes files in the page cache, which the kernel frees on demand
             free.append(left + _read_number(cached, "inactive_file "))
     return max(0, min(free))
 

@@ -34,9 +34,9 @@ class SelfTest:
     """The result of the self-test of one device.
 
     Attributes:
-        host: the device's host.
-        where: the host, and the GPU's number if the device is a GPU.
-        model: the device's model; devices of one host and model give equal bits.
+        host: the name of the machine that has the device.
+        where: `host`, and the GPU's number if the device is a GPU.
+        model: the device's model; devices of one model in one machine give equal bits.
         sha256: a digest of the step's bits.
         flags: a digest of torch's flags, which a recipe may set, and of Holdfast's version: two tests are comparable
             only if their flags are equal.
@@ -81,8 +81,8 @@ def _name_model(device: str) -> str:
 def find_fault(tests: Sequence[SelfTest], name: str = "rank") -> str:
     """Return a line that names the devices whose self-tests failed; empty if none failed.
 
-    A test fails if its own two steps differ, or if its bits differ from those of most devices of the same model on the
-    same host. If no result has a majority, all these devices are named.
+    A device's test fails if the bits of its two steps differ, or if most devices of the same model on the same host
+    have other bits. If no bits have a majority among these devices, the line names all of them.
 
     Args:
         name: the word for a device's owner in the message, such as "rank"; a number follows this word.
@@ -116,7 +116,7 @@ def compare_with_records(records: Iterable[Mapping[str, Any]], current: Mapping[
 
     Returns:
         a line about the difference, which is empty if the tests agree or can't be compared; and whether this host
-        itself gave other bits before, although nothing has changed, so that its hardware is at fault.
+        itself gave other bits before, with the same driver and CPU. If so, its hardware is at fault.
     """
     now, others = _find_test(current), dict[str, Mapping[str, str]]()
     if now is None:
@@ -163,14 +163,14 @@ def _name_gpus(environment: Mapping[str, Any]) -> set[str]:
 
 
 def refuse(fault: str) -> SelfTestFailed:
-    """Return the error to raise for a fault that a self-test has found."""
+    """Return the error to raise for the result of `find_fault`."""
     return SelfTestFailed(fault, hint=HINT)
 
 
 def take_step(device: str, seed: int = DEFAULT_SEED, *, is_wrong: bool = False) -> Bits:
-    """Compute a small training step, forward, backward and optimizer, and return its bits, part by part.
+    """Compute a small training step (forward, backward and optimizer), and return a digest of the bits of each part.
 
-    It draws from its own random generator, and doesn't change the generators of the training.
+    The step draws from its own random generator, and doesn't change the generators of the training.
 
     Args:
         is_wrong: whether to flip a bit of the step's matrix product, to simulate a fault.

@@ -1,10 +1,10 @@
-"""The search for a slow rank: from heartbeats, how long the ranks of a machine wait for each rank ("rank lag").
+"""The search for a slow rank: how long the ranks of a machine wait for each rank ("rank lag"), from heartbeats.
 
-The rank that arrives last at a synchronization waits least there. So take the other ranks' mean time at
-`Place.SYNCING`, and subtract the rank's own time there: the result is how long the others have waited for this rank.
+The rank that arrives last at a synchronization waits least. So the time that the other ranks have waited for a rank is
+their mean time at `Place.SYNCING`, minus this rank's own time at this place.
 
-Only ranks of one machine are compared, and only where the engine marks the places: in its own steps, and in the shares
-of a user's loop. On GPUs the CPU runs ahead of the GPU, so only a rank with a slow CPU is found.
+Only ranks of one machine are compared. Holdfast knows their places only in its own steps, and in a user's loop over
+``step.shares()``. On GPUs the CPU runs ahead of the GPU, so only a rank with a slow CPU is found.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.machine.heartbeats import Beat, Phase
 
 LEAST_STEPS = 100
-LEAST_SHARE = 0.2  # above the noise: two equal ranks beside two busy processes, on 2 cores, measure 0.01 to 0.06
+LEAST_SHARE = 0.2  # two equal ranks wait for 0.01 to 0.06 of the time, if two other processes use the same 2 cores
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class SlowRanks:
         self._last: Mapping[int, Beat] = {}
 
     def find(self, beats: Mapping[int, Beat]) -> SlowRank | None:
-        """Return the slow rank, if there is one, judged by the steps since the last judgement.
+        """Return the slow rank, or None, judged by the steps that were trained since the last judgement.
 
-        If fewer than `LEAST_STEPS` steps were trained since then, return None.
+        A call judges only after `LEAST_STEPS` steps. Until then it returns None, and later calls count these steps.
         """
         last, waits = self._last, measure_waits(self._last, beats)
         if not waits:

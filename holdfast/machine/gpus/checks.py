@@ -19,8 +19,8 @@ TORCH_WITHIN_S = 300.0  # long, because importing torch from a cold disk takes a
 def settle_ranks(config: RunConfig) -> RunConfig:
     """Return the configuration with a number in place of ``compute.ranks = "all"``: one rank for each visible GPU.
 
-    With virtual ranks, the number of data-parallel ranks is at most the number of virtual ranks, and each of them is a
-    whole tensor-parallel group. Without a GPU it is 1. A configuration that already has a number is returned unchanged.
+    Without a GPU the number is 1. With virtual ranks there are at most as many tensor-parallel groups as virtual ranks,
+    and only whole groups. A configuration that already has a number is returned unchanged.
 
     Raises:
         ConfigError: the configuration's mesh has another number of ranks.
@@ -40,10 +40,10 @@ def settle_ranks(config: RunConfig) -> RunConfig:
 
 
 def gather_nodes(config: RunConfig) -> RunConfig:
-    """Return the configuration with the ranks of all its nodes on this machine, for a command that uses no other.
+    """Return the configuration with all ranks on this machine, for a command that trains on this machine alone.
 
     torchrun starts these ranks, even if Ray or another launcher starts the run's own ranks. With virtual ranks any
-    number of ranks trains the same bytes, so the ranks of one node are enough.
+    number of ranks trains the same bytes, so only the ranks of one node are started.
     """
     compute = config.compute
     if compute.nodes == 1 and compute.launcher == "torchrun":
@@ -102,7 +102,7 @@ def check_gpus(compute: Compute) -> int:
 
 
 def _judge(compute: Compute, faults: list[str], hint: str) -> None:
-    """Refuse faults of GPUs, or warn of them, as the configuration says."""
+    """Raise GpuUnhealthy for faults of GPUs, or only log warnings, depending on ``compute.gpu_health``."""
     if not faults:
         return
     if compute.gpu_health == "refuse":
@@ -112,17 +112,17 @@ def _judge(compute: Compute, faults: list[str], hint: str) -> None:
 
 
 def too_few_gpus(ranks: int, found: str) -> ConfigError:
-    """Return the error for more ranks than GPUs.
+    """Return the error to raise if there are more ranks than GPUs.
 
     Args:
-        found: a sentence with the number of GPUs.
+        found: a text with the number of GPUs, such as the result of `describe_visible`.
     """
     hint = 'each rank needs its own GPU: ranks = "all" starts one rank for each GPU, device = "cpu" any number of ranks'
     return ConfigError(f"compute.ranks = {ranks}: {found}", hint=hint)
 
 
 def describe_visible(report: GpuReport, visible: tuple[Gpu, ...]) -> str:
-    """Return a sentence with the number of visible GPUs."""
+    """Return a text with the number of visible GPUs, and of all GPUs if some are hidden."""
     if len(visible) == len(report.gpus):
         return f"this machine has {counted(len(visible), 'GPU')}"
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -130,7 +130,10 @@ def describe_visible(report: GpuReport, visible: tuple[Gpu, ...]) -> str:
 
 
 def explain_ranks(error: ConfigError, ranks: int) -> ConfigError:
-    """Return an error about the number of ranks, and add that ``compute.ranks = "all"`` stands for this number."""
+    """Return an error like ``error`` whose message names ``compute.ranks = "all"`` besides the number that it became.
+
+    An error that isn't about the number of ranks is returned unchanged.
+    """
     named = f"compute.ranks = {ranks}:"
     if not error.message.startswith(named):
         return error

@@ -18,8 +18,8 @@ WITHIN_S = 60.0
 XML = re.compile(r"<\?xml.*</nvidia_smi_log>", re.S)
 # The texts that nvidia-smi prints instead of a value if it can't reach a GPU.
 UNREACHABLE = re.compile("GPU is lost|GPU requires reset|fallen off the bus", re.I)
-# The texts that nvidia-smi prints both for an unreachable GPU and for a sensor that a healthy GPU lacks. They count
-# only in the fields about a GPU's health.
+# The texts that nvidia-smi prints both for an unreachable GPU and for a sensor that a healthy GPU lacks. In the fields
+# about a GPU's health these texts are a fault; in other fields they mean nothing.
 UNREADABLE = re.compile("Unknown Error|ERR!", re.I)
 HEALTH_FIELDS = ("uuid", "ecc_errors", "retired_pages", "remapped_rows", "gpu_recovery_action")
 # The fields that count uncorrected memory errors. The fields depend on the driver and the GPU: up to Volta there is one
@@ -107,11 +107,11 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     if "No devices were found" in text:
         return GpuReport()
     shown = XML.search(text)
-    # the lines around the XML are warnings
+    # nvidia-smi prints warnings before and after the XML
     said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]
     fault = next(filter(UNREACHABLE.search, said), "")
     with contextlib.suppress(ElementTree.ParseError):
-        if shown and not fault:  # not after a fault, because the XML may lack a GPU that is lost
+        if shown and not fault:  # if a GPU is lost, the XML may lack it
             return parse_report(shown[0])
     known = fault or next(iter(said), f"exit code {exit_code}")
     return GpuReport(problem=f"{PROGRAM} failed: {known}", is_fault=bool(fault))
