@@ -11,11 +11,11 @@ from holdfast.terminal import Printable
 
 
 class _Terminal:
-    """Standard error itself, without the proxies around it.
+    """Standard error itself, without the streams that `Printable` and rich put in its place.
 
-    While a bar is shown, rich replaces standard error by a proxy around `Printable`. rich itself writes past only one
-    proxy, so its output would pass through `Printable`, which would escape the control characters that move and colour
-    the bar.
+    While a bar is shown, rich replaces ``sys.stderr`` by a stream that writes to a `Printable`. rich bypasses only its
+    own stream for the bar. So the bar would pass through `Printable`, which would escape the control characters that
+    move and colour the bar.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -31,14 +31,17 @@ def open_console(*, soft_wrap: bool = False) -> Console:
 
 
 class Bar(Progress):
-    """A progress bar that disappears at its end, for terminals only. Other output appears above it, `printable`."""
+    """A progress bar, shown only on a terminal, that disappears at its end.
+
+    While the bar is shown, other output appears above the bar, after `printable` has escaped control characters.
+    """
 
     def __init__(self, *columns: ProgressColumn, console: Console) -> None:
         super().__init__(
             *columns,
             console=console,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # output to a file or a pipe must not appear on the terminal
+            redirect_stdout=sys.stdout.isatty(),  # what is printed to a file or a pipe must not go to the terminal
             disable=not console.is_terminal,
         )
 

@@ -15,7 +15,7 @@ def align(rows: Mapping[str, str], indent: str = "") -> list[str]:
 
 
 def tabulate(rows: Sequence[Sequence[str]], *, has_numbers: bool = True) -> list[str]:
-    """Return a table's lines. Each column is as wide as its longest cell, because a truncated name can't be copied.
+    """Return a table's lines. Each column is as wide as its longest cell, so that the reader can copy every name.
 
     Args:
         has_numbers: whether to align all columns except the first on the right; otherwise all are aligned on the left.

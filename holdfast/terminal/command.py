@@ -50,7 +50,7 @@ def _run_app(app: App, arguments: Sequence[str] | None) -> int:
 
 
 def _escape_unknown_characters() -> None:
-    """Make the output streams escape characters that their encoding lacks, where UnicodeEncodeError would be raised."""
+    """Make the output streams escape characters that their encoding lacks, instead of raising UnicodeEncodeError."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 DISTRIBUTION = "holdfast-train"
-# Runs' records may list Holdfast itself as a package, under the present or an earlier name of its distribution.
+# The names under which a run's records may list Holdfast itself as a package: its distribution's present and old name.
 OWN_NAMES = frozenset({DISTRIBUTION, "holdfast"})
 
 
@@ -15,14 +15,14 @@ def spell_install(extra: str) -> str:
 
 
 def find_other(folder: Path) -> str:
-    """Return the name of the distribution ``holdfast``'s ``.dist-info`` folder in a folder of packages; empty if none.
+    """Find a package named ``holdfast`` that is installed in a folder. Return its ``.dist-info`` name; empty if none.
 
-    Only list the names in the folder, because reading the metadata of all packages would take most of the import's
-    time.
+    This only lists the names in the folder: reading the metadata of all packages would take most of the time of
+    ``import holdfast``.
     """
     try:
         names = os.listdir(folder)
-    except OSError:  # a zip file, or a folder that may not be listed
+    except OSError:  # the folder is a zip file, or may not be listed
         return ""
     return next((name for name in names if name.startswith("holdfast-") and name.endswith(".dist-info")), "")
 

@@ -24,7 +24,7 @@ _came: list[int] = []  # the signals for which `end` was called, in order
 
 
 def is_command() -> bool:
-    """Return whether this process is a command of Holdfast's, and not a program that imports Holdfast."""
+    """Return whether this process runs a command of Holdfast, and isn't the user's program that imports Holdfast."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None:
         return str(spec.name).startswith(COMMANDS)
@@ -37,7 +37,7 @@ def end_at_once(number: int, frame: object) -> None:
 
 
 def catch(handle: Callable[[int, Any], object] = signal.default_int_handler) -> None:
-    """Make Ctrl-C raise KeyboardInterrupt from now on."""
+    """Replace the handler `end_at_once` of Ctrl-C, by default with Python's, which raises KeyboardInterrupt."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, handle)
 
@@ -56,7 +56,9 @@ def end(number: int, frame: object) -> NoReturn:
 
 
 def raise_if_lost() -> None:
-    """Raise the exception of `end` again if it was lost: in a destructor, or because code raised another one instead.
+    """Raise the exception of `end` again if `end` was called.
+
+    The first exception may be lost: Python ignores an exception in a destructor, and a library may raise another error.
 
     Raises:
         KeyboardInterrupt, SystemExit: as `end` does.
@@ -69,8 +71,8 @@ def send_ignored_again() -> None:
     """Send a signal again if Python ignored the exception of the signal's handler.
 
     Python prints and ignores an exception in a destructor or in the callback of a weak reference. If a signal arrives
-    there, the exception of its handler (Prefect's SIGTERM handler, for example) is lost, and the process would
-    continue. Source: `sys.unraisablehook`.
+    while such code runs, the exception of the signal's handler (Prefect's SIGTERM handler, for example) is lost, and
+    the process would continue. Source: `sys.unraisablehook`.
     """
     before = sys.unraisablehook
     if getattr(before, "sends_again", False):
@@ -96,7 +98,7 @@ class _Guards:
 
     Attributes:
         depth: the number of nested blocks.
-        handlers: the handlers that the blocks have set, which an inner block doesn't wrap again.
+        handlers: the handlers that the blocks have set. An inner block leaves these handlers as they are.
         told_at: the `time.monotonic` of the first signal inside the outermost block; None before this signal.
     """
 
@@ -152,7 +154,7 @@ def raised_once(within_s: float) -> Iterator[None]:
 
 
 def take_like_sigterm(handle: Callable[[int, Any], object], but: signal.Signals | None = None) -> None:
-    """Handle the signals of `LIKE_SIGTERM` like SIGTERM, unless they are ignored or the user's code handles them.
+    """Set ``handle`` as the handler of each signal of `LIKE_SIGTERM` that is neither ignored nor handled already.
 
     Args:
         but: a signal to leave out, because it has another use in this process that `signal.getsignal` doesn't show.

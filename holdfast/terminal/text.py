@@ -37,8 +37,8 @@ class Printable:
     """A text stream that makes texts `printable` and writes them to another stream.
 
     Attributes:
-        rich_proxied_file: the other stream. rich looks for this attribute, and writes its colours and bars to the
-            stream.
+        rich_proxied_file: the other stream. rich looks for an attribute of this name, and writes its colours and bars
+            directly to that stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
