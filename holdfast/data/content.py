@@ -28,9 +28,9 @@ def digest_content(batch: Any) -> str:
 
 
 def combine(names: list[str]) -> str:
-    """Combine several names into one name of the same form.
+    """Combine the names of several micro-batches into one name of the same form, ``indices-content`` or ``content``.
 
-    The halves of ``indices-content`` are combined separately.
+    In the first form, the digests of the indices and of the contents are combined separately.
     """
     if len(names) == 1:
         return names[0]
@@ -72,7 +72,8 @@ def _add_bytes(data: np.ndarray[Any, np.dtype[np.uint8]], sha256: Any) -> None:
     if data.nbytes <= HASHED_BYTES:
         sha256.update(data)
         return
-    # If a word changes, the sums of its row and its column change. If words or rows are swapped, some sums change, too.
+    # If a word of 8 bytes changes, the sums of its row and its column change. If words or rows are swapped, some sums
+    # change, too.
     whole = data.nbytes // (8 * ROW_WORDS) * 8 * ROW_WORDS
     words = data[:whole].view(np.uint64).reshape(-1, ROW_WORDS)
     for axis in (0, 1):

@@ -39,13 +39,13 @@ class IterableBatches:
         return False
 
     def move_to(self, step: int, per_epoch: int) -> str:
-        """Read one batch for each of ``step`` steps, and drop it. Return "": the position is then known exactly."""
+        """Read and drop ``step`` batches, one for each step. Return "", because the position is known exactly."""
         for _ in range(step):
             next(self)
         return ""
 
     def __next__(self) -> tuple[str, Any]:
-        for _ in range(2):  # if the pass is at its end, try a second time, with a new pass
+        for _ in range(2):  # if the pass has no further batch, the second round begins a new pass
             if self._batches is None:
                 self._pass += 1
                 begin_pass(self._given, self._pass)

@@ -114,12 +114,12 @@ class LoaderBatches:
         """Move to the first batch after ``step`` steps that another program has trained.
 
         Args:
-            per_epoch: the number of steps of an epoch. A step takes as many batches as make an epoch equal to a pass;
-                if that isn't possible, it takes one batch.
+            per_epoch: the number of steps of an epoch. If an epoch can be one pass over the data, with an equal number
+                of batches in each step, each step has taken this number of batches; otherwise one batch.
 
         Returns: a text that says which part of the position isn't known; empty if the position is exact. The order of
-            the pass in progress is known only if the sampler uses no generator, or if it seeds its generator with the
-            pass's number.
+            the pass in progress is known only if the sampler uses no generator, or seeds a generator with the number of
+            the pass.
         """
         length = len(self._loader)
         taken = -(-length // per_epoch)  # the number of batches of a step, if an epoch is a pass
@@ -175,8 +175,8 @@ class LoaderBatches:
         if not self._is_main:
             self._restore(self._before)
         self._list_indices()
-        # A rank whose random numbers differ from the main rank's gets back its own states. A rank with the main rank's
-        # numbers keeps the states after the draw of the order, as the main rank does.
+        # If a rank's generators had other states than the main rank's before the draw, restore the rank's own states.
+        # Otherwise keep the states after the draw, as the main rank does.
         own, main = (each["global"] | {"cuda": []} for each in (now, self._before))
         if not self._is_main and digest_rng(own) != digest_rng(main):
             restore_rng(own)
@@ -255,7 +255,7 @@ class LoaderBatches:
 
     @property
     def unused_workers(self) -> int:
-        """Return the loader's ``num_workers`` if no worker is started, because this process loads the data."""
+        """Return the loader's ``num_workers`` if this process itself loads the data; 0 if workers load the data."""
         return 0 if self._workers else self._loader.num_workers
 
     def describe(self) -> dict[str, int]:
@@ -267,8 +267,8 @@ def list_saved(source: Any) -> list[Any]:
     """Return the objects inside a source of batches whose state a checkpoint contains.
 
     Args:
-        source: the result of `take_apart`; None if a loop makes its own batches. An iterable is saved with everything
-            inside it; of a torch loader only the generators are saved.
+        source: the result of `take_apart`; None if a loop makes its own batches. An iterable's ``state_dict`` is saved.
+            For a torch loader only the states of its generators are saved.
     """
     if source is None:
         return []
@@ -286,7 +286,7 @@ def _collate_single(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
 
 
 def list_batch_sizes(source: Any) -> list[int]:
-    """Return the distinct sizes of a source's batches; empty if they aren't known, or depend on the number of ranks.
+    """Return the different sizes of a source's batches; empty if unknown, or if they depend on the number of ranks.
 
     Args:
         source: the result of `take_apart`. Sizes are known only for a loader over map-style data with a batch size.
@@ -313,10 +313,11 @@ def make_batches(source: Any, shares: Sequence[Share], seed: int, workers: int, 
 
 
 def take_apart(loader: Any, instead: str) -> "DataLoader[Any] | Any":
-    """Return the ``DataLoader`` inside a loader that accelerate has prepared, or the loader itself.
+    """Return the loader that accelerate has wrapped in ``loader``; if it hasn't, return ``loader`` itself.
 
     Args:
-        instead: code for the error's hint: a loader to use in place of this one, with which a run can resume exactly.
+        instead: the code that the hint of an error suggests, such as ``run.batches(dataset, batch_size=...)``. It makes
+            batches with which a run can resume exactly.
 
     Raises:
         RecipeError: the loader's position can't be restored.

@@ -41,9 +41,8 @@ class Batches:
 
     Args:
         order: the order of map-style data; None for a stream.
-        shares: the parts of each micro-batch that this rank trains, one after the other. With virtual ranks, and
-            map-style data only, there may be several. All micro-batches of a step's first share come before those of
-            the second.
+        shares: the parts of each micro-batch that this rank trains, one after the other. A rank has several shares only
+            with virtual ranks and map-style data. In a step, all micro-batches of the first share come first.
         workers: the number of loader processes.
     """
 
@@ -56,8 +55,8 @@ class Batches:
         self._loader: Any = None
         self._batches: Iterator[tuple[str, Any]] | None = None
         self._is_reread = order is None and not has_exact_state(data)
-        # a digest of the samples read so far, for a stream that saves no position, so that a resume has to read it
-        # again
+        # A digest of the samples read so far, for a stream that saves no position. A resume reads the stream again,
+        # and compares the digests.
         self._read = ""
         restart_never(data)
 
@@ -138,8 +137,8 @@ class Batches:
         """Return the first share of the first micro-batch of map-style data.
 
         Args:
-            ranks: the number of shares into which to cut the micro-batch. If it is None, or doesn't divide the batch
-                size, which may have changed since the save, the number of shares of a training step is used.
+            ranks: the number of shares into which to cut the micro-batch; by default the present number. A number that
+                doesn't divide the batch size is ignored, because the batch size may have changed since the save.
         """
         assert self._order is not None
         share = replace(self._shares[0], rank=0)
@@ -149,7 +148,7 @@ class Batches:
         return Samples(self._data, self._collate, self._seed).__getitems__(Indices(0, indices))[1]
 
     def read_names(self, step: int, shares: Iterable[int]) -> list[str]:
-        """Load some shares of a step's micro-batches of map-style data, and return the names of these micro-batches.
+        """Return the names of some shares of a step's micro-batches of map-style data, which this loads.
 
         The names have the order in which `__next__` returns them to a rank that trains these shares.
 
@@ -172,10 +171,10 @@ class Batches:
         return [asked.indices for asked in _StepSampler(self._order, self._shares, step, step + 1)]
 
     def state_dict(self) -> Any:
-        """Return the data's position in the form of a state.
+        """Return the position in the data, as a state to save.
 
-        For a stream with ``state_dict`` this is the stream's own position. For a stream without it, this is a digest of
-        the samples that were read. For map-style data it is None, because the position follows from the step.
+        For a stream with ``state_dict`` this is the stream's own state; for another stream, a digest of the samples
+        that were read. For map-style data this is None, because the step determines the position.
         """
         if self._order is not None or self._loader is None:
             return None

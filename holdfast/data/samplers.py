@@ -18,8 +18,8 @@ MOST_LISTED = 2**22
 class LongPass:
     """The indices of the batches of a long pass, in the order of the loader's sampler: iterable, but only once.
 
-    The sampler draws from a generator that it creates and seeds at the beginning of the pass. So it draws the same
-    order after a resume.
+    At the beginning of a pass, the sampler creates and seeds a generator, from which it draws the whole order. So it
+    draws the same order after a resume.
     """
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
@@ -45,14 +45,21 @@ def is_long(loader: "DataLoader[Any]") -> bool:
 
 
 class Requests:
-    """The requests for the rest of a pass. A loader that serves several passes keeps one `Requests` for all passes."""
+    """The batch sampler of a loader from `make_loader`: the requests (`Indices`) for the rest of a pass.
+
+    If the loader's workers stay for the next pass, `set` replaces the requests.
+    """
 
     def __init__(self) -> None:
         self._rest: Iterable[Any] = ()
         self._length = 0
 
     def set(self, rest: Iterable[Any], length: int) -> None:
-        """Replace the requests by the requests for the rest of the next pass."""
+        """Replace all requests.
+
+        Args:
+            length: the number of new requests.
+        """
         self._rest, self._length = rest, length
 
     def __iter__(self) -> Iterator[Any]:

@@ -55,7 +55,7 @@ class Gathering(Protocol):
 
 
 def list_divisors(number: int) -> str:
-    """Return the numbers that divide a number, for a message."""
+    """Return the divisors of a number, separated by commas, for a message."""
     return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
 
 

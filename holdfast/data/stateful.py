@@ -56,8 +56,8 @@ def walk_nodes(node: Any) -> Iterator[Any]:
 def restart_never(data: Any) -> None:
     """Keep torchdata's ``Loader`` of nodes from restarting at the end of a pass.
 
-    With restarts the loader would begin the next pass before anyone asks for a batch. After a resume at the end of a
-    pass, its state would then never change.
+    With restarts the loader would begin the next pass before a batch is requested. If a run resumed at the end of a
+    pass, the loader's state would then never change.
     """
     if hasattr(data, "restart_on_stop_iteration"):
         data.restart_on_stop_iteration = False

@@ -10,8 +10,8 @@ from holdfast.data.stateful import is_begun, walk_nodes
 from holdfast.errors import RecipeError
 from holdfast.state import has_methods
 
-# The class of Hugging Face's streams that shuffles in a buffer. Source: the comment in its load_state_dict: "The
-# shuffle buffer will be refilled before starting to yield new examples."
+# The class with which Hugging Face's streams shuffle. It has a buffer, which its state lacks. Source: the comment in
+# its load_state_dict: "The shuffle buffer will be refilled before starting to yield new examples."
 BUFFER = "BufferShuffledExamplesIterable"
 # The attribute of a Hugging Face stream that holds its outermost iterable.
 EXAMPLES = "_ex_iterable"
@@ -28,9 +28,9 @@ def has_exact_state(data: Any) -> bool:
 def read_position(data: Any) -> Any:
     """Return a stream's state in a form that doesn't depend on whether the stream was resumed before.
 
-    When a Hugging Face stream that groups samples resumes, it reads on from its ``previous_state``. The state of its
-    source then has no effect. It is left out here, because it shows how far the source was read, and this depends on
-    where earlier resumes took place.
+    A Hugging Face stream that groups samples resumes from its ``previous_state``, and ignores the state of its source.
+    So ``previous_state`` replaces the source's state here: the source's state shows how far the source was read, which
+    depends on the steps at which the run was resumed before.
     """
     return _without_effect(data.state_dict())
 
@@ -67,7 +67,7 @@ def refuse_inexact(keeping: str, value: Any) -> None:
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
-        # so the gate couldn't compare the state after a restore
+        # right after a restore the state isn't complete, so the gate couldn't compare it
         flaw = "its position is known only after a batch is read"
     if is_begun(value):
         flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"

@@ -56,8 +56,8 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
 class StayingWorkers:
     """The workers of a user's own loader. With ``persistent_workers`` they stay alive for the next pass.
 
-    If the dataset has changed since the workers were started, for example by a curriculum, new workers replace the old
-    workers, because the workers of a resumed run would get the changed dataset, too.
+    If the dataset has changed since the workers were started, for example by a curriculum, new workers are started with
+    the changed dataset, because the workers of a resumed run would get the changed dataset, too.
     """
 
     def __init__(self, like: "DataLoader[Any]", workers: int) -> None:
@@ -92,7 +92,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
             hint="define the named function or class at the top of a module, or set compute.loader_workers = 0",
         ) from error
     started = {*multiprocessing.active_children()} - others
-    _workers.intersection_update(others)  # forget the workers that have ended
+    _workers.intersection_update(others)  # drop the workers that have ended
     _workers.update(started)
     return found
 
@@ -105,7 +105,7 @@ _workers: set[Any] = set()
 def _kill_workers() -> None:
     """Kill the workers, because they ignore the SIGTERM that multiprocessing would send before it waits for them."""
     if _workers:
-        # torch's handler of SIGCHLD would raise an error for a killed worker
+        # Reset the handler of SIGCHLD, because torch's handler would raise an error for a killed worker.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for each in _workers:
         each.kill()
