@@ -227,8 +227,8 @@ def describe_replaced(before: Mapping[str, Any], seed: int) -> list[str]:
         return []
     asked = f", for example {now['torch.manual_seed']}," if "torch.manual_seed" in called else ""
     return [
-        f"importing the recipe's module calls {' and '.join(called)}; the run's seed {seed} replaces it. Set seed"
-        f"{asked} in the configuration, or set seeds inside the recipe's function"
+        f"importing the recipe's module calls {' and '.join(called)}; the run's seed {seed} is used instead. Set "
+        f"seed{asked} in the configuration, or set seeds inside the recipe's function"
     ]
 
 

@@ -95,7 +95,7 @@ def find_fault(tests: Sequence[SelfTest], name: str = "rank") -> str:
             continue
         alike = [each.sha256 for each in tests if _is_like(each, test)]
         if 2 * alike.count(test.sha256) <= len(alike):
-            lines.append(f"{who} gave other bits than others of the same model ({test.model})")
+            lines.append(f"{who} gave other bits than other devices of the same model ({test.model})")
     return f"the self-test failed: {'; '.join(lines)}" if lines else ""
 
 

@@ -35,8 +35,9 @@ def warn_of_other(folder: Path) -> None:
     """
     if other := find_other(folder):
         text = (
-            "the distribution holdfast, another project or an earlier Holdfast, lies in the same folder, and each may "
-            f"have replaced the other's files: pip uninstall holdfast {DISTRIBUTION}, then install {DISTRIBUTION} again"
+            "the package holdfast (another project, or an earlier Holdfast) is installed beside "
+            f"{DISTRIBUTION}, and may have overwritten its files: pip uninstall holdfast {DISTRIBUTION}, then install "
+            f"{DISTRIBUTION} again"
         )
         # Python prints a warning's source line, too. A folder has no source line, so the warning is a single line.
         warnings.warn_explicit(text, RuntimeWarning, str(folder / other), 1)

@@ -115,8 +115,8 @@ def test_importing_warns_in_one_line_of_the_other_project(tmp_path: Path) -> Non
     (tmp_path / "holdfast-0.5.1.dist-info").mkdir()
     _, (line,) = say()
     assert line == (
-        f"{tmp_path / 'holdfast-0.5.1.dist-info'}:1: RuntimeWarning: the distribution holdfast, another project or an "
-        "earlier Holdfast, lies in the same folder, and each may have replaced the other's files: "
+        f"{tmp_path / 'holdfast-0.5.1.dist-info'}:1: RuntimeWarning: the package holdfast (another project, or an "
+        "earlier Holdfast) is installed beside holdfast-train, and may have overwritten its files: "
         "pip uninstall holdfast holdfast-train, then install holdfast-train again"
     )
 

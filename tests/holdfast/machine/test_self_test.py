@@ -67,7 +67,9 @@ def test_a_bit_that_is_always_wrong_is_found_beside_other_devices(
     wrong = run_self_test(DEVICE)
     assert (wrong.differing, find_fault([wrong])) == ((), "")
     fault = find_fault([right, right, wrong])
-    assert fault == f"the self-test failed: rank 2 on {wrong.where} gave other bits than others of the same model (CPU)"
+    assert fault == (
+        f"the self-test failed: rank 2 on {wrong.where} gave other bits than other devices of the same model (CPU)"
+    )
 
 
 @pytest.mark.parametrize("mode", ["default", "warn", "error"])
