@@ -1,1 +1,1 @@
-"""Checkpoints at rest: retention, verification, packing and export."""
+"""What is done with checkpoints on the store: retention, verification, packing and export."""

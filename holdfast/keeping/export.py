@@ -26,7 +26,9 @@ EXTRAS = "extras"
 
 
 def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = "") -> list[str]:
-    """Write a checkpoint's weights to a new file, or for transformers and dcp a new folder; return the tensors' names.
+    """Write a checkpoint's weights to the new file ``out``, and return the tensors' names.
+
+    For the forms ``transformers`` and ``dcp``, ``out`` is a new folder.
 
     Args:
         part: dotted name of a part of the model, ``extras.NAME`` for one of the extras, or "" for the whole model.
@@ -54,7 +56,9 @@ def export(journal: Journal, commit: Commit, out: Path, form: Form, part: str = 
 
 
 def hash_export(journal: Journal, commit: Commit, part: str = "") -> tuple[str, set[str]]:
-    """Return the SHA-256 of the safetensors file that `export` writes, and of the other files in a transformers folder.
+    """Return the SHA-256 of the safetensors file that `export` would write, and the set of other files' SHA-256.
+
+    The other files are those that `export` writes into a folder for transformers besides the safetensors file.
 
     Raises:
         CheckpointDamaged: a file is missing or differs from its commit.
@@ -70,10 +74,10 @@ def hash_export(journal: Journal, commit: Commit, part: str = "") -> tuple[str, 
 
 @contextlib.contextmanager
 def creating(out: Path) -> Iterator[Writer]:
-    """Create a file on this machine's disk for the block, with the same interface as a store's `creating`.
+    """Create a file on this machine's disk. Yield a writer, as `Store.creating` does.
 
     Raises:
-        ConfigError: the file can't be made in its folder.
+        ConfigError: the file can't be written.
         NameTaken: the file exists.
     """
     with contextlib.ExitStack() as stack:
@@ -135,7 +139,7 @@ def _find_configs(journal: Journal, commit: Commit, part: str) -> dict[str, Any]
         return configs[part]
     known = ", ".join(sorted(filter(None, configs)))
     raise ConfigError(
-        f"{part or 'the model'} is none of transformers' models, has adapters, or is from an earlier version",
+        f"{part or 'the model'} is none of transformers' models, has adapters, or was saved by an earlier Holdfast",
         hint=f"--part {known}" if known else "use --form safetensors, which holds any model",
     )
 
@@ -168,7 +172,7 @@ def _write_dcp(out: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a folder for ``torch.distributed.checkpoint.load``. Its metadata contain an id that differs at each save.
 
     Raises:
-        ConfigError: the folder can't be made there.
+        ConfigError: ``out`` exists, or can't be written.
     """
     from torch.distributed.checkpoint.state_dict_saver import save  # takes seconds, and the other forms don't need it
 

@@ -115,7 +115,7 @@ def _check_config(commit: Commit, data: bytes) -> None:
     record = ConfigRecord.from_bytes(data, config_name(commit.config_fingerprint))
     if record.fingerprint != commit.config_fingerprint:
         raise Damage(
-            f"{config_name(commit.config_fingerprint)} holds the settings of another name, {record.fingerprint}"
+            f"{config_name(commit.config_fingerprint)} holds the settings of another fingerprint, {record.fingerprint}"
         )
     if conflict := find_conflict(record):
         raise Damage(f"{config_name(commit.config_fingerprint)}: {conflict}")
@@ -158,11 +158,11 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
 
 
 def _undo(store: Store, journal: Journal, path: str, made: list[str]) -> None:
-    """Delete only the files that `unpack` made, because another process may have begun the same run.
+    """Delete the files that `unpack` made, and no others, because another process may have begun the same run.
 
     Args:
-        path: the checkpoint's folder. If a commit of the other process names this folder, its files stay, because that
-            run uses them.
+        path: the checkpoint's folder. If a commit of the other process names this folder, the files in it stay, because
+            the other process's run needs them.
     """
     taken, doomed = folder_record_name(path), list(made)
     if any(name.startswith(f"{path}/") for name in made):
@@ -182,7 +182,7 @@ def _undo(store: Store, journal: Journal, path: str, made: list[str]) -> None:
 
 
 def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) -> dict[str, bytes]:
-    """Copy the checkpoint's files to the store and verify them; return the other records for the caller to write.
+    """Copy the checkpoint's files to the store and verify them. Return the other files' bytes, by name, unwritten.
 
     Args:
         made: a list to which the name of each copied file is added.
@@ -210,7 +210,7 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
         raise Damage(f"the file has no {missing[0]}")
     begun = RunRecord.from_bytes(records["run.json"], "run.json")
     if (begun.run, begun.first_commit) != (journal.run, commit.number):
-        raise Damage(f"run.json is not that of run {journal.run!r} from commit {commit.number} on")
+        raise Damage(f"run.json isn't the record of a run {journal.run!r} that begins with commit {commit.number}")
     if config_name(commit.config_fingerprint) in records:
         _check_config(commit, records[config_name(commit.config_fingerprint)])
     return records
@@ -219,7 +219,10 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
 def _read_header(tar: BinaryIO) -> tuple[str, str, int]:
     """Return the next file's run, its name in the run, and its size; ("", "", 0) at the end of the tar file.
 
-    Read one block. Refuse anything but a plain file with a plain name, before any byte of the file is read.
+    Only the header is read. A link, a device or a file with an unusual name is refused before any byte of it is read.
+
+    Raises:
+        Damage: the header is damaged, or describes a file that a packed checkpoint can't contain.
     """
     block = tar.read(BLOCK)
     if block == bytes(BLOCK):

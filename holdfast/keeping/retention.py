@@ -35,7 +35,8 @@ from holdfast.journal import (
 from holdfast.journal.finding import rank_by_metric
 from holdfast.terminal import counted
 
-# The number of newest commits whose prune reports are searched. If none has a report, all commits are listed.
+# A prune looks for the last prune's report among those of this number of newest commits. If there is none, it lists all
+# commits.
 REPORTS_TRIED = 8
 
 DEBRIS_AFTER_S = 24 * 3600.0
@@ -87,7 +88,7 @@ def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> 
 
 
 class Outdated(RunStopped):
-    """The error of a prune if the run fell back to an earlier checkpoint meanwhile."""
+    """The run fell back to an earlier checkpoint during a prune."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class _Found:
     Attributes:
         newest: the number of the newest commit.
         live: the commits that a run may continue from, newest first.
-        reported: folders of the pruned checkpoints in the last report.
+        reported: the folders that the last report names as deleted, or as still to delete.
         unreported: pruned commits missing from the last report, because the report was lost or that prune was killed.
         quarantined: the numbers of the quarantined commits.
         unreadable: commits whose records can't be read, so that their folders are unknown.
@@ -119,7 +120,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
     """
     journal.read_run()
     while True:
-        attempt = journal.attempts()  # read before the policy: then a later attempt, with a new policy, is noticed
+        attempt = journal.attempts()  # read before the policy, so that an attempt with a newer policy is noticed
         newest = journal.newest()
         if newest is None:
             return None
@@ -128,7 +129,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
         if metadata is None or policy is None:
             raise ConfigError(
                 f"the retention settings of run {journal.run!r} can't be read, so nothing is pruned",
-                hint="holdfast verify shows the damage; train further, which writes the settings again",
+                hint="holdfast verify shows the damage; the run's next attempt writes the settings again",
             )
         with contextlib.suppress(Outdated, Superseded):
             return prune_by_policy(journal, policy, metadata.steps_per_epoch, attempt=attempt, dry_run=dry_run)
@@ -147,17 +148,17 @@ def prune_by_policy(
 ) -> PruneReport | None:
     """Delete the checkpoints that a policy doesn't keep; return a report, or None for a run without a commit.
 
-    The following checkpoints are kept whatever the policy says: pinned ones, the newest certified one, the newest one
-    that verifies (all its bytes are read), and all newer ones. Quarantined checkpoints are kept as evidence. All
-    metrics are kept.
+    Some checkpoints are kept whatever the policy says: the pinned checkpoints, the newest checkpoint that an audit on
+    another host has certified, and the newest checkpoint that verifies (all its bytes are read), with all newer
+    checkpoints. Quarantined checkpoints are kept as evidence. All metrics are kept.
 
     A pruned record is written before any file is deleted. So a kill in between leaves files without a commit, but never
     a valid commit without files. A failed deletion is logged, and the next prune finishes it.
 
-    A prune's process may be suspended at any point, and continue when the run has long moved on. Before a prune deletes
-    a folder, it makes sure that no other commit can name the folder (`Journal.assign_folder`). After it has written the
-    pruned records, it checks that the run has no later attempt and no new quarantine. If there is one, the prune
-    deletes its pruned records again.
+    A prune's process may be suspended at any point, and continue when the run has new commits. Before a prune deletes a
+    folder, it makes sure that no other commit can name the folder (`Journal.assign_folder`). After it has written the
+    pruned records, it looks for a later attempt and for a new quarantine. If it finds one of these, it deletes its
+    pruned records again.
 
     Args:
         attempt: the number of the attempt that has this policy; None for the run's newest attempt.
@@ -253,7 +254,7 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
         is_verified = commit.number == verified
         damaged = [] if is_verified else checkpoint.verify(journal.store, commit, is_urgent=False)
         if damaged and journal.is_pruned(commit.number):
-            break  # another prune had verified a newer checkpoint, and deleted this one
+            break  # another prune has verified a newer checkpoint, and has deleted this checkpoint
         protected[commit.number] = "newer than any that verifies" if damaged else "the newest that verifies"
         if not damaged:
             break
@@ -298,9 +299,9 @@ def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Call
             with contextlib.suppress(NameTaken):  # another prune has written this record; it does the checks itself
                 journal.store.create(record_name("pruned", commit.number), record.to_bytes())
                 created.append(commit)
-        # A prune may compete with a pin, a fallback or a later attempt. Each side first writes its own records and then
-        # reads the records of the other side. So if both run at the same time, at least one side sees the other one's
-        # records and withdraws its own.
+        # Another process may pin a commit, quarantine a commit or begin a later attempt at the same time. Each of the
+        # two processes first writes its own records and then reads the other process's records. So at least one of them
+        # sees the other's records, and withdraws its own.
         check_view()
     except HoldfastError:
         for commit in created:
@@ -314,7 +315,7 @@ def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Call
 
 
 def _withdraw(journal: Journal, commit: Commit) -> None:
-    """Delete a pruned record, unless another prune has relied on it and has begun to delete the checkpoint."""
+    """Delete a pruned record, unless another prune has read it and has begun to delete the checkpoint."""
     name = record_name("pruned", commit.number)
     record = journal.store.read(name)
     journal.store.delete(name)
@@ -324,15 +325,18 @@ def _withdraw(journal: Journal, commit: Commit) -> None:
 
 
 def _list_passed(journal: Journal, found: _Found, steps_per_epoch: int) -> set[str]:
-    """Return the checkpoint folders up to the run's newest step. A live attempt may be writing later folders."""
+    """Return the checkpoint folders up to the step of the run's newest valid commit.
+
+    A live attempt may be writing folders of later steps.
+    """
     folders = [name for name in journal.store.list() if checkpoint.is_folder_name(name)]
     return {path for path in folders if found.live and checkpoint.step_of(path, steps_per_epoch) <= found.live[0].step}
 
 
 def _find_unfinished(journal: Journal, found: _Found, folders: set[str]) -> set[str]:
-    """Return the folders whose checkpoints an earlier prune recorded as pruned but didn't finish deleting."""
+    """Return the folders of pruned checkpoints that an earlier prune didn't finish deleting."""
     others = folders - {commit.path for commit in found.live}
-    if others <= found.reported:  # if so, the records of the unreported commits needn't be read
+    if others <= found.reported:  # then the folders of `found.unreported` needn't be read from their records
         return others
     return others & (found.reported | {journal.path_of(number) for number in found.unreported})
 
@@ -346,7 +350,10 @@ def _find_debris(journal: Journal, found: _Found, folders: set[str], before: dat
 
 
 def _list_behind(journal: Journal, folders: set[str], steps_per_epoch: int) -> list[str]:
-    """Return the folders of steps up to the run's newest commit now. A live attempt may be writing later folders."""
+    """Return the given folders up to the step of the run's newest commit, which may be an earlier one by now.
+
+    A live attempt may be writing folders of later steps.
+    """
     head = journal.newest() if folders else None
     return [path for path in sorted(folders) if head and checkpoint.step_of(path, steps_per_epoch) <= head.step]
 
@@ -367,7 +374,7 @@ def _sweep(journal: Journal, committed: set[str], before: datetime) -> None:
     before = min(before, datetime.now(UTC) - timedelta(seconds=SWEPT_AFTER_S))
     try:
         journal.store.sweep(before, is_spared)
-    except StoreError as error:  # S3 requires a separate permission for the sweep
+    except StoreError as error:  # S3 requires separate permissions to list and abort unfinished uploads
         log.warning("%s; the remains of unfinished writes are not deleted", error)
 
 

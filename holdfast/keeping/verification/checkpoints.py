@@ -13,7 +13,9 @@ from holdfast.keeping.verification.report import CheckedCheckpoint
 def check_checkpoint(
     journal: Journal, commit: Commit, standing: str, *, deep: bool, watch: Watch
 ) -> tuple[CheckedCheckpoint, list[str]] | None:
-    """Check a commit's checkpoint. Return it and a line for each problem; None if retention deleted it meanwhile.
+    """Check a commit's checkpoint. Return the result and a line for each problem.
+
+    Return None if the checkpoint was pruned meanwhile.
 
     Args:
         deep: also read the state and compare the metadata with the commit.
@@ -60,7 +62,7 @@ def check_uncommitted(journal: Journal, committed: set[str]) -> Iterator[Checked
             continue
         try:
             files = [checkpoint.hash_file(journal.store, path, name) for name in journal.store.list(path)]
-        except (NameMissing, Unreadable):  # a prune is deleting the folder, or the folder contains an unused link
+        except (NameMissing, Unreadable):  # a prune is deleting the folder, or a file in it can't be read
             continue
         parts = [file for file in files if checkpoint.is_part(file.name)]
         yield CheckedCheckpoint(

@@ -61,7 +61,7 @@ class CheckedRecords:
     Attributes:
         problems, notes: as in `VerifyReport`.
         count: the number of records that were read.
-        commits: the commits whose records can be read, in order of number.
+        commits: the commits whose records can be read, sorted by number.
         live: the commits in `commits` that are valid.
         quarantined: the commits in `commits` that are quarantined and not pruned.
     """
@@ -120,7 +120,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
 
 
 def _check_run(journal: Journal) -> tuple[int, bool, list[str]]:
-    """Return the number of the run's first commit, whether it was unpacked, and a line for each problem."""
+    """Return the number of the run's first commit, whether the run was unpacked, and a line for each problem."""
     try:
         run = journal.read_run()
         return run.first_commit, run.packed or run.first_commit > 1, []
@@ -130,7 +130,10 @@ def _check_run(journal: Journal) -> tuple[int, bool, list[str]]:
 
 
 def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any]]:
-    """Yield name, class, number field and number of records other than ``run.json``, ``latest.json`` and commits."""
+    """Yield a tuple for each record except ``run.json``, ``latest.json`` and commits: what `_check_other` needs.
+
+    The tuple has the record's name, its class, the field that has to repeat the number in the name, and this number.
+    """
     if journal.store.exists("config.snapshot.json"):
         yield "config.snapshot.json", ConfigRecord, "", None
     for name in journal.store.list("configs"):
@@ -149,7 +152,7 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
         record = read_record(journal.store, cls, name)
     except (RecordDamaged, Unreadable) as error:
         return str(error)
-    except NameMissing:  # the pin was just removed; else the name is still listed
+    except NameMissing:  # if the name is still listed, it isn't a file; otherwise a pin was removed meanwhile
         folder, _, file = name.rpartition("/")
         return f"{name} is not a file" if file in journal.store.list(folder) else None
     if field and getattr(record, field) != expected:
@@ -157,7 +160,7 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
     if isinstance(record, FolderRecord) and name != folder_record_name(record.path):
         return f"{name} holds the record of another folder, {record.path}"
     if isinstance(record, ConfigRecord) and name not in ("config.snapshot.json", record.name, record.snapshot_name):
-        return f"{name} holds the settings of another name, {record.fingerprint}"
+        return f"{name} holds the settings of another fingerprint, {record.fingerprint}"
     if isinstance(record, ConfigRecord) and (conflict := find_conflict(record)):
         return f"{name}: {conflict}"
     return None
@@ -170,10 +173,10 @@ def _find_lost(
     """Yield a line for each lost record on which a commit relies, or which the index lists.
 
     Args:
-        elsewhere: in an unpacked run, the number of the first commit, because the run lacks the record of its attempt.
-            0 for other runs.
+        elsewhere: in an unpacked run, the number of the first commit: another run has the record of its attempt. 0 for
+            other runs.
         counting: the commits that aren't quarantined.
-        live: the commits in ``counting`` that aren't pruned: their signatures count.
+        live: the commits in ``counting`` that aren't pruned. Only their signatures must exist.
         damaged: the names of records for which there is a line already.
         map_: see `check_records`.
     """
@@ -199,15 +202,15 @@ def _find_lost(
         if file not in there[folder]:
             yield f"{name} is missing"
             continue
-        if name.startswith("signatures/") and not journal.store.exists(name):  # the other names were read above
+        if name.startswith("signatures/") and not journal.store.exists(name):  # other records were read before
             yield f"{name} is not a file"
-        with contextlib.suppress(NameMissing, Unreadable):  # a pin that was just removed
+        with contextlib.suppress(NameMissing, Unreadable):  # the record is a pin that was removed meanwhile
             if sha256 and (found := checkpoint.hash_file(journal.store, folder, file).sha256) != sha256:
                 yield f"{name} is {found} but was committed with {sha256}"
 
 
 def _read_entry(journal: Journal, number: int) -> IndexRecord | None:
-    with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):  # the check of the index folder reports this
+    with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):  # `_check_other` reports the damage
         return read_record(journal.store, IndexRecord, record_name("index", number))
     return None
 
@@ -253,7 +256,7 @@ def _check_links(
             if number not in quarantined:
                 yield str(commit)
             continue
-        if number in quarantined:  # its links don't matter, because no run continues from this commit
+        if number in quarantined:  # a quarantined commit's links don't matter, because no run continues from it
             continue
         before, parent = (
             each if isinstance(each, Commit) else None for each in map(found.get, (number - 1, commit.parent))
@@ -279,7 +282,10 @@ def _check_latest(journal: Journal, newest: int) -> tuple[list[str], list[str]]:
 
 
 def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: int) -> str | None:
-    """Compare a file's copy that outlives its checkpoint with the commit. Return the difference, or None."""
+    """Check the copy of a checkpoint's file that stays when the checkpoint is deleted, such as its metrics.
+
+    Return a line if the copy is missing or differs from the commit; otherwise None.
+    """
     name = checkpoint.COPIES[expected.name](commit.number)
     folder, _, file = name.partition("/")
     try:
@@ -287,7 +293,7 @@ def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: 
     except NameMissing:
         if file in journal.store.list(folder):
             return f"{name} is not a file"
-        if commit.number == newest:  # a kill prevented the copy; the next attempt makes the copy from the checkpoint
+        if commit.number == newest:  # the attempt was killed before the copy; the next attempt makes the copy
             return None
         return f"{name} is missing"
     except Unreadable as error:

@@ -84,7 +84,7 @@ def _check_skips_signed(journal: Journal, trusted_keys: Sequence[TrustedKey]) ->
         read_skips(journal, trusted_keys)
     except NotTrusted as error:
         return str(error)
-    except (NameMissing, RecordDamaged, Unreadable):  # reported with the other records
+    except (NameMissing, RecordDamaged, Unreadable):  # `check_records` reports this damage
         return None
     return None
 
@@ -109,7 +109,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _workers(progress: _Progress, count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool. If the block raises, its threads stop soon, even if much remains to be read."""
+    """Yield a thread pool. If the block raises an error, cancel ``progress``, so that the pool's threads stop soon."""
     with ThreadPoolExecutor(count) as pool:
         try:
             yield pool

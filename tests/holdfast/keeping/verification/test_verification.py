@@ -206,7 +206,7 @@ def test_each_snapshot_of_the_settings_is_checked(line: Line) -> None:
     path.write_bytes(data)
     other = f"{SETTINGS}-{'0' * 16}.json"
     path.rename(path.with_name(other))
-    assert check(line).problems == [f"configs/{other} holds the settings of another name, {SETTINGS}"]
+    assert check(line).problems == [f"configs/{other} holds the settings of another fingerprint, {SETTINGS}"]
 
 
 def test_a_stale_or_missing_latest_is_only_a_note(line: Line) -> None:
