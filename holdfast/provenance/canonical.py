@@ -5,11 +5,13 @@ has no NaN and no infinity. RFC 8785 has no whole number beyond 2**53, and write
 one of these notations, which can't change, because files on disk use them:
 
 ================  ================================  ================================================
+function          notation                          where it is written
+================  ================================  ================================================
 `mark_int`        ``{"$int": "9007199254740993"}``  in settings and in states
 `mark_float`      ``{"$float": "nan"}``             in settings, where 1.0 and 1 are the same
 `mark_exactly`    ``{"$float": "0x1.8p+1"}``        in states, to the bit
 `spell_floats`    ``"nan"``                         in the trail
-`finite_or_none`  ``null``                          in metrics and probes: the number is missing
+`finite_or_none`  ``null``                          in metrics and probes; the number is lost
 ================  ================================  ================================================
 
 Source: RFC 8785 (JSON Canonicalization Scheme).
@@ -51,7 +53,7 @@ def dump_json(value: Any) -> bytes:
 
 
 def _write_fast(value: Any) -> bytes | None:
-    """Return the same bytes as `rfc8785.dumps`, but faster; None if `rfc8785` has to write or refuse the value."""
+    """Return the same bytes as `rfc8785.dumps`, but faster; None if only `rfc8785` can write or refuse the value."""
     try:
         text = _ENCODER.encode(value)  # refuses a value that contains itself, for which the next line would never end
         others = _count_other_floats(value)
@@ -59,7 +61,7 @@ def _write_fast(value: Any) -> bytes | None:
             return None
         if others:
             text, found = _OTHER_FLOAT.subn(_rewrite, text)
-            if found != others:  # the pattern has matched inside a string, too, but a string must not change
+            if found != others:  # the pattern has matched inside a string, too, which must not be changed
                 return None
         return text.encode()
     except (TypeError, ValueError, RecursionError):
@@ -67,7 +69,10 @@ def _write_fast(value: Any) -> bytes | None:
 
 
 def _count_other_floats(value: Any) -> int | None:
-    """Return how many floats in a value json writes differently from RFC 8785; None if a part isn't plain JSON."""
+    """Return the number of floats that the library json writes differently from RFC 8785; None if it can't be used.
+
+    It can't be used for a value with a key that isn't text, a whole number beyond 2**53, or an object of another type.
+    """
     low, high = _PLAIN_FLOATS
     containers: list[Any] = [[value]]
     count = 0
@@ -127,7 +132,7 @@ def read_exactly(value: Any) -> float:
 
 
 def spell_floats(value: Any) -> Any:
-    """Return a value, or a dict of values, in which strings replace NaN and infinity."""
+    """Return a value with a string in place of NaN or infinity. In a dict, replace them in all of its values."""
     if isinstance(value, dict):
         return {key: spell_floats(item) for key, item in value.items()}
     return value if not isinstance(value, float) or math.isfinite(value) else repr(value)

@@ -21,7 +21,7 @@ FIELD_CLASSES = dict(list_classes(RunConfig))
 
 # The prefix of a change's name, for each kind of change except changes of settings.
 PREFIXES: dict[Kind, str] = {"source": "sources.", "built": "built.", "file": "files.", "package": "packages."}
-# The class of each kind of change, except changes of settings.
+# The class of each kind of change, except changes of settings, whose class is the field's (see `classify`).
 CLASSES: dict[Kind, str] = {"source": "code", "built": "built", "file": "data", "package": "package"}
 
 
@@ -69,7 +69,7 @@ class Change:
 
 
 def format_value(value: Any) -> str:
-    """Return a value of a change as a readable text: a hash is shortened, NaN and large numbers are plain numbers."""
+    """Return a value of a change as a readable text. Shorten a hash; write NaN and large numbers as plain numbers."""
     if isinstance(value, dict) and not _is_table(value):
         return str(*value.values())
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
@@ -99,10 +99,10 @@ def find_defaults(section: type[Section] = RunConfig, table: str = "") -> dict[s
 def compare_identities(
     saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> list[Change]:
-    """Return the changes between two identities, sorted by name; none exactly if the fingerprints are equal.
+    """Return the changes between two identities, sorted by name; no changes if and only if the fingerprints are equal.
 
-    A removed and an added field count as a renamed field if they are in the same table and have equal values. If there
-    are several such pairs, fields with the most similar names are paired.
+    A removed and an added field count as one renamed field if they are in the same table and have equal values. If
+    several fields could be paired, fields with the most similar names are.
 
     Args:
         saved: the saved identity, perhaps read from JSON.
@@ -162,7 +162,7 @@ def _closest(change: Change, others: Sequence[Change]) -> Change | None:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    return canonical_json([a]) == canonical_json([b])  # as for the fingerprint, 1 equals 1.0 and differs from true
+    return canonical_json([a]) == canonical_json([b])  # 1 equals 1.0 and differs from true, as in the fingerprint
 
 
 def _is_table(value: Any) -> bool:
@@ -171,7 +171,7 @@ def _is_table(value: Any) -> bool:
 
 
 def list_tables(name: str) -> list[str]:
-    """Return a dotted name and the names of the tables around it: ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``."""
+    """Return the names of the tables around a dotted name, and the name: ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 

@@ -29,9 +29,9 @@ CODE = f".code.{sys.implementation.cache_tag}"
 def is_harmless(change: Change) -> bool:
     """Return whether a change never stops a run.
 
-    These changes are harmless: a new field with its default (from an upgrade); a package's version and the number of
-    ranks (they affect only the promise of equal bits); the steps to skip, which `check_skips` judges instead; a module
-    or a file that was not used before; and a file that is no longer read.
+    These changes are harmless: a new field with its default, which an upgrade has added; a package's version, and the
+    number of ranks, which affect only the promise of equal bits; the steps to skip, which `check_skips` judges; a
+    module or a file that was not used before; and a file that is no longer read.
     """
     if change.kind == "package" or is_of_ranks(change) or is_of_skips(change):
         return True
@@ -51,7 +51,7 @@ def is_of_skips(change: Change) -> bool:
 
 
 def is_accepted(change: Change, accept: Sequence[str]) -> bool:
-    """Return whether a change is accepted: by its name, by a table around it, or by the last part of its name.
+    """Return whether ``accept`` contains a change's name, the name of a table around it, or the name's last part.
 
     A renamed field may be accepted by its old or new name. For a module, a file or a built value the last part is not
     enough, because a setting may have the same last part: ``my_package.model`` accepts ``sources.my_package.model``,
@@ -67,8 +67,8 @@ def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Chang
     """Return the changes that stop a run.
 
     A built value is a value of an object that the recipe built. Changed built values stop a run only if nothing else
-    has changed. If settings, code or files have changed, the built values are a consequence of these changes, which are
-    judged instead.
+    has changed. If settings, code or files have changed, these changes explain the changed built values, and only the
+    changes of settings, code and files are judged.
     """
     others = [change for change in changes if change.kind != "built" and not is_harmless(change)]
     judged = others or changes
@@ -78,7 +78,7 @@ def find_refused(changes: Sequence[Change], accept: Sequence[str]) -> list[Chang
 def check_drift(
     changes: Sequence[Change], accept: Sequence[str], saved_fingerprint: str, current_fingerprint: str
 ) -> list[Change]:
-    """Return the changes, for the lineage, if all of them are allowed; otherwise raise ConfigDrift.
+    """Return the changes, for the commits' records, if all of them are allowed; otherwise raise ConfigDrift.
 
     Args:
         changes: the changes from `compare_identities` and `holdfast.provenance.recorded`.
@@ -87,7 +87,7 @@ def check_drift(
             have changed.
 
     Raises:
-        ConfigDrift: a change is neither harmless nor accepted; the error names every such change. Or the fingerprints
+        ConfigDrift: some changes are neither harmless nor accepted, and the error names them; or the fingerprints
             differ, although no changed setting was found.
     """
     has_same_settings = saved_fingerprint in ("", current_fingerprint)
@@ -101,7 +101,7 @@ def check_drift(
         saved, current = saved_fingerprint[:SHOWN_HASH_CHARS], current_fingerprint[:SHOWN_HASH_CHARS]
         first = f"settings differ: saved {saved}, now {current}"
     if is_unexplained:
-        first += "; which settings differ is not on record"
+        first += "; the differing settings are not on record"
     raise ConfigDrift(
         "\n".join([first, *_list_grouped(refused, _name_functions(changes))]),
         hint=_hint(refused, changes, is_unexplained),
@@ -112,7 +112,7 @@ def check_drift(
 
 
 def _first_line(refused: Sequence[Change]) -> str:
-    """Return the first line of the error if code, files or built values are refused, but no settings."""
+    """Return the first line of the error, for refused changes of code, files or built values."""
     kinds = {change.kind for change in refused}
     if kinds == {"built"}:
         return "the recipe builds other values than when it was saved, though no setting, code or file has changed"
@@ -138,10 +138,10 @@ def _list_grouped(changes: Iterable[Change], functions: str) -> Iterator[str]:
 
 
 def _name_functions(changes: Sequence[Change]) -> str:
-    """Return the names of the functions whose bytecode has changed, as far as built values contain their digests.
+    """Return the names of the functions whose bytecode has changed, separated by commas.
 
-    A digest exists for each of the user's functions that the recipe refers to, directly or through other functions. For
-    example, ``built.loop.captured.learn.code.cpython-311`` is the digest of the function ``learn``.
+    The built values have a digest of each of the user's functions that the recipe refers to, directly or through other
+    functions. For example, ``built.loop.captured.learn.code.cpython-311`` is the digest of the function ``learn``.
     """
     found = [change.name.partition(CODE)[0] for change in changes if change.kind == "built" and CODE in change.name]
     names = sorted({name.rpartition(".")[2] for name in found})
@@ -165,5 +165,8 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
 
 
 def _shorten_names(changes: Iterable[Change]) -> list[str]:
-    """Return names for ``accept_drift`` that accept these changes: settings' names, or a common name for a kind."""
+    """Return few names for ``accept_drift`` that accept these changes: each setting's name, and otherwise a prefix.
+
+    A prefix, such as ``sources``, accepts all changes of a kind.
+    """
     return list(dict.fromkeys(PREFIXES.get(change.kind, change.name).removesuffix(".") for change in changes))

@@ -53,7 +53,7 @@ def validate_fingerprint(cfg: object, saved: str, saved_cfg: object | None = Non
     lines = [f"  {name}: saved {old!r}, now {new!r}" for name, (old, new) in fields.items()]
     raise ConfigDrift(
         "\n".join([f"settings differ: saved {saved[:SHOWN_HASH_CHARS]}, now {current[:SHOWN_HASH_CHARS]}", *lines]),
-        hint="put the saved values back, or train the new ones as a run of another name (--set run=...)",
+        hint="put the saved values back, or train with the new values as a run of another name (--set run=...)",
         saved=saved,
         current=current,
         fields={name: list(pair) for name, pair in fields.items()},

@@ -13,7 +13,7 @@ from holdfast.provenance.fingerprint import canonical_json, to_plain
 
 LISTED_ITEMS = 64
 A_DAY_S = 86_400.0
-# The ticks per second of clocks that count seconds, milliseconds, microseconds or nanoseconds.
+# For clocks that count seconds, milliseconds, microseconds or nanoseconds: the number of these units in a second.
 CLOCKS = (1, 1e3, 1e6, 1e9)
 LATEST = 1e19  # larger than the current time on any of these clocks
 OF_A_PROCESS = re.compile(
@@ -32,7 +32,10 @@ INNER = {"_schedulers", "_milestones", "_scale_fn_custom"}
 
 
 def as_plain_json(value: Any) -> Any:
-    """Return a value as plain JSON; LEFT_OUT if JSON can't hold it, or if it depends on the process or the machine."""
+    """Return a value as plain JSON; LEFT_OUT if JSON can't hold it, or if it may differ between processes or machines.
+
+    A long list becomes its SHA-256.
+    """
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, np.generic):
@@ -66,7 +69,7 @@ def _is_of_a_process(value: Any) -> bool:
 
 
 def is_public(key: str) -> bool:
-    """Return whether an attribute with this name is public and was defined by the user."""
+    """Return whether an attribute with this name is public, and isn't one of torch's own attributes in `SKIPPED`."""
     return (not key.startswith("_") or key in INNER) and key not in SKIPPED
 
 

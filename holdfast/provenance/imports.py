@@ -73,7 +73,7 @@ def claim_recipe(name: str) -> None:
 
 
 def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
-    """Return the names of the user's loaded modules that the recipe has imported, or loaded in another way.
+    """Return the names of the user's modules that the recipe has loaded, by an import statement or in another way.
 
     Args:
         roots: the recipe's modules. All modules of their packages count as the user's, even if the packages are

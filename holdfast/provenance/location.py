@@ -33,7 +33,7 @@ def find_hint(error: BaseException) -> str:
 def describe_error(error: BaseException) -> str:
     """Return one line for an error: the user's file and line that led to the error, the error's type and message.
 
-    If the traceback contains no code of the user's, name the line that raised the error.
+    If the traceback contains none of the user's code, the line names the file and line that raised the error.
     """
     text = str(error)
     if isinstance(error, SyntaxError) and error.filename:
@@ -53,7 +53,7 @@ def find_frames(function: Callable[..., object], outside: types.CodeType | None 
     """Return the stack frames of the user's own code from here up to the call of ``function``, innermost first.
 
     Args:
-        outside: a code object; the frames of functions that it has called are left out.
+        outside: a code object. The frames of functions that this code has called are left out.
     """
     frames: list[types.FrameType] = []
     frame: types.FrameType | None = sys._getframe(1)

@@ -25,7 +25,7 @@ def list_indexed(index: Path) -> list[Path]:
 
 
 def hash_model(folder: Path) -> str:
-    """Return the SHA-256 of the output of ``sha256sum`` for a folder's weights files; empty if it has none."""
+    """Return the SHA-256 of the text that ``sha256sum`` prints for a folder's weights files; empty if it has none."""
     found = find_model_files(folder)
     if found is None:
         return ""
@@ -34,7 +34,7 @@ def hash_model(folder: Path) -> str:
 
 
 def hash_foreign(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the output of ``sha256sum`` for a folder's files, sorted by name."""
+    """Return the SHA-256 of a file, or of the text that ``sha256sum`` prints for a folder's files, sorted by name."""
     if path.is_file():
         return _hash(path)
     return _hash_listing(path, sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()))

@@ -22,7 +22,7 @@ TOTAL_BYTES = 256 * 2**20
 # large if it has more bytes than all these pieces.
 SAMPLE_BYTES = 2**20
 SAMPLES = 16
-# If more files than this were read in a folder, the record has one entry for all of them.
+# If more files than this number were read in a folder, the record has a single entry for all of these files.
 LISTED_FILES = 16
 
 # Folders that are left out because every query of the installed packages reads them. `holdfast.provenance.packages`
@@ -122,7 +122,7 @@ def _is_data(path: Path, bases: Iterable[Path]) -> bool:
 
 
 def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
-    """Return a name for each path: relative to the first base that contains it, or else its shortest unique ending."""
+    """Return a name for each path: relative to the first base that contains the path, else its shortest unique end."""
     names: dict[Path, str] = {}
     for path in paths:
         base = next((each for each in bases if path.is_relative_to(each)), None)
@@ -137,9 +137,10 @@ def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
 
 
 def describe_file(path: Path, whole_bytes: int = WHOLE_BYTES) -> Entry:
-    """Return a file's size and digests.
+    """Return a file's size and its digests.
 
-    The SHA-256 is included for a file of at most ``whole_bytes`` bytes, a digest of samples for a large file.
+    A file of at most ``whole_bytes`` bytes has the SHA-256. A larger file, and any file of more bytes than the samples,
+    has a digest of the samples.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -174,7 +175,7 @@ def _fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def is_same_file(saved: Entry, current: Entry) -> bool:
-    """Return whether two entries have equal contents: equal sizes, and equal digests of the strongest common kind."""
+    """Return whether two entries have equal sizes and equal digests. Compare the SHA-256 if both entries have it."""
     if saved["size_bytes"] != current["size_bytes"]:
         return False
     common = next((name for name in ("sha256", "sampled") if name in saved and name in current), None)

@@ -68,14 +68,17 @@ def _is_below(file: str, *folders: str) -> bool:
 
 @functools.cache
 def _find_base(file: str) -> str:
-    """Return the folder into which a file was installed, or Python's or Holdfast's folder with the file; else empty."""
+    """Return the folder into which a file's package was installed; empty for a file that wasn't installed.
+
+    For a file of Python or Holdfast that isn't in such a folder, return the file's own folder.
+    """
     path = Path(file)
     for each in dict.fromkeys((path, path.resolve())):
         sites = [str(parent) for parent in each.parents if parent.name in SITE_FOLDERS]
         if sites or _is_below(str(each), *STDLIB, ENGINE):
             return sites[0] if sites else str(each.parent)
-    # pip install --target, pex and Bazel use other folders. But beside the package they put a RECORD that names the
-    # file.
+    # pip install --target, pex and Bazel install into folders of other names. Such a folder has a RECORD, too, which
+    # names the file.
     resolved = path.resolve()
     folders = (folder for folder in map(Path, sys.path) if resolved.is_relative_to(folder))
     return next((str(folder) for folder in folders if _is_recorded(resolved, folder)), "")

@@ -28,7 +28,7 @@ def describe_holdfast(version: str) -> str:
 
 
 def find_packages(modules: Collection[str]) -> dict[str, str]:
-    """Return name and version of each installed package that these modules import and that is loaded."""
+    """Return the versions, by name, of the installed packages that these modules import and that are loaded."""
     imported = {name for module in modules for name in list_imports(module)} - {*modules}
     owners = (find_owner(find_file(name)) for name in imported if sys.modules.get(name) is not None)
     found = {owner.name: owner.version for owner in owners if owner is not None}
@@ -49,8 +49,8 @@ def find_versions(names: Iterable[str]) -> dict[str, str]:
 def find_contents(names: Iterable[str], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return a digest of each package's RECORD, and of each package file that was edited after the installation.
 
-    For a loaded package, the loaded files are read. For another package, the files that aren't older than its RECORD
-    are read, because an older file was not edited. Packages whose RECORD has no hashes are left out.
+    If files of a package are loaded, these files are read. If none is loaded, the files that aren't older than the
+    RECORD are read, because an older file was not edited. Packages whose RECORD has no hashes are left out.
 
     Args:
         recorded: an earlier result. The edited files in it are read again, even if they aren't loaded.

@@ -13,7 +13,7 @@ from holdfast.provenance.changes import Change, is_same
 from holdfast.provenance.fingerprint import ABSENT
 from holdfast.provenance.opened_files import is_same_file
 
-# If one of these versions differs, a library may describe the same object under other names.
+# If one of these versions differs, the built values of the same object may have other names.
 VERSIONS = ("python", "torch", "numpy", "accelerate", "torchdata", "holdfast")
 # The prefix in the names of a loop's variables; see `holdfast.training.built`.
 VARIABLES = "loop.variables."
@@ -65,7 +65,7 @@ def compare_sources(saved: Mapping[str, str], current: Mapping[str, str]) -> lis
 
 
 def compare_files(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:
-    """Return the changes of files, as ``files.<path>``: changed content, and files read only before or only now."""
+    """Return the changes of files, as ``files.<path>``: changed files, and files that only one of the records has."""
     return [
         Change(name=f"files.{name}", kind="file", saved=saved.get(name, ABSENT), current=current.get(name, ABSENT))
         for name in sorted(saved.keys() | current.keys())
@@ -77,8 +77,8 @@ def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_up
     """Return the changes of built values, as ``built.<name>``.
 
     Args:
-        is_upgraded: whether versions differ. If so, a name that only one record has doesn't count as a change, because
-            another version of a library or of Holdfast may describe the same object under other names.
+        is_upgraded: whether versions differ. If they do, a name that only one record has doesn't count as a change,
+            because another version of a library or of Holdfast may give the values of an object other names.
 
     A variable of a loop that only one record has never counts as a change, because older records have no variables.
     """
@@ -91,7 +91,7 @@ def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_up
 
 
 def _is_close(saved: Any, current: Any) -> bool:
-    """Return whether values are equal, or floats that differ only in the last bits, as cos does across machines."""
+    """Return whether values are equal, or are floats that differ only in the last bits, as cos does across machines."""
     if isinstance(saved, float) and isinstance(current, float):
         return math.isclose(saved, current, rel_tol=1e-12)
     return is_same(saved, current)

@@ -42,7 +42,7 @@ def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
 
 
 def find_listed(sources: "Iterable[str | PathLike[str]]", folder: Path) -> tuple[list[str], dict[str, Path]]:
-    """Return the modules and the files (by name) that a recipe lists as its sources. A folder means all its files.
+    """Return the modules that a recipe lists as its sources, and the files by name. A folder stands for its files.
 
     Args:
         folder: the folder of the recipe's module, to which paths are relative.
