@@ -62,7 +62,7 @@ class IterableBatches:
         self._batches = None
 
     def _check_share(self, name: str) -> None:
-        """Raise RecipeError if several data ranks all get the same first batch: each would train on the whole data."""
+        """Raise RecipeError if all ranks get the same first batch, although each needs its own part of the data."""
         if self._is_shared is None:
             names = self._ranks.gather_samples(name)
             self._is_shared = len(names) == 1 or len(set(names)) > 1

@@ -198,7 +198,7 @@ class LoaderBatches:
             self._indices = [[each] for each in loader.sampler]
 
     def _start_loading(self) -> Iterator[tuple[str, Any]]:
-        """Begin to load the rest of this pass."""
+        """Begin to load the rest of this pass. Return an iterator over the batches' names and the batches."""
         numbered = itertools.islice(enumerate(self._indices, self._number - self._given), self._given, None)
         requests = (
             Indices(number, list(indices) if self._is_shared else share.of(indices), share.rank)

@@ -72,10 +72,10 @@ class Requests:
 def list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     """Return the generators of the loader and of its samplers.
 
-    The generator of accelerate's ``SeedableRandomSampler`` isn't included. The sampler seeds it for each pass from the
-    sampler's epoch, which is saved.
+    The generator of accelerate's ``SeedableRandomSampler`` isn't included, because the sampler seeds this generator for
+    each pass from its own epoch number, which is saved.
     """
-    from accelerate.data_loader import SeedableRandomSampler  # imported here as in `shares_out`, whose comment says why
+    from accelerate.data_loader import SeedableRandomSampler  # not at the top, for the reason in `shares_out`
 
     samplers = (each for each in list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
     found = [getattr(each, "generator", None) for each in samplers]
@@ -92,8 +92,8 @@ def list_samplers(loader: Any) -> list[Any]:
 
 
 def keep_attributes(sampler: Any) -> Attributes:
-    """Return the state of a sampler's plain attributes, except those that `LoaderBatches` saves itself."""
-    from accelerate.data_loader import SeedableRandomSampler  # imported here as in `shares_out`, whose comment says why
+    """Return the state of a sampler's plain attributes, except the attributes that `LoaderBatches` saves itself."""
+    from accelerate.data_loader import SeedableRandomSampler  # not at the top, for the reason in `shares_out`
 
     is_seeded = isinstance(sampler, SeedableRandomSampler)
     return Attributes(lambda: sampler, lambda name: name == "epoch" or (is_seeded and name == "generator"))

@@ -50,7 +50,7 @@ class Gathering(Protocol):
         ...
 
     def gather_samples(self, name: str) -> list[str]:
-        """Return the names of the samples of all data ranks. All ranks call it together."""
+        """Return the sample names of all ranks that train different samples. All ranks call it together."""
         ...
 
 

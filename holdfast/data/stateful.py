@@ -1,4 +1,4 @@
-"""The only module that uses torchdata: the ``StatefulDataLoader``, which can save its position, and facts about nodes.
+"""The only module that uses torchdata: its ``StatefulDataLoader``, which can save its position, and its nodes.
 
 torchdata 0.11, its newest release, was made for torch 2.6. Its maintainers want to move the saved position into torch's
 own `DataLoader`: https://github.com/pytorch/pytorch/issues/166732. When the oldest torch in pyproject.toml has a

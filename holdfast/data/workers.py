@@ -136,6 +136,6 @@ def _begin_worker(begin: Callable[[int], object] | None, worker: int) -> None:
         signal.signal(each, signal.SIG_IGN)
     if begin is not None:
         info: Any = get_worker_info()
-        # give user code its own dataset; `info` itself is read-only
+        # The user's function expects the user's dataset in `info`, whose attributes can't be assigned directly.
         object.__setattr__(info, "dataset", info.dataset.data)
         begin(worker)

@@ -296,7 +296,7 @@ def _record_pruned(journal: Journal, commits: Sequence[Commit], check_view: Call
                 size_bytes=commit.size_bytes,
                 created_at=now(),
             )
-            with contextlib.suppress(NameTaken):  # another prune has written this record; it does the checks itself
+            with contextlib.suppress(NameTaken):  # another prune has written this record, and does the checks
                 journal.store.create(record_name("pruned", commit.number), record.to_bytes())
                 created.append(commit)
         # Another process may pin a commit, quarantine a commit or begin a later attempt at the same time. Each of the
@@ -350,9 +350,9 @@ def _find_debris(journal: Journal, found: _Found, folders: set[str], before: dat
 
 
 def _list_behind(journal: Journal, folders: set[str], steps_per_epoch: int) -> list[str]:
-    """Return the given folders up to the step of the run's newest commit, which may be an earlier one by now.
+    """Return the given folders up to the step of the run's newest valid commit, which this reads again.
 
-    A live attempt may be writing folders of later steps.
+    The run may have fallen back meanwhile, and a live attempt may be writing folders of later steps.
     """
     head = journal.newest() if folders else None
     return [path for path in sorted(folders) if head and checkpoint.step_of(path, steps_per_epoch) <= head.step]

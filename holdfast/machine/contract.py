@@ -148,7 +148,7 @@ def judge(
     device = saved.get("device") or current.get("device")
     terms = terms_on(device)
     if current.get("device") not in (None, device):
-        # without an environment nothing else can be compared
+        # Another device rules out equal bits, and lacks most of the properties that the terms compare.
         terms = tuple(term for term in terms if term.key == "device")
     parts = [(term, part_of(term, saved), part_of(term, current)) for term in terms]
     reasons = [line for term, old, new in parts for line in _differences(term, old, new)]

@@ -123,7 +123,7 @@ def read_flags() -> dict[str, Any]:
     import torch
 
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    # The smallest denormal number is divided below, because torch has no function that returns flush_denormal.
+    # torch has no function that returns flush_denormal. If the flag is on, a product with this denormal number is 0.
     smallest = torch.full((), 5e-324, dtype=torch.float64)
     return {
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -198,7 +198,7 @@ def reseed(seed: int) -> None:
 
 
 def read_seeds() -> dict[str, Any]:
-    """Return a value for each global generator that differs if its seed differs, by the name of its seeding function.
+    """Return a value that identifies the seed of each global generator, by the name of the function that seeds it.
 
     For torch's generator the value is the seed. For NumPy's and Python's generators the value is the state, or None if
     a number was drawn since the generator was seeded.
@@ -233,7 +233,7 @@ def describe_replaced(before: Mapping[str, Any], seed: int) -> list[str]:
 
 
 def derive_seed(*names: int | str) -> int:
-    """Return a seed derived by hashing some values, for example the run's seed, a step and a share."""
+    """Return a seed that is the hash of some values, for example the run's seed and the number of a step."""
     text = "/".join(map(str, names))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") // 2
 

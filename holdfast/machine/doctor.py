@@ -187,7 +187,7 @@ def _read_report(process: "subprocess.Popen[str]", within_s: float) -> dict[str,
 def _make_process_report(settings: Determinism, device: str) -> dict[str, Any]:
     """Return the report of one process: its environment, and digests of one step's bits.
 
-    The step is computed twice with the rank's number of threads, and then once with more threads.
+    The step is computed twice with the rank's number of threads, and then with one and two threads more.
 
     Raises:
         DeterminismError: this interpreter was started without the preamble of `holdfast.machine.determinism`.

@@ -80,7 +80,7 @@ def chooses_kernels(name: str, patterns: tuple[str, ...] = PROCESS_VARIABLES + C
 def _describe_cpu(places: Places) -> dict[str, Any]:
     """Return the CPU's name, family, vector instructions and caches.
 
-    The name isn't enough: clouds often name different CPUs equally.
+    The name isn't enough, because clouds often give different CPUs the same name.
     """
     shown = _read_cpuinfo(places.cpuinfo)
     family = " ".join(

@@ -79,7 +79,7 @@ def takes_flips() -> tuple[bool, bool]:
 
 
 def _other_side() -> list[int]:
-    """Return the processes at the other end of the order pipe: the attempt of a rank, or the ranks of an attempt."""
+    """Return the process id of a rank's attempt if this process is a rank; otherwise those of the attempt's ranks."""
     if is_rank(os.getpid()):
         return [os.getppid()]
     lines = [path.read_text("utf-8") for path in Path("/proc/self/task").glob("*/children")]

@@ -58,7 +58,7 @@ class Place(enum.IntEnum):
 
 
 class RankStanding(enum.IntEnum):
-    """Whether a rank trains or is about to end, as other ranks have to know."""
+    """A rank's relation to the other ranks: it trains with them, or is about to end."""
 
     TRAINING = 0
     LEAVING = 1

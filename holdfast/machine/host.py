@@ -7,7 +7,7 @@ from typing import Any
 
 # The environment variable with another name for this machine, with which tests simulate several machines.
 VARIABLE = "HOLDFAST_HOST"
-# The key in an environment for the hosts of ranks on several nodes, by rank.
+# The key of an environment's entry with each rank's host, if the ranks were on several nodes.
 HOSTS = "hosts"
 
 

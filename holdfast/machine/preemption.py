@@ -6,7 +6,7 @@ cloud    request                                                     meaning    
 AWS      IMDSv2 ``spot/instance-action``                             interruption               until its ``time``
 AWS      IMDSv2 ``events/recommendations/rebalance``                 advice: save, train on
 GCP      ``instance/preempted``                                      preemption                 30 s
-Azure    ``scheduledevents``: Preempt, Terminate, Reboot, Redeploy   of this machine            until ``NotBefore``
+Azure    ``scheduledevents``: Preempt, Terminate, Reboot, Redeploy   event of this machine      until ``NotBefore``
 =======  ==========================================================  =========================  ==================
 
 Sources: the clouds' documentation of spot interruption notices, of preemptible instances and of scheduled events.

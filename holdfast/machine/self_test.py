@@ -51,7 +51,7 @@ class SelfTest:
     differing: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, str]:
-        """Return the test's entry in an attempt's environment."""
+        """Return the fields that are recorded with each attempt, as `KEY` in the attempt's environment."""
         return {name: getattr(self, name) for name in RECORDED}
 
 

@@ -1,8 +1,8 @@
 """Optimizations of memory and speed. They make saves and restores cheaper, and don't change any saved byte.
 
 Each optimization has a name. The variable ``HOLDFAST_WITHOUT="direct,priority"`` turns these two off, to find the cause
-of a problem or to measure the gain. `make bench` measures a row "without" for each optimization; docs/performance.md
-has the figures.
+of a problem or to measure the gain. `make bench` also measures without each optimization; docs/performance.md has the
+figures.
 
 ==============  ========================================================================================
 ``buffers``     `Buffers`: each save reuses the memory of the last save

@@ -22,7 +22,7 @@ BLOCK_BYTES = 4096
 # Data of fewer bytes is written and read through the page cache, because switching a file to direct I/O would cost more
 # time than it saves.
 LEAST_BYTES = 2**20
-READ_BYTES = 2 * 2**20  # the size of a read: small enough to be still in the processor's cache when it is hashed
+READ_BYTES = 2 * 2**20  # the bytes of one read: so few that the processor's cache still has them when they are hashed
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 

@@ -102,7 +102,7 @@ def compare_identities(
     """Return the changes between two identities, sorted by name; no changes if and only if the fingerprints are equal.
 
     A removed and an added field count as one renamed field if they are in the same table and have equal values. If
-    several fields could be paired, fields with the most similar names are.
+    there are several such fields, those with the most similar names are paired.
 
     Args:
         saved: the saved identity, perhaps read from JSON.
@@ -176,11 +176,11 @@ def list_tables(name: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
-# ---- the lineage
+# ---- recording changes in commits
 
 
 def to_lineage(changes: Iterable[Change]) -> dict[str, Any]:
-    """Return the changes as a JSON object by name, which `from_lineage` reads."""
+    """Return the changes as a JSON object with the changes' names as keys. `from_lineage` reads it."""
     return {
         change.name: {
             "kind": change.kind,

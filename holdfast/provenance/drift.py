@@ -19,7 +19,7 @@ GROUPS: dict[Kind, str] = {
     "package": "changed packages",
 }
 
-# A message's words for changes other than changes of settings.
+# The nouns by which a message names changes other than changes of settings.
 CALLED: dict[Kind, str] = {"source": "code", "built": "values", "file": "files"}
 SHOWN_CHANGES = 12
 # If the name of a built value contains this, the value is the digest of a function's bytecode.
@@ -121,7 +121,7 @@ def _first_line(refused: Sequence[Change]) -> str:
 
 
 def _list_grouped(changes: Iterable[Change], functions: str) -> Iterator[str]:
-    """Yield the lines that list changes in groups, after each group's title.
+    """Yield the lines that list changes in groups: each group's title, and then its changes.
 
     Args:
         functions: the names of the functions whose code has changed; empty if none is known.

@@ -1,4 +1,4 @@
-"""The comparison of the code, files, packages and built values in a checkpoint's record with the current ones.
+"""The comparison of the code, files, packages and built values of this process with a checkpoint's record.
 
 A built value is a value of an object that the recipe has built. Records that an older checkpoint lacks aren't compared.
 The functions depend only on their arguments.

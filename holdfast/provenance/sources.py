@@ -108,8 +108,8 @@ def strip_source(text: str) -> str:
     for number, row in enumerate(rows, 1):
         if number in in_string:
             kept.append(row)
-        # Keep a blank line after a backslash, because it ends the statement: without it the next line would continue
-        # the statement.
+        # Keep a blank line after a backslash, because the blank line ends the statement. If the blank line were
+        # removed, the next line would continue the statement.
         elif row.strip() or (kept and kept[-1].endswith("\\")):
             kept.append(row.rstrip())
     return "\n".join(kept)

@@ -1,4 +1,4 @@
-"""The conversion of values to bytes and back without pickle: tensors, numbers, and states of random generators."""
+"""The conversion of a state (tensors, numbers, states of random generators) to bytes and back, without pickle."""
 
 from holdfast.state.attributes import Attributes, is_plain
 from holdfast.state.decoding import from_payload

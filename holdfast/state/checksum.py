@@ -1,9 +1,9 @@
 """64-bit checksums of tensors, computed on the tensors' own devices in one pass.
 
-Words of 8 bytes are added in rows of `ROW_WORDS`, modulo 2**64, and each row's sum is weighted by its position. Integer
-addition is associative, so any order of addition gives the same bits on any device. For the same reason, ranks that
-each hold some rows of a tensor can add their sums to the checksum of the whole tensor. A checksum finds and locates
-differences; only a content id proves equality.
+Words of 8 bytes are added in rows of `ROW_WORDS`, modulo 2**64, and each row's sum is weighted by the row's position.
+Integer addition is associative, so any order of addition gives the same bits on any device. For the same reason, the
+sums of ranks that each hold some rows of a tensor add up to the checksum of the whole tensor. A checksum finds and
+locates differences; only a content id proves equality.
 """
 
 import hashlib
@@ -121,7 +121,7 @@ def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
     """
     first, rows = start // WORD_BYTES, -(-size_bytes // WORD_BYTES) // ROW_WORDS
     in_rows = max(0, min(len(words), rows * ROW_WORDS - first))
-    head = min(-first % ROW_WORDS, in_rows)  # the rest of a row whose beginning another rank holds
+    head = min(-first % ROW_WORDS, in_rows)  # the words before the first whole row
     full = (in_rows - head) // ROW_WORDS
     pieces = [
         words[:head].sum()[None] if head else words[:0],
@@ -148,10 +148,10 @@ def _own_rows(tensor: Any) -> torch.Tensor:
 
 
 def _list_rows(tensor: Any) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield whole rows of a sharded tensor, each after the offset of its first byte in the whole tensor.
+    """Yield pairs of an offset and whole rows of a sharded tensor. The offset, in bytes, is that of the first row.
 
-    If this rank holds only a part of each row, as with tensor parallelism, the other parts are filled with zeros, a few
-    rows at a time. If a rank with a lower number holds the same region, nothing is yielded.
+    If this rank holds only a part of each row, as with tensor parallelism, the other parts are filled with zeros, and a
+    few rows are yielded at a time. If a rank with a lower number holds the same region, nothing is yielded.
     """
     own, region = _own_rows(tensor), list_regions(tensor)[torch.distributed.get_rank()]
     if not own.numel():
@@ -185,7 +185,7 @@ def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
         return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
     if not are_cut:
         return _to_bytes(tensor)
-    for start, rows in _list_rows(tensor):  # in one piece, because the tensor is small
+    for start, rows in _list_rows(tensor):  # yields all rows at once, because the tensor is small
         own = _to_bytes(rows)
         return torch.nn.functional.pad(own, (start, tensor.nbytes - start - len(own)))
     return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=local_of(tensor).device)

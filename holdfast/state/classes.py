@@ -47,7 +47,9 @@ def name_number(value: np.generic) -> str | None:
 
 
 def as_plain(value: Any, name: str) -> Any:
-    """Return the plain value from which a resume creates a value of a derived class, such as ``torch.Size``.
+    """Return the plain value from which a resume can create ``value``, whose class derives from a plain class.
+
+    For example, a ``torch.Size`` becomes a tuple.
 
     Raises:
         StateError: the class can't make an equal value from the plain value.
@@ -70,7 +72,7 @@ def as_plain(value: Any, name: str) -> Any:
 
 
 def make_again(kind: Any, plain: Any) -> Any:
-    """Create a value of a derived class from the plain value that `as_plain` returned."""
+    """Call a class with the plain value that `as_plain` returned, and return the value that this makes."""
     return kind(FACTORIES.get(plain[0] or ""), plain[1]) if issubclass(kind, defaultdict) else kind(plain)
 
 

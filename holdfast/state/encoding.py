@@ -50,8 +50,8 @@ class _Seen:
     """The values that were encoded so far.
 
     Attributes:
-        places: for each place in memory, the value there and the name of its tensor in the payload. The reference keeps
-            the value alive, so that no other value gets the same place.
+        places: for each place in memory, the value at this place, and the name of the value's tensor in the payload.
+            The value is kept alive here, so that no other value gets the same place.
         extents: the ranges of memory of the values under `ORDERED`; they may overlap.
     """
 
@@ -153,7 +153,7 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
     items = {key: _encode(value[key], f"{prefix}{key}", tensors, seen) for key in keys}
     is_sorted = True
     if _is_in(ORDERED, name) and not _is_of_a_module(value):
-        # Other keys than ASCII count as unsorted, because canonical JSON and Python sort their characters differently.
+        # Keys that aren't ASCII count as unsorted, because canonical JSON and Python sort their characters differently.
         is_sorted = [*value] == keys and all(str(key).isascii() for key in keys)
         items = {key: items[key] for key in value}
     are_texts = kinds <= {str} if _is_in(ORDERED, name) else all(issubclass(kind, str) for kind in kinds)
@@ -251,7 +251,7 @@ def _address_of(value: np.ndarray[Any, Any]) -> tuple[int]:
 
 
 def _name_in(mark: dict[str, Any]) -> str:
-    """Return the name in a tensor's or array's mark: the tensor's name in the payload."""
+    """Return the tensor's name that a mark, such as ``{"$tensor": name}``, contains."""
     name: str = next(iter((mark["$as"][0] if "$as" in mark else mark).values()))
     return name
 

@@ -82,7 +82,10 @@ class Generators:
 
     @contextlib.contextmanager
     def borrowed(self, seed: int | None = None) -> Iterator[None]:
-        """Run the block with a copy of training's states, or from a seed. Draws don't advance training's states."""
+        """Run the block with a copy of training's states, or with newly seeded generators if a seed is given.
+
+        Draws in the block don't advance training's states.
+        """
         if seed is None:
             restore_rng(self._states)
         else:

@@ -17,8 +17,8 @@ from holdfast.state.originals import Path
 # if it can't restore the container in place.
 KINDS: dict[str, Callable[[], Any]] = {"OrderedDict": OrderedDict, "Counter": Counter}
 PLAIN_KINDS = (dict, list, deque, defaultdict, OrderedDict, Counter)
-# A saved item whose only key is one of these refers to a tensor of a kept module. SAME: the item is that tensor.
-# DETACHED: the item shares that tensor's memory.
+# An item that refers to a tensor of a kept module is saved as a dict of one of these keys and the tensor's name. SAME:
+# the item is this tensor. DETACHED: the item is another tensor with the same memory.
 SAME, DETACHED = "same", "detached"
 # If an item differs from the original at its place, a dict with these two keys is saved: the item, and the differences.
 # An original is an object that the container had when the loop began.

@@ -27,7 +27,7 @@ class Extent(NamedTuple):
         first: the address of the element whose indices are all zero.
         start, stop: the address of the first byte, and the address behind the last byte.
         name: the name of the value's tensor in the payload.
-        mark: the value's mark in the tree.
+        mark: the value's mark in the payload's tree; see `holdfast.state.encoding`.
     """
 
     device: str

@@ -77,7 +77,7 @@ class Objects:
         self._objects = dict(_walk(self._name, self._root))
 
     def _describe(self) -> dict[str, Any]:
-        """Return, by path, the class of each object and each generator, and each member of an enum."""
+        """Return, by path, the class of each object and generator; for a member of an enum, the member itself."""
         found: dict[str, Any] = {path: type(each) for path, each in self._objects.items()}
         for path, each in self._objects.items():
             for key, value in vars(each).items():

@@ -117,7 +117,7 @@ class ContainerReader:
         return {ITEM: state, HOW: how} if how else state
 
     def _stays(self, value: Any, expected: int) -> bool:
-        """Return whether a restore loads a new object's state into the original object at the same place."""
+        """Return whether a restore can load the state of ``value`` into the original object that was at its place."""
         return has_methods(value) and not isinstance(value, nn.Module) and has_methods(self._originals.get(expected))
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
@@ -147,7 +147,7 @@ class ContainerReader:
             own = " with a function of its own" if kind is defaultdict else ""
             raise StateError(
                 f"{name} is a {kind.__module__}.{kind.__qualname__}{own}, which a resume can't rebuild",
-                hint="keep a plain dict or list in its place, or put it there before the loop and don't replace it",
+                hint=f"keep a plain dict or list in its place, or make {name} before the loop and don't replace it",
             )
 
     def _describe(self, value: Tensor, number: int | None, expected: int | None) -> dict[str, Any]:

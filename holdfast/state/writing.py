@@ -104,7 +104,7 @@ class ContainerWriter:
             ((key, name),) = saved.items()
             if name not in self._owned:
                 raise StateError(
-                    f"a kept container had the tensor {name} of a kept module, and no kept module has it now",
+                    f"a kept container had the tensor {name} of a kept module, and no kept module has this tensor now",
                     hint="build the modules that the run had when it saved the checkpoint",
                 )
             return self._owned[name] if key == SAME else self._owned[name].detach()

@@ -34,7 +34,7 @@ class AzureStore(ObjectStore):
 
 
 class AzureUpload:
-    """An upload in blocks. Azure keeps the blocks of all writers of a blob together, so block ids contain a token."""
+    """An upload in blocks. Azure mixes the blocks of all writers of a blob, so block ids contain the writer's token."""
 
     at_once = AT_ONCE
 

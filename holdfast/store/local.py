@@ -117,7 +117,7 @@ class LocalStore(Store):
     def delete_folder(self, folder: str) -> None:
         def remove(parent: int, last: str) -> None:
             while folders.stat_name(parent, last, self.root / folder):
-                with contextlib.suppress(FileNotFoundError):  # another process deletes it, too
+                with contextlib.suppress(FileNotFoundError):  # another process is deleting the folder, too
                     shutil.rmtree(last, dir_fd=parent)
 
         self._delete(folder, remove)

@@ -1,7 +1,7 @@
 """The base class of the stores on object storage, which use fsspec file systems.
 
-An object appears completely or not at all, so a plain write replaces an object atomically. To create an object only
-once, a request has a precondition that the storage checks: ``If-None-Match: *`` or ``ifGenerationMatch=0``.
+An object appears completely or not at all, so a plain write replaces an object atomically. A request that must not
+replace an object has a precondition that the storage checks: ``If-None-Match: *`` or ``ifGenerationMatch=0``.
 """
 
 import abc
@@ -57,7 +57,7 @@ class ObjectStore(Store):
     def creating(self, name: str) -> Iterator[Writer]:
         """Create an object from pieces. Memory holds at most `Upload.at_once` + 2 parts of the object at a time."""
         if self.exists(name):
-            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # before any part is sent in vain
+            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # raised before any part is sent
         with PartsWriter(
             put=functools.partial(self.create, name),
             begin=lambda: self._ask(f"write {name}", functools.partial(self._upload, self._path(name))),
@@ -147,7 +147,7 @@ class ObjectStore(Store):
         return names
 
     def _list_after(self, path: str, after: str) -> Iterable[str]:
-        """Return the paths in a folder whose names sort after ``after``, and perhaps some of the other paths."""
+        """Return the paths in a folder whose names sort after ``after``. The result may contain other paths, too."""
         return self._list(path)
 
     def _split(self, path: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """The store on Amazon S3 and S3-compatible services.
 
-The precondition ``If-None-Match: *`` creates an object only once. `objects.ObjectStore.create` sends it with the only
-request for a small object, and `S3Upload.complete` with the last request of a multipart upload.
+With the precondition ``If-None-Match: *`` a request never replaces an object. `objects.ObjectStore.create` sends it
+with the only request for a small object, and `S3Upload.complete` with the last request of a multipart upload.
 """
 
 import contextlib

@@ -153,7 +153,7 @@ class Trials:
     def _try(self, verb: str, needed: tuple[str, ...], step: Callable[[], None]) -> Trial:
         missing = [each for each in needed if each not in self._good]
         if missing:
-            return Trial(verb, "not tried", message=f"it needs: {missing[0]}")
+            return Trial(verb, "not tried", message=f"{missing[0]} has to work first")
         trial = functools.partial(Trial, verb)
         began = time.monotonic()
         try:

@@ -13,9 +13,9 @@ from holdfast.terminal import Printable
 class _Terminal:
     """Standard error itself, without the streams that `Printable` and rich put in its place.
 
-    While a bar is shown, rich replaces ``sys.stderr`` by a stream that writes to a `Printable`. rich bypasses only its
-    own stream for the bar. So the bar would pass through `Printable`, which would escape the control characters that
-    move and colour the bar.
+    While a bar is shown, rich replaces ``sys.stderr`` by a stream that writes to a `Printable`. To draw the bar, rich
+    bypasses only its own stream. So the bar would pass through `Printable`, which would escape the control characters
+    that move and colour the bar.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -58,7 +58,7 @@ class Printable:
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """Make everything `printable` that the block prints to the terminal, warnings and logs included."""
+    """Apply `printable` to everything that the block prints to the terminal, warnings and logs included."""
     out, err = sys.stdout, sys.stderr
     ours: tuple[Any, Any] = Printable(out), Printable(err)
     sys.stdout, sys.stderr = ours

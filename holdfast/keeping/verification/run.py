@@ -31,8 +31,8 @@ def verify_run(
     Args:
         everything: also check quarantined checkpoints, and checkpoints that no commit names.
         deep: also check that each state can be read and agrees with its commit.
-        trusted_keys: each commit that counts, and the skip list in force, must be signed with one of these keys; by
-            default no signature is needed.
+        trusted_keys: each commit that counts, and the current list of steps to skip, must be signed with one of these
+            keys; by default no signature is needed.
         watch: called with the number of bytes read so far and the total.
 
     Raises:
