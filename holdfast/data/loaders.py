@@ -259,7 +259,7 @@ class LoaderBatches:
         return 0 if self._workers else self._loader.num_workers
 
     def describe(self) -> dict[str, int]:
-        """Return what the fingerprint records of the data's size."""
+        """Return the number of samples, which the fingerprint records."""
         return {"samples": len(self._loader.dataset)}  # type: ignore[arg-type]
 
 
@@ -267,8 +267,8 @@ def list_saved(source: Any) -> list[Any]:
     """Return the objects inside a source of batches whose state a checkpoint contains.
 
     Args:
-        source: the result of `take_apart`; None if a loop makes its own batches. An iterable's ``state_dict`` is saved.
-            For a torch loader only the states of its generators are saved.
+        source: the result of `take_apart`; None if a loop makes its own batches. The state of an iterable includes that
+            of all objects inside it. Of a torch loader only the generators are saved.
     """
     if source is None:
         return []

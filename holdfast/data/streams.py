@@ -67,7 +67,7 @@ def refuse_inexact(keeping: str, value: Any) -> None:
         flaw = "it has no state_dict"
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
-        # right after a restore the state isn't complete, so the gate couldn't compare it
+        # before a batch is read, the gate couldn't compare the restored position with the saved one
         flaw = "its position is known only after a batch is read"
     if is_begun(value):
         flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"

@@ -35,8 +35,8 @@ from holdfast.journal import (
 from holdfast.journal.finding import rank_by_metric
 from holdfast.terminal import counted
 
-# A prune looks for the last prune's report among those of this number of newest commits. If there is none, it lists all
-# commits.
+# A prune looks for the last prune's report under the numbers of this many newest commits. Without a report under any of
+# these numbers, the prune lists all commits.
 REPORTS_TRIED = 8
 
 DEBRIS_AFTER_S = 24 * 3600.0

@@ -1,8 +1,8 @@
 """Named points at which a test may kill this process; without a test they do nothing.
 
 ``HOLDFAST_FAULT="commit-recorded:2:both:/tmp/struck"`` asks for a SIGKILL. The variable has four parts: the name of a
-point; the number of times that a process reaches this point before the kill, here twice; the processes to kill, which
-are ``self``, ``other`` (a rank's attempt, or an attempt's ranks) or ``both``; and a file that is created at the kill.
+point; when to kill, here when a process reaches this point for the second time; the processes to kill, which are
+``self``, ``other`` (a rank's attempt, or an attempt's ranks) or ``both``; and a file that is created at the kill.
 While this file exists no process is killed, so only one kill happens, however many processes inherit the variable.
 
 ``HOLDFAST_FLIP="1:/tmp/struck"`` flips one bit in the self-test of rank 1 (`holdfast.machine.self_test`), in the matrix

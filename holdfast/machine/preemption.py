@@ -56,7 +56,7 @@ class Notice:
 
     Args:
         reason: the reason, for messages.
-        within_s: the seconds that are left from now on, at most those of a year, because a timeout can't be longer.
+        within_s: the seconds that are left from now on; limited to those of a year, so that they are a valid timeout.
         is_advice: whether the machine is only likely to be taken away, so that the attempt saves a checkpoint and
             trains on.
         is_at_once: whether to stop after the current step. Then ``within_s`` is the time for the save alone.

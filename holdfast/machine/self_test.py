@@ -116,7 +116,7 @@ def compare_with_records(records: Iterable[Mapping[str, Any]], current: Mapping[
 
     Returns:
         a line about the difference, which is empty if the tests agree or can't be compared; and whether this host
-        itself gave other bits before, with the same driver and CPU. If so, its hardware is at fault.
+        itself gave other bits before, with the same driver and the same CPU flags. If so, its hardware is at fault.
     """
     now, others = _find_test(current), dict[str, Mapping[str, str]]()
     if now is None:

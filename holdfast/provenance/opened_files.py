@@ -175,7 +175,10 @@ def _fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def is_same_file(saved: Entry, current: Entry) -> bool:
-    """Return whether two entries have equal sizes and equal digests. Compare the SHA-256 if both entries have it."""
+    """Return whether two entries have equal sizes and digests: the SHA-256 if both have it, else that of the samples.
+
+    If the entries have no digest of the same kind, only their sizes are compared.
+    """
     if saved["size_bytes"] != current["size_bytes"]:
         return False
     common = next((name for name in ("sha256", "sampled") if name in saved and name in current), None)

@@ -16,7 +16,7 @@ from holdfast.store import folders
 from holdfast.store.contract import PIECE_BYTES, TEMP_MARK, Bytes, Store, Writer, checked, temporary, translate_errors
 from holdfast.store.naming import NO_LINKS, link_once, name_once
 
-# If a file vanishes during a write, wait for at most this number of seconds to see whether its folder vanishes, too.
+# If a file vanishes during a write, wait for at most this number of seconds to see whether the store vanishes, too.
 DELETED_WITHIN_S = 2.0
 
 

@@ -90,7 +90,7 @@ class GpuReport:
 
 
 def read_report(within_s: float = WITHIN_S) -> GpuReport:
-    """Ask nvidia-smi for all GPUs and their health.
+    """Ask nvidia-smi for all GPUs and their health, and return the answer.
 
     Args:
         within_s: seconds in which nvidia-smi must answer. No answer in time is a fault of the driver.
