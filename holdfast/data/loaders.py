@@ -114,8 +114,8 @@ class LoaderBatches:
         """Move to the first batch after ``step`` steps that another program has trained.
 
         Args:
-            per_epoch: the number of steps of an epoch. If an epoch can be one pass over the data, with an equal number
-                of batches in each step, each step has taken this number of batches; otherwise one batch.
+            per_epoch: the number of steps of an epoch. If an epoch can be one pass over the data, with equally many
+                batches in all of its steps but the last, a step has taken this number of batches; otherwise one batch.
 
         Returns: a text that says which part of the position isn't known; empty if the position is exact. The order of
             the pass in progress is known only if the sampler uses no generator, or seeds a generator with the number of
