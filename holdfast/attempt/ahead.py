@@ -17,7 +17,7 @@ from holdfast.store import open_store
 def start_ranks(
     config: RunConfig, number: int, newest: Commit | None, *, patience: float = 1.0, is_held: bool = False
 ) -> Ranks:
-    """Start ranks for an attempt, or take the ranks that another launcher has started; see `choose_ranks`.
+    """Start and return ranks for an attempt. If a launcher such as torchrun has started ranks, return those ranks.
 
     Args:
         number: the attempt's number.
@@ -57,8 +57,8 @@ class RanksAhead:
     def take(self, config: RunConfig, number: int, newest: Commit | None) -> Ranks | None:
         """Return the waiting ranks, which the caller then owns; None if none wait.
 
-        If the waiting ranks were started with other arguments, they have read another commit ahead: end them, and
-        return None. Held ranks have read no commit yet, so they fit any arguments.
+        If the waiting ranks were started with other arguments, end them, and return None: they may have begun to read
+        another commit's checkpoint. Held ranks have read no checkpoint yet, so they fit any arguments.
         """
         if not self._is_held and self._arguments != (config, number, newest):
             self.end()

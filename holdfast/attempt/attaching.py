@@ -1,10 +1,10 @@
-"""Attached ranks: the processes that another launcher, such as torchrun, has started become the ranks of one attempt.
+"""Attached ranks: the processes that a launcher such as torchrun has started become the ranks of one attempt.
 
 The first process of each machine starts another process in a session of its own (`holdfast.attempt.beside`). On the
-first machine the new process is the attempt, on the others it only watches the machine's ranks. It outlives the ranks,
-so that the attempt can commit the checkpoints that they have saved. It gives the launcher's processes the pipes and
-variables of ranks. The launcher's processes then execute ``python -m holdfast.rank``, as the ranks of ``holdfast
-train`` do, and keep their process ids.
+first machine the new process is the attempt, on the others it only watches the machine's ranks. The new process
+outlives the ranks, so that the attempt can commit the checkpoints that they have saved. It gives the launcher's
+processes the pipes and variables of ranks. The launcher's processes then execute ``python -m holdfast.rank``, as the
+ranks of ``holdfast train`` do, and keep their process ids.
 """
 
 import os
@@ -45,7 +45,7 @@ def attach(config: str | Path, overrides: Sequence[str] = ()) -> NoReturn:
             holdfast.attach("my_model.toml")
 
     The launcher decides only the number of ranks. The configuration decides everything else: ``holdfast train`` with
-    the same number of ranks trains the same bytes. A process without a launcher is the only rank.
+    the same number of ranks trains the same bytes. Without a launcher this process is the only rank.
 
     The call never returns: the process executes another program, and ends with the attempt. All ranks have the
     attempt's exit code: 0 if the run is complete, 3 if it isn't and the launcher should start the processes again, 1

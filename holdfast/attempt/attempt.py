@@ -172,7 +172,7 @@ class Attempt:
         damaged checkpoint, its steps are trained again.
         """
         if self.is_complete and not self.is_stopping:
-            self._do_owed_upkeep()  # if the last checkpoint is damaged, this goes back to an earlier one
+            self._do_owed_upkeep()  # goes back to an earlier checkpoint if the last checkpoint is damaged
         if self.is_complete or self._stopping is Stopping.STOPPED:
             return None
         number = self.line.next_number + len(self._pipeline.uncommitted)
@@ -187,9 +187,9 @@ class Attempt:
     def open(self) -> None:
         """Claim the run and restore the last verified checkpoint into the ranks; ``head`` is its commit.
 
-        Restore nothing if the run is complete and verifies; claim it only if its last attempt didn't end as complete.
-        On any error, end the ranks. If ranks died, you can call this method again: new ranks continue where the first
-        call stopped.
+        If the run is complete and its last checkpoint verifies, restore nothing. Then claim the run only if the last
+        attempt hasn't recorded that it completed the run. On any error, end the ranks. If ranks died, you can call this
+        method again: new ranks continue where the first call stopped.
 
         Raises:
             ConfigDrift: the run exists with other settings, or other code.
@@ -220,7 +220,7 @@ class Attempt:
         self._tell("opened")
 
     def _build(self) -> Known:
-        """Start the ranks and open the line of commits; return the state of the run that the journal records."""
+        """Start the ranks, and make `line` and `upkeep`. Return the state of the run that the journal records."""
         self.ranks.check_machine()
         signing_key = load_signing_key(self.ranks.given.signing_key) if self.ranks.given.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in self.ranks.given.resume.trusted_keys]
@@ -249,7 +249,7 @@ class Attempt:
         return known
 
     def _read_skips(self, trusted_keys: Sequence[TrustedKey]) -> tuple[RunConfig, list[str]]:
-        """Add the run's skip list to the configuration. Return both results of `apply_skips`."""
+        """Set `config` to the configuration with the skip list. Return it and the names of the list's records."""
         given, names = apply_skips(self.journal, self.ranks.given, trusted_keys)
         self.config = self.ranks.config = settle_ranks(given)
         return self.config, names
@@ -310,13 +310,13 @@ class Attempt:
         return is_end, {name: value for name, value in lineage.items() if value} | describe_job(self.config.compute)
 
     def _judge_drift(self, newest: Commit, epochs: int | None) -> tuple[Commit, Past, dict[str, Any]]:
-        """Judge the drift since the newest commit that doesn't break the chain.
+        """Judge the changes of settings and code since the newest commit without a break; see `Line.find_break`.
 
-        Resuming quarantines commits that break the chain. Such a commit may have been copied from another run, with
-        other settings and code than the commits before it.
+        `Line.resume` will quarantine the commits with a break. A commit with a break may come from another run, with
+        other settings and code than this run's earlier commits.
 
         Args:
-            newest: the newest commit, which is judged if all commits break the chain.
+            newest: the newest commit, which is judged if every commit has a break.
 
         Returns:
             the commit, its records, and the accepted changes for the lineage.
@@ -343,8 +343,8 @@ class Attempt:
     def _resume(self) -> None:
         """Restore the head into the ranks. First adopt a checkpoint that dead ranks have saved, if there is one.
 
-        If a skip list that was written since these ranks were started has taken the run back, start new ranks, which
-        follow the list. A later list quarantines the head, and the next commit notices that.
+        If a skip list was written after these ranks were started, start new ranks, which follow the list. A list that
+        is written later quarantines the head, and the next commit notices that.
         """
         self._pipeline.uncommitted.clear()
         self.line.resume(self._restore)
@@ -401,7 +401,7 @@ class Attempt:
             self.close()
             if self._stopping is Stopping.TOLD and isinstance(error, RankDied):
                 self._stopping = Stopping.STOPPED
-                # ranks that answered ended in time: they had no new step to save
+                # ranks that answered had no new step to save
                 if error.data.get("is_silent"):
                     log.warning("no checkpoint could be saved before the machine is taken away; earlier commits stay")
                 return None
@@ -424,7 +424,7 @@ class Attempt:
 
     def _start_again(self) -> None:
         if has_other_skips(self.journal, self.line.skip_records):
-            self.ranks.ahead.end()  # these ranks have the list before
+            self.ranks.ahead.end()  # ranks that were started early follow the previous list
             _, self.line.skip_records = self._read_skips(self.line.trusted_keys)
         self.ranks.build_again(self.head)
         self._follow_skips()
@@ -563,10 +563,10 @@ class Attempt:
     def go_back(self) -> bool:
         """Go back if the head was quarantined since it was committed. Return whether it was.
 
-        Each commit does so by itself. This is for a run without steps to train.
+        `commit` goes back by itself. Call this method for a run without steps to train, which makes no commit.
 
         Raises:
-            MachineQuarantined: so was this machine.
+            MachineQuarantined: the head was quarantined, and so was this machine.
         """
         if self.head is None or not self.journal.is_quarantined(self.head.number):
             return False
@@ -586,14 +586,16 @@ class Attempt:
     # ---- stop
 
     def notify(self, notice: Notice) -> None:
-        """Stop for a notice: save at the last safe moment, and train nothing more. If a notice is advice, only save.
+        """Stop for a notice: save at the last safe moment, and train nothing more.
+
+        If the machine is only likely to be taken away (``is_advice``), save now and train on.
 
         May be called from any thread while chunks are trained.
         """
         log.warning("%s", notice)
         ranks = self.ranks.running
         if notice.is_advice:
-            if ranks is not None and not self.rehearsals.is_pending:  # before a rehearsal, the ranks are saving anyway
+            if ranks is not None and not self.rehearsals.is_pending:  # ranks before a rehearsal are saving already
                 ranks.save()
             return
         self.notice = notice
@@ -612,7 +614,7 @@ class Attempt:
             self._stopping = Stopping.TRAINING
 
     def signal_ranks(self, number: int) -> None:
-        """Send all ranks a signal, for a drill."""
+        """Send all ranks a signal, for `holdfast.proof.drill`."""
         if self.ranks.running is not None:
             self.ranks.running.signal(number)
 
@@ -658,7 +660,7 @@ class Attempt:
         """
         if not self._is_claimed or self.head is None or not self.is_complete:
             return False
-        self.upkeep.do()  # if the last checkpoint is damaged, this goes back to an earlier one
+        self.upkeep.do()  # goes back to an earlier checkpoint if the last checkpoint is damaged
         if self.is_complete:
             log.info("this was the run's last step: the run is complete")
         return self.is_complete

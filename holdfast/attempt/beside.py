@@ -1,7 +1,7 @@
-"""The process beside the ranks of another launcher: ``python -m holdfast.attempt.beside``.
+"""The process beside the ranks that a launcher such as torchrun has started: ``python -m holdfast.attempt.beside``.
 
 On the first machine this process is the attempt. On each other machine it only watches that machine's ranks.
-`holdfast.attempt.attaching` starts it. It ends with the exit code of a command, and tells its ranks this code.
+`holdfast.attempt.attaching` starts this process. It ends with a command's exit code, and tells its ranks this code.
 """
 
 import os
@@ -40,7 +40,7 @@ app = App()
 
 @app.default
 def accompany() -> None:
-    """Train the run with the ranks that another launcher started. On machines other than the first, watch the ranks."""
+    """Train the run with the ranks that the launcher started. On machines other than the first, watch the ranks."""
     config, _ = read_environment()
     log_plain_lines()
     if find_node(config.compute):

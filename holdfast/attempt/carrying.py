@@ -52,7 +52,7 @@ def carry(config: RunConfig) -> None:
 
 
 def watch_attached(config: RunConfig) -> None:
-    """Watch the ranks that another launcher has started on this node, until they and the attempt on node 0 have ended.
+    """Watch the ranks that a launcher has started on this node, until they and the attempt on node 0 have ended.
 
     Raises:
         RunStopped: the attempt has ended before the run is complete.

@@ -1,8 +1,9 @@
 """The explanation of spikes while a run trains (``on_spike = "skip"``), and the skip of a step with bad data.
 
-A process beside the ranks, ``python -m holdfast.proof.explaining``, trains the step again. There is one such process at
-a time. The attempt trains on meanwhile; it waits for the process only when the run has no more steps to train. Pins
-keep the checkpoints before the spike, and let the next attempt explain the spike if this one dies.
+A spike is a step whose loss or gradient norm is far above that of the steps before. To explain a spike, one process
+beside the ranks, ``python -m holdfast.proof.explaining``, trains the step again. The attempt trains on meanwhile, and
+waits for the process only when the run has no more steps to train. A pin keeps retention from deleting the checkpoints
+before the spike. If this attempt dies, the next attempt finds the pins and explains the spike.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ class SpikeAnswer(BaseModel):
 
     Attributes:
         cause: see `holdfast.proof.explanation.Explanation`; empty if the step can't be explained.
-        text: the finding, or why there is none.
+        text: the cause for a person, or why no cause was found.
     """
 
     cause: Literal["bits", "data", "dynamics", "none", "unknown", ""]
@@ -78,7 +79,7 @@ class Explaining(Observer):
         self._config = config
         self._view: AttemptView | None = None
         self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._open: list[int] = []  # the commits with spikes to explain; 0 for those that earlier attempts have left
+        self._open: list[int] = []  # the commits with unexplained spikes; 0: look for commits of earlier attempts
         self._process: Process | None = None
         self._ends, self._is_crowded = threading.Event(), False
         # Run the new thread in a copy of this thread's context, so that Prefect shows its warnings with the
@@ -96,7 +97,7 @@ class Explaining(Observer):
         if not self._is_on or not commit.spikes:
             return
         try:
-            pin_before(attempt.journal, commit)  # here, because the attempt prunes next
+            pin_before(attempt.journal, commit)  # now, because the attempt prunes after this call
         finally:
             self._add(attempt, commit.number)
 
@@ -113,7 +114,7 @@ class Explaining(Observer):
         self._news.put(0)
         self._thread.join(STOPPED_WITHIN_S)
         if self._process is not None and self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGKILL)  # its ranks notice that, and end
+            os.kill(self._process.pid, signal.SIGKILL)  # the ranks of the killed process end by themselves
         if attempt.head is not None and attempt.is_complete:
             for number in filter(None, [*self._open]):
                 log.warning("commit %d has a spike that is not explained, because the run is complete", number)
@@ -139,7 +140,7 @@ class Explaining(Observer):
             is_told: returns whether the attempt was told to end; then the wait ends.
 
         Returns:
-            whether the run may skip steps by itself.
+            whether ``on_spike`` is "skip", so that an explanation may have skipped a step.
         """
         if any(self._open):
             log.info("all steps are trained; waiting for the explanation of a spike, after which the run may go back")
@@ -166,14 +167,17 @@ class Explaining(Observer):
             self._open.remove(number)
 
     def _explain(self, number: int) -> None:
-        """Explain the spikes of a commit until a step is skipped. 0 finds the commits that earlier attempts have left.
+        """Explain a commit's spikes, step by step, until a skip has quarantined the commit. Then unpin the checkpoints.
 
-        At the attempt's end the pins stay, so that the next attempt explains the commit.
+        If the attempt ends meanwhile, the pins stay, so that the next attempt explains the commit.
+
+        Args:
+            number: the commit's number; with 0, queue the commits that earlier attempts haven't explained.
         """
         journal = Journal(open_store(self._config.store), self._config.run)
         if not number:
             for left in list_unexplained(journal):
-                if left in self._open:  # an adopted commit
+                if left in self._open:  # queued when this attempt adopted it
                     continue
                 self._open.append(left)
                 self._news.put(left)
@@ -206,12 +210,12 @@ class Explaining(Observer):
         try:
             return SpikeAnswer.model_validate_json(line)
         except ValidationError:
-            crowded = "the run's ranks ran out of memory beside the explanation"
+            crowded = "the run's ranks ran out of memory during the explanation"
             died = f"the process that explains it ended with exit code {code}, and {path} has its output"
             return SpikeAnswer(cause="", text=crowded if self._is_crowded else died)
 
     def _has_room(self) -> bool:
-        """Return whether the memory has room for a second set of ranks. On GPUs only trying shows it."""
+        """Return whether the memory has room for a second set of ranks; True on a GPU, where only a try shows that."""
         view = self._view
         if view is None or view.built is None or view.built.device != "cpu":
             return True
@@ -236,20 +240,20 @@ class Explaining(Observer):
             log.warning("step %d is not skipped, although its data is the cause of its spike: %s", step, error)
             return
         log.warning(
-            "step %d is skipped: %s; the run goes back, and on without this batch; to take that back: "
-            "holdfast skip %s %d --off", step, answer.text, url, step,
+            "step %d is skipped: %s; the run goes back to before the step, and continues without its batch; to undo "
+            "that: holdfast skip %s %d --off", step, answer.text, url, step,
         )  # fmt: skip
 
 
 def _may_skip(journal: Journal, step: int) -> bool:
-    """Return whether a run may still skip a step by itself: no list has ever had the step, and the bound isn't reached.
+    """Return whether a run may skip a step by itself: no skip list has named the step, and `MOST_LISTS` isn't reached.
 
-    A person who has taken a skip back has decided about the step.
+    A step that was skipped and then trained again isn't skipped once more, because a person decided that.
     """
     records = list_skips(journal)
     if any(step in Steps.parse(record.changed) for record in records):
         return False
     if sum(record.reason.startswith(RUN_ITSELF) for record in records) < MOST_LISTS:
         return True
-    log.warning("step %d is not skipped: the run has skipped steps by itself %d times, the most", step, MOST_LISTS)
+    log.warning("step %d is not skipped: the run has skipped steps by itself %d times already", step, MOST_LISTS)
     return False

@@ -1,7 +1,7 @@
 """The import of another program's checkpoint, which is the first attempt of a new run.
 
-The ranks build the recipe as for a training, load the checkpoint by names, save their state as a checkpoint of the run,
-and end.
+The ranks build the recipe as for a training, and load the checkpoint's objects and weights, matched by name. Then they
+save their state as a checkpoint of the run, and end.
 """
 
 import logging
@@ -49,8 +49,8 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
         config: the configuration of the new run.
         source: the path of the checkpoint.
         step: the step from which the run continues; None for the step in the checkpoint.
-        names: new names for the source's objects and weights, by their old names; an empty new name excludes the
-            object.
+        names: the run's names for objects and weights that have other names in the checkpoint, by these other names;
+            an empty name excludes the object or weight.
 
     Raises:
         WrongUse: the run exists, or the checkpoint can't be read or doesn't fit the configuration's training.

@@ -70,9 +70,9 @@ def train_in_ranks(attempt: Attempt, chunk: Chunk) -> Saved | None:
 
 
 def _retry(call: Callable[[], T], calls_again: Callable[[object], bool]) -> T:
-    """Return a call's result.
+    """Return a call's result. Repeat the call after an error for which ``calls_again`` returns True.
 
-    After an error for which ``calls_again`` returns True, repeat it, at most `RETRIES` times.
+    After `RETRIES` repetitions, raise the error.
     """
     for _ in range(RETRIES):
         try:

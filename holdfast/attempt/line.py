@@ -49,7 +49,7 @@ READS = 2
 # The number of unhealthy checkpoints in a row after which the attempt ends. One checkpoint may be unhealthy; if the
 # checkpoint before it is unhealthy too, the cause is elsewhere.
 TRIPS = 2
-# How many of the newest commits have their chain checked if latest.json is lost, or names none of them.
+# How many commits `find_break` checks, from the newest backwards, if latest.json is lost or names none of them.
 ANCESTORS = 8
 # If a rehearsal differs, how many commits are searched, from the newest backwards, for the last equal rehearsal.
 ANCESTORS_SEARCHED = 1000
@@ -93,7 +93,7 @@ class Line:
     Attributes:
         head: the commit that the run continues from; None before the first commit.
         next_number: the number of the next commit.
-        trusted_keys: the keys, one of which has to have signed a commit; empty to accept any.
+        trusted_keys: a commit must be signed with one of these keys; if there are none, any commit is accepted.
         skip_records: the names of the skip list in force and of its signature; empty if the run has none.
     """
 
@@ -123,7 +123,7 @@ class Line:
         self.next_number = 1
         self.skip_records: list[str] = []
         self._begun: Commit | None = None
-        self._metadata: dict[str, checkpoint.Metadata] = {}  # by the checkpoint's folder; metadata never changes
+        self._metadata: dict[str, checkpoint.Metadata] = {}  # by the checkpoint's folder; read once
         self._latest: Latest | None = None
         self._has_read_latest = False
         self._has_resumed = False
@@ -131,7 +131,7 @@ class Line:
         self._taken: set[str] = set()  # folders of checkpoints that can't be adopted
         self._signing_key = signing_key
         self.trusted_keys = trusted_keys
-        # a commit's number, and the rehearsals' results since then
+        # the number of the head at the last `note_...` call, and the rehearsals' results then
         self._noted: tuple[int, _RehearsalVerdict] | None = None
         self._watched: tuple[str, checkpoint.Lines] = "", []  # a checkpoint's folder, and the last lines of its trail
         self._near = near
@@ -177,10 +177,10 @@ class Line:
             raise self._nothing_verified()
 
     def find_break(self, commit: Commit) -> str:
-        """Return how a commit breaks the chain of commits; empty if it doesn't break the chain.
+        """Return how a commit's record contradicts its checkpoint or the commits before it; empty if it doesn't.
 
-        The rules of `holdfast.keeping.verification` are applied to the commit and to its ancestors, back to the commit
-        that latest.json names; without latest.json, to `ANCESTORS` commits.
+        Check the commit and its ancestors, back to the commit that latest.json names, but at most `ANCESTORS` commits.
+        The rules are those of `holdfast.keeping.verification`.
         """
         latest = self._read_latest()
         for each in islice(self.journal.walk_back(commit), ANCESTORS):
@@ -215,8 +215,8 @@ class Line:
 
         Raises:
             CheckpointDamaged: a file of the checkpoint is missing or cut short, or its hashes contradict each other.
-            FolderTaken: the checkpoint's folder belongs to another commit, or retention deletes it.
-            Superseded: a later attempt owns the run. If that attempt claimed the run only now, the commit may count.
+            FolderTaken: the checkpoint's folder belongs to another commit, or retention is deleting the folder.
+            Superseded: a later attempt owns the run. If it claimed the run during this call, the commit may count.
             NameTaken: an earlier attempt has made a commit of this number; see `follow`.
         """
         with self.journal.fenced(self.attempt):
@@ -290,7 +290,10 @@ class Line:
         return keep_watched(found)
 
     def _list_records(self, saved: Saved) -> dict[str, str]:
-        """Return the names of the records that the next commit depends on, each with its SHA-256 or an empty text."""
+        """Return the names of the records that the next commit depends on, each with its SHA-256.
+
+        The SHA-256 is empty for a record that this process hasn't written, and for all but settings records.
+        """
         settings = {config_name(saved.metadata.config_fingerprint): ""} | self.journal.settings
         names = [record_name("attempts", self.attempt), folder_record_name(saved.path), *self.skip_records]
         if self._signing_key:
@@ -488,7 +491,7 @@ class Line:
         return all(map(is_of_ranks, compare_identities(configs[0].identity, configs[1].identity, {})))
 
     def _find_refused(self) -> set[str]:
-        """Return the folders that can't be adopted: those of quarantined or refused commits, and those in use."""
+        """Return the folders that can't be adopted: of quarantined or refused commits, or already another commit's."""
         refused = [*self.journal.numbers("quarantine"), *self._tripped]
         return self._taken | {self.journal.path_of(number) for number in refused}
 
@@ -514,10 +517,10 @@ class Line:
         return False
 
     def _settle_trips(self) -> None:
-        """Quarantine the unhealthy checkpoints, because an older one was healthy.
+        """Quarantine the commits that the gate found unhealthy, because an older commit is healthy.
 
         Raises:
-            GateTripped: no checkpoint was healthy.
+            GateTripped: no older commit is left.
         """
         if self.head is None and self._tripped:
             raise self._gate_tripped()
@@ -537,7 +540,7 @@ class Line:
         """Check that a trusted key has signed the commit, if trusted keys are configured.
 
         Raises:
-            NotTrusted: no trusted key has signed it. The commit isn't quarantined, because the keys may be wrong.
+            NotTrusted: no trusted key has signed the commit. It isn't quarantined, because the keys may be wrong.
         """
         if self.trusted_keys:
             check_signed(self.journal, commit, self.trusted_keys)

@@ -32,7 +32,8 @@ JOB = "job"  # the key of the Slurm job in an attempt's lineage
 
 BUILT = "built"
 
-# in attempts; reading each costs a request. If the first similar machine's bits equal this one's, no more are read
+# How many earlier attempts' self-tests are compared at most; reading each costs a request. If the first similar
+# machine gave the same bits as this machine, no more are read.
 LOOKED_BACK = 16
 
 ReadMetadata = Callable[[Commit], checkpoint.Metadata | None]
@@ -123,7 +124,9 @@ def describe_present(config: RunConfig, built: Ready, ancestor: Ancestor | None)
 def identify(
     config: RunConfig, settings: dict[str, Any], of_recipe: dict[str, Any], ancestor: Ancestor | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a run's identity (the settings in its fingerprint) without hashes of data, and its fields' defaults.
+    """Return a run's identity, and the default of each of its settings by dotted name.
+
+    The identity is the settings from which the fingerprint is computed; here it has no hashes of data yet.
 
     Args:
         settings: the settings that the recipe is built with.
@@ -191,8 +194,8 @@ def check_skips(commit: Commit, saved: Mapping[str, Any] | None, current: Mappin
         raise ConfigDrift(
             f"settings differ: commit {commit.number} (step {commit.step}) was trained with steps {before or 'none'} "
             f"skipped, and the run is to skip {now or 'none'}",
-            hint=f"put the saved list back (--set 'skip=\"{before}\"'), or take the run back to a commit before the "
-            "step: holdfast skip RUN STEPS, or with --off",
+            hint=f"put the saved list back (--set 'skip=\"{before}\"'), or go back to a commit before the step: "
+            "holdfast skip RUN STEPS, or holdfast skip RUN STEPS --off to train them",
             fields={"skip": [str(before), str(now)]},
         )
     return f"steps that are drawn and not trained: {now or 'none any more'}" if changed else ""
@@ -362,7 +365,7 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
 
 
 def begin_from_ancestor(ranks: Ranks, ancestor: Ancestor) -> int:
-    """Load an ancestor's weights into ranks. Return the number of steps that anneals count as already trained.
+    """Load an ancestor's weights into ranks. Return ``anneal_offset``: the steps that `Anneal` counts as trained.
 
     Raises:
         CheckpointDamaged: the ancestor is damaged.

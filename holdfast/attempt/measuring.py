@@ -74,7 +74,7 @@ class Measuring(Observer):
         self._reported: tuple[int, float] | None = None  # the last reported step, and its time
         self._committed_at: float | None = None
         self._ends = threading.Event()
-        # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
+        # The thread runs in this thread's context, so that Prefect shows its warnings with the attempt's flow run.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="metrics", daemon=True)
 
@@ -122,7 +122,7 @@ class Measuring(Observer):
         trained = seconds_of(commit.trained_at)
         for name, spent_s in (("train", commit.train_s), ("stall", commit.stall_s), ("save", commit.save_s)):
             readings.add(f"holdfast.{name}", spent_s)
-        # don't count this time: an adopted checkpoint waited for a new attempt, not for its commit
+        # not for an adopted checkpoint: the time that it waited for a new attempt is no delay of the commit
         if commit.why != "adopted":
             readings.add("holdfast.durable", max(now - trained, 0.0))
         self._spans.put(_describe_chunk(commit, trained, now))

@@ -44,7 +44,7 @@ class AttemptView:
         step: the newest step whose checkpoint is durable, committed or not.
         total_steps: the number of steps of the whole run; 0 if the ranks haven't built the recipe.
         built: the ranks' description of the training that they have built; None if they haven't built the recipe.
-        signal_ranks: sends all ranks a signal, for a drill.
+        signal_ranks: sends all ranks a signal, for `holdfast.proof.drill`.
         read_beats: returns the heartbeat of each rank of this machine, by rank; may be called from any thread.
         next_commit_step: the step of the next commit; 0 if the ranks haven't been told when to save.
     """
@@ -82,7 +82,7 @@ class Observer:
         """Called after each commit, whether of a chunk, of a stop or of an adopted checkpoint."""
 
     def judged(self, attempt: AttemptView, verdict: CheckpointVerdict) -> None:
-        """Called when a gate, a rehearsal or the steps of dead ranks have judged a commit's checkpoint."""
+        """Called when a commit's checkpoint has passed or failed a comparison; see `CheckpointVerdict`."""
 
     def failed(self, attempt: AttemptView, error: HoldfastError) -> None:
         """Called when the ranks have ended with an error. New ranks may replace them."""

@@ -92,7 +92,9 @@ class Known:
                 )
 
     def has_unfinished_import(self, journal: Journal) -> bool:
-        """Return whether an import has begun the run, or was its last attempt, and has committed nothing.
+        """Return whether the run has no commit because its import has not finished.
+
+        That is known from the last attempt's record, or from ``run.json`` if no attempt has claimed the run yet.
 
         Raises:
             RecordDamaged: a record can't be read.
@@ -153,7 +155,7 @@ def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[Trust
 
 
 def has_other_skips(journal: Journal, names: Sequence[str]) -> bool:
-    """Return whether a run has another skip list than the one whose records have these names; see `apply_skips`."""
+    """Return whether a run has another skip list than the list with these names of records; see `apply_skips`."""
     number = max(journal.numbers(SKIPS), default=0)
     return number > 0 and record_name(SKIPS, number) not in names
 

@@ -1,4 +1,4 @@
-"""Observers that publish the cost of killing the run for a scheduler: in a file, or as the pod's annotations.
+"""Observers that tell a scheduler what a kill of the run would cost now: in a file, or as the pod's annotations.
 
 ::
 
@@ -35,7 +35,7 @@ PREFIX = "kill-cost.holdfast/"
 
 
 class KillCostObserver(Observer):
-    """Base of the observers that publish the cost of a kill: at each commit, and at intervals between two commits."""
+    """Base of the observers that publish the cost of a kill, after each commit and at intervals between two commits."""
 
     every_s = FILE_EVERY_S
 
@@ -125,7 +125,7 @@ class KillCostAnnotations(KillCostObserver):
         self._newest: dict[str, str | None] = {}
         self._news, self._ends = threading.Event(), threading.Event()
         self._has_warned = False
-        # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
+        # The thread runs in this thread's context, so that Prefect shows its warnings with the attempt's flow run.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="annotations", daemon=True)
 

@@ -11,9 +11,9 @@ from holdfast.store import open_store
 
 
 def check_machine(store: str, compute: Compute) -> None:
-    """Check that a run may train on this machine, in one request.
+    """Check that a run may train on this machine. The check costs one request to the store.
 
-    List this machine's GPUs only if a GPU is in quarantine.
+    This machine's GPUs are listed only if the store has a GPU in quarantine.
 
     Args:
         store: the folder or URL that holds the runs.
@@ -33,7 +33,7 @@ def check_machine(store: str, compute: Compute) -> None:
 
 
 def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved) -> str:
-    """Return why a machine that computes wrongly may have saved a checkpoint without a commit; empty if none may have.
+    """Return a text if a machine that computes wrongly may have trained a checkpoint without a commit; else empty.
 
     No file of the checkpoint says which attempt's ranks have saved it. So any attempt since the parent's commit may
     have saved it.

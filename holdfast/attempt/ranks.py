@@ -76,8 +76,8 @@ class AttemptRanks:
         self._number = number
         self.restart_s = 0.0
         self.running: Ranks | None = None
-        # The fingerprint of the newest commit, for which the attempt judges before its claim whether bit-exactness is
-        # promised.
+        # The newest commit's fingerprint. The attempt judges before its claim whether bit-exactness is promised from
+        # this commit on. `restore` judges any other commit.
         self._judged = ""
         self.ancestor: Ancestor | None = None
         self.verified = 0
@@ -181,7 +181,7 @@ class AttemptRanks:
             ConfigDrift: the state doesn't fit because of a change that was accepted.
         """
         past = Past.read(self._journal, commit, read_metadata)
-        if commit.config_fingerprint != self._judged:  # for example an adopted commit, which other ranks trained
+        if commit.config_fingerprint != self._judged:  # the commit may have been adopted since
             judge_environment(past, self.present, self.config.resume)
         event = self._look(commit, past)
         if is_unexplained(event):
@@ -249,7 +249,7 @@ class AttemptRanks:
         self.restart_s = self.restart_s or time.monotonic() - self.own.began
 
     def end(self) -> None:
-        """End all ranks of the attempt: the running ranks, the ranks that were set aside, and those started ahead."""
+        """End all ranks of the attempt: the running ranks, the ranks set aside, and the ranks started ahead."""
         self.ahead.end()
         self.end_aside()
         self.end_running()

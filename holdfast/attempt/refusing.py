@@ -15,7 +15,7 @@ CHANCE = (
 )
 NO_SUSPECT = (
     "no cause was found: check the global variables, the files and the environment variables that the model, the "
-    "loss and the probe read"
+    "loss and Recipe(probe=...) read"
 )
 # The hint for each kind of refusal.
 HINTS = {
@@ -42,7 +42,7 @@ def _refusal_of(event: Tripped) -> GateTripped:
 
 
 def explain_refusal(event: Tripped, commit: Commit) -> GateTripped:
-    """Return the error for an undamaged checkpoint that the gate refuses, with the values that the probe changes."""
+    """Return the error for an undamaged checkpoint that the gate refuses, with the values that a model call changes."""
     error = _refusal_of(event)
     suspects: list[str] = [f"{each} changes when the model is called" for each in error.data.get("suspects", [])]
     message = f"the gate refuses commit {commit.number} ({commit.path}, step {commit.step}): {error.message}"

@@ -201,8 +201,7 @@ class Rehearsals:
             return
         lived = self._lived or self._ranks.own.await_rehearsed()
         if lived.is_ending:
-            # the living ranks were told to end, and save now, except in a rehearsal after which new ranks continue the
-            # run
+            # The living ranks were told to end. They save now, if they were to continue the run after the rehearsal.
             return
         faults.reach("rehearsal-lived")
         known = self._ranks.own.examine()
@@ -363,7 +362,7 @@ def _describe_difference(difference: Difference) -> str:
 
 
 def _tell_elsewhere(start: int, step: int) -> None:
-    """Log that no rehearsal was made, because the new ranks have restored another step than the rehearsal's first."""
+    """Log that no rehearsal was made, because the new ranks have restored another step than the rehearsal's start."""
     if step < start:
         log.warning("not rehearsed: the checkpoint of step %d is damaged", start)
     else:

@@ -39,7 +39,7 @@ class Reporting(Observer):
         self._attempt = 0
         self._has_warned = self._is_left = False
         self._next_at = time.monotonic() + self._every_s
-        # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
+        # The thread runs in this thread's context, so that Prefect shows its warnings with the attempt's flow run.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="report", daemon=True)
 

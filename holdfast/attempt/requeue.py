@@ -10,9 +10,9 @@ the run is complete                        ends
 a person pressed Ctrl-C                    ends
 wrong use, damage, another job has the run ends: see `holdfast.journal.endings`
 a budget is spent                          ends: see `holdfast.attempt.supervision`
-the job runs                               is queued again: its grace or its time has not ended
-it completes because its time is over      is queued again
-it completes for another reason            ends: `scancel` ends it so, and Slurm would let a cancelled job run again
+the job still runs                         is queued again: neither its grace time nor its time limit has ended
+Slurm ends it at its time limit            is queued again
+Slurm ends it for another reason           ends: otherwise a job that `scancel` has cancelled would run again
 =========================================  =========================================================================
 """
 
@@ -112,13 +112,12 @@ def find_refusal(
 ) -> str | None:
     """Return, for the log, the reason why no further attempt may follow; None if a further attempt may follow.
 
+    The reason is empty if the run is complete.
+
     Args:
         before: the number of the run's last attempt before this one.
         error: the error that ended the attempt; None if it ended without an error, for example after a notice that this
             machine will be taken away.
-
-    Returns:
-        An empty text if the run is complete.
     """
     try:
         newest = journal.attempts()
@@ -167,7 +166,7 @@ def _requeue(job: SlurmJob) -> None:
     found = _ask("squeue", "-h", "-j", job.name, "-O", "State:|,Reason:|")
     state, reason = [*(found or "").split("|"), "", ""][:2]
     if found is not None and not any(state == each and because in (None, reason) for each, because in RETURNING):
-        seen = f"its state is {state} ({reason}), so that somebody has cancelled it, or queued it again"
+        seen = f"its state is {state} ({reason}), so somebody has cancelled it or queued it again"
         seen = seen if state else "squeue doesn't know it"
         log.info("job %s is not queued again by this command: %s", job.name, seen)
     elif found is not None and _ask("scontrol", "requeue", job.name, hint=REQUEUE_HINT) is not None:

@@ -102,7 +102,7 @@ class SinkProcess:
         # writes must not block, because training must not wait for a process that reads nothing
         os.set_blocking(process.stdin.fileno(), False)
         self._process = process
-        # In this thread's context, so that Prefect shows a warning with the attempt's flow run.
+        # The thread runs in this thread's context, so that Prefect shows its warnings with the attempt's flow run.
         context = contextvars.copy_context()
         self._reader = threading.Thread(target=context.run, args=(_log_lines, process, self._name, path), daemon=True)
         self._reader.start()

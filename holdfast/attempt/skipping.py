@@ -36,8 +36,8 @@ def skip_steps(
     """Write a skip list, and go back to the newest verified commit before the first step that the new list changes.
 
     Args:
-        steps: the steps to skip, besides those that are skipped already.
-        is_off: instead, train these steps again, which an earlier list skips.
+        steps: the steps to skip, besides the steps that are skipped already.
+        is_off: whether the new list no longer skips ``steps``, so that the run trains them.
 
     Raises:
         WrongUse: the steps aren't trained yet, the list wouldn't change, or no checkpoint before the steps is left.
@@ -55,9 +55,9 @@ def skip_steps(
                 sign_skips(journal, before, key)
             return SkipResult(before, None, finish_going_back(journal, before))
         if before is not None and finish_going_back(journal, before):
-            continue  # the process that has written the list in force hadn't gone back yet
+            continue  # another process wrote this list and hadn't gone back yet: begin again
         if key is not None and known - steps:
-            read_skips(journal, [key.trusted])  # the signature vouches for its other steps, too
+            read_skips(journal, [key.trusted])  # the new signature covers the steps of the earlier list, too
         changed = steps - (steps - known) if is_off else steps - (known | _read_own(journal, newest))
         first, start = _find_start(journal, newest, steps, changed, is_off=is_off)
         if key is None and journal.store.exists(signature_name(first.number, first.attempt)):
@@ -85,7 +85,7 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
     def stays(commit: Commit) -> bool:
         return name in commit.records
 
-    newest = journal.newest()  # where it was trained with the list, the run had gone back before
+    newest = journal.newest()  # if it was trained with the list, the run has gone back already
     if newest is None or newest.number < record.first_commit or stays(newest):
         return []
     if find_verified_before(journal, record.first_commit) is None:
@@ -94,8 +94,8 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
             f"commit {record.first_commit} verifies",
             hint="restore the run's folder from a backup, or train under another name (--set run=...)",
         )
-    did = "skipped what is to be trained" if record.is_off else "trained what is skipped"
-    reason = f"it, or a commit before it, has {did}: {record}"
+    did = "skipped steps that are to be trained" if record.is_off else "trained steps that are to be skipped"
+    reason = f"it or a commit before it has {did}: {record}"
     return take_back(journal, record.first_commit, reason, stays)
 
 
@@ -103,7 +103,7 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
 def _pinned(journal: Journal, commit: Commit) -> Iterator[None]:
     """Protect a commit's checkpoint during the block, because a live attempt might prune it."""
     is_pinned = commit.number in journal.numbers("pins")
-    if not is_pinned:  # `pin` would turn a run's own pin into a person's
+    if not is_pinned:  # not twice: `pin` would replace the run's own pin by a person's pin
         journal.pin(commit.number)
     try:
         yield

@@ -6,9 +6,9 @@ what is known                                                  `choose_action`
 an attempt lives                                               watch it
 the last attempt was cancelled while it was watched            end: cancelled
 the last attempt was cancelled before that, or completed       end if the run is complete, else start the next one
-the server refused to begin the last attempt                   the same, after a wait that doubles
-the reason of its end spends a budget that isn't used up       the same, after a wait that doubles without progress
-the reason of its end spends a budget that is used up          raise `NoProgress`
+the server refused to begin the last attempt                   the same, after a wait; each further wait is doubled
+the last attempt's end spends a budget that isn't used up      the same; the wait is doubled until a commit is made
+the last attempt's end spends a budget that is used up         raise `NoProgress`
 another attempt can't help                                     raise the error for the reason
 =============================================================  ====================================================
 

@@ -218,7 +218,7 @@ class TestWithRanks:
         await_equal(lambda: bool(find_explaining()), True)
         observer.failed(cast(AttemptView, None), OutOfMemory("no memory"))
         ask.join()
-        assert answers == [SpikeAnswer(cause="", text="the run's ranks ran out of memory beside the explanation")]
+        assert answers == [SpikeAnswer(cause="", text="the run's ranks ran out of memory during the explanation")]
 
     def test_a_run_that_is_killed_meanwhile_ends_on_the_same_bytes(self, tmp_path: Path) -> None:
         config = make_config(tmp_path)
