@@ -1,4 +1,4 @@
-"""A run's recorded audits, and its certified commits: another machine has trained their steps to the same bytes."""
+"""A run's audits, and its certified commits, whose steps another machine has trained to the same bytes."""
 
 import contextlib
 import re
@@ -51,12 +51,13 @@ def record_audit(journal: Journal, audit: AuditRecord) -> AuditRecord:
 def find_certified(
     journal: Journal, commits: Iterable[Commit], audits: Audits | None = None
 ) -> tuple[Commit, AuditRecord] | None:
-    """Return the first certified commit, with the audit that certifies it; None if there is none.
+    """Return the first certified commit, and the audit that certifies the commit; None if no commit is certified.
 
-    An audit certifies a commit if it ended with the commit's bytes and ran on another host than the attempt that
-    trained the commit: a machine that computes wrongly would repeat its own fault.
+    An audit certifies a commit if it ended with the commit's bytes, and ran on another host than the training of the
+    commit: a machine that computes wrongly could repeat its own fault.
 
     Args:
+        commits: the commits to look at, in this order.
         audits: the result of `list_audits`; None to read it from the journal.
     """
     audits = list_audits(journal) if audits is None else audits
@@ -70,22 +71,22 @@ def describe_certified(journal: Journal, audits: Audits | None = None) -> str:
     """Return a line about the newest certified commit for a person; empty if no commit is certified.
 
     Args:
-        audits: the result of `list_audits`; by default it is called.
+        audits: the result of `list_audits`; None to read it from the journal.
     """
     found = find_certified(journal, journal.candidates(), audits)
     if found is None:
         return ""
     commit, audit = found
     newest = journal.newest()
-    rest = "" if newest is not None and newest.number == commit.number else "; later ones are candidates"
+    rest = "" if newest is not None and newest.number == commit.number else "; later commits are candidates"
     return f"commit {commit.number} (step {commit.step}): {audit.host} has trained it again to the same bytes{rest}"
 
 
 def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audits | None = None) -> dict[int, str]:
-    """Return, by number, a host that has trained a commit's steps again, for each of these commits that is certified.
+    """Return the numbers of the certified commits, each with a host that has trained the commit's steps again.
 
     Args:
-        commits: by number.
+        commits: the commits to look at, by number.
         audits: the result of `list_audits`; None to read it from the journal.
     """
     audits = list_audits(journal) if audits is None else audits
@@ -95,7 +96,7 @@ def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audi
 
 
 def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) -> Iterator[AuditRecord]:
-    """Yield the audits that certify a commit, among its audits with these numbers."""
+    """Yield those of a commit's audits with these numbers that certify the commit; see `find_certified`."""
     for audit in read_audits(journal, commit.number, numbers):
         with contextlib.suppress(*UNREADABLE):
             is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
@@ -112,8 +113,8 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     """
     first = commit.attempt
     if commit.why == "adopted":
-        # The ranks of an earlier attempt trained the commit. That may be any attempt since the parent's, not only the
-        # last.
+        # The ranks of an earlier attempt trained the commit. If several attempts began since the parent's commit, no
+        # record says which attempt's ranks that were.
         parent = journal.find_parent(commit)
         first = parent.attempt if parent else 1
     attempts = map(journal.read_attempt, range(first, commit.attempt + 1))
@@ -157,7 +158,7 @@ def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None)
 
 
 def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | None:
-    """Return the verdict by the audits of the commit alone; None if it has none, or an attempt can't be read."""
+    """Return the verdict by the commit's audits alone; None if there is no audit, or an attempt can't be read."""
     if commit.number not in audits:
         return None
     try:
@@ -168,7 +169,7 @@ def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | N
 
 
 def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, audits: Audits) -> AuditVerdict:
-    """Return a verdict that doubts a commit's parent. If the parent is certified, ask for a replay from earlier.
+    """Return a verdict that asks for an audit of the parent. If the parent is certified, ask for another replay.
 
     The gate (the checks before a resume) refuses to begin with the parent. So only a replay from before the parent can
     show whether the commit is right.
@@ -179,11 +180,11 @@ def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, 
         return verdict
     hosts = read_machines(journal, commit)
     ask = Ask(commit.number, from_commit=parent.parent, answered=tuple(sorted(hosts)))
-    return replace(verdict, reason=f"{verdict.reason}, though its bytes are right", ask=ask)
+    return replace(verdict, reason=f"{verdict.reason}, though that commit is certified", ask=ask)
 
 
 def list_waiting(journal: Journal, parent: int) -> Iterator[Ask]:
-    """Yield the replays for which verdicts on a certified commit's children ask."""
+    """Yield the replays of a certified commit's children that the verdicts on these children ask for."""
     audits = list_audits(journal)
     for number in audits:
         commit = journal.find_commit(number) if number > parent else None
@@ -209,7 +210,8 @@ def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> Audit
     audited = list_audits(journal) if audits is None else audits
     commit = next((each for each in journal.candidates() if each.number in audited), None) if audited else None
     verdict = read_verdict(journal, commit, audited) if commit else None
-    while verdict and verdict.ask and verdict.ask.commit < verdict.commit:  # a forged record may name a later parent
+    # The loop ends even if a forged record names a later commit as the parent.
+    while verdict and verdict.ask and verdict.ask.commit < verdict.commit:
         commit = journal.find_commit(verdict.ask.commit)
         earlier = read_verdict(journal, commit, audited) if commit else None
         if earlier is None:

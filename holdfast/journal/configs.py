@@ -64,7 +64,7 @@ def _read(record: ConfigRecord) -> tuple[RunConfig, list[str]]:
 
 def _compare(record: ConfigRecord, config: RunConfig) -> str:
     if fingerprint(record.identity) != record.fingerprint:
-        return "its settings don't have its fingerprint"
+        return "its fingerprint isn't the hash of its settings"
     if missing := [name for name in NEEDED if name not in record.identity]:
         return f"its identity has no {missing[0]}"
     for name, (identity, given) in diff(record.identity, config.identity).items():

@@ -25,7 +25,7 @@ class RunFolder:
         run: the run's name.
         store: the folder. Writes fail if the folder is missing, because a new folder would prevent a moved run from
             being moved back.
-        place: the same folder, but a write creates the folder if it is missing. Used to begin the run.
+        place: the same folder, for the begin of the run: a write creates the folder if it is missing.
         store_url: the URL of the store that contains the folder.
         strays: a line of text for each stray name (a name of no record) that was found among the records.
         settings: the SHA-256 of each settings record that this process trains with, by the record's name; empty for a
@@ -197,7 +197,7 @@ class RunFolder:
         return number <= REACH or number <= self.highest("commits", 0) + REACH
 
     def _base_of(self, folder: str) -> int:
-        """Return the number after which a folder's first number may follow with a gap of `REACH` at most."""
+        """Return the number above which the first number of a folder's records may lie by at most `REACH`."""
         if folder == "commits":
             with contextlib.suppress(RunUnknown, RecordDamaged):
                 return self.read_run().first_commit - 1

@@ -60,14 +60,14 @@ def _claim(journal: Journal, reason: str, message: str, facts: dict[str, object]
         journal.claim_attempt(number, reason, name_host(), os.getpid(), {}, lineage)
     except Superseded:
         return
-    journal.enter(record_name("attempts", number))  # no commit names it, so that its loss would go unnoticed
+    journal.enter(record_name("attempts", number))  # no commit names this record, so only the index shows its loss
     journal.end_attempt(number, Ending(reason, message, newest.step if newest else 0))
 
 
 def _is_released(journal: Journal, verdict: AuditVerdict) -> bool:
-    """Return whether a person has released the run from a hold for a verdict's machine since its last wrong training.
+    """Return whether a person has released the run after the last wrong training of the machine that a verdict names.
 
-    The release of a hold for another machine says nothing: the person may not have known of this one.
+    If another machine had caused the hold, its release doesn't count: the person may not have known of this machine.
     """
     for number in range(journal.attempts(), 0, -1):
         record = journal.find_attempt(number)
@@ -79,7 +79,7 @@ def _is_released(journal: Journal, verdict: AuditVerdict) -> bool:
 
 
 def _find_host(journal: Journal, release: AttemptRecord) -> str:
-    """Return the machine for which the hold was that a release has ended; empty if no record says so."""
+    """Return the machine that caused the hold which a release has ended; empty if no record names the machine."""
     number = release.lineage.get("hold")
     hold = journal.find_attempt(number) if isinstance(number, int) else None
     return str(hold.lineage.get("host", "")) if hold else ""

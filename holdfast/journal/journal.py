@@ -152,7 +152,7 @@ class Journal(RunFolder):
         return ending
 
     def record_rehearsal(self, record: RehearsalRecord) -> None:
-        """Record a rehearsal in which new ranks trained another trail. Keep an earlier record of the same attempt."""
+        """Record a rehearsal in which new ranks trained another trail than the living ranks. Keep an earlier record."""
         name = record_name("rehearsals", record.attempt)
         with contextlib.suppress(NameTaken):
             self.store.create(name, record.to_bytes())
@@ -183,7 +183,7 @@ class Journal(RunFolder):
         return [record.ending for record in found if record is not None]
 
     def check_fence(self, attempt: int) -> None:
-        """Check, with one request while the attempt's record exists, that this attempt may still write the run.
+        """Check that this attempt may still write the run. While the attempt's record exists, that costs one request.
 
         Raises:
             RunGone: the run was moved or deleted.
@@ -220,7 +220,7 @@ class Journal(RunFolder):
     def find_hold(self, newest: int) -> AttemptRecord | None:
         """Return the hold of a run; None if no audit holds it.
 
-        If the hold's record is damaged, return what its ending says of it: the run must not train on unnoticed.
+        If the hold's record is damaged, return a record made from its ending, so that the run stays held.
 
         Args:
             newest: the number of the newest attempt; 0 if there is none.
@@ -451,12 +451,12 @@ class Journal(RunFolder):
         return number
 
     def _may_name(self, number: int, path: str) -> bool:
-        """Return whether a commit may name a folder: no other commit named it first, or the other commit is void."""
+        """Return whether a commit may name a folder: no other commit named it first, or that commit doesn't exist."""
         owner = self.assign_folder(path, number)
         if owner == number or not owner:
             return owner == number
-        # The folder is free if the record of its first commit is damaged. It is also free if a kill prevented that
-        # record, and a commit of another folder has the number now. But if a pruned record names the folder, a
+        # The folder is free if the first commit's record is damaged. It is also free if a kill prevented the first
+        # commit, and a commit with another folder has that number now. But if a pruned record names the folder, a
         # suspended prune may be about to delete it.
         pruned = self.numbers("pruned", after=owner - 1)
         made = self.find_commit(owner)
@@ -511,7 +511,7 @@ class Journal(RunFolder):
         """Quarantine a commit, so that no attempt uses it again. A second call keeps the first reason.
 
         Raises:
-            Superseded: a later attempt has claimed the run, and decides itself.
+            Superseded: a later attempt has claimed the run, and decides instead of this attempt.
         """
         self.check_fence(attempt)
         log.warning("commit %d of run %r is quarantined: %s", number, self.run, reason)
@@ -532,8 +532,8 @@ class Journal(RunFolder):
             record = read_record(self.store, Quarantine, record_name("quarantine", commit.parent))
         except (NameMissing, RecordDamaged):
             return ""
-        is_before = record.created_at < commit.created_at  # if both have the same second, the order is unknown
-        return f"it continues from commit {commit.parent}, which was quarantined before" if is_before else ""
+        is_before = record.created_at < commit.created_at  # False within the same second, whose order is unknown
+        return f"it continues from commit {commit.parent}, which was already quarantined" if is_before else ""
 
     def quarantine_reasons(self) -> list[str]:
         """Return the reason for each quarantine, in order of the commits' numbers."""
@@ -541,7 +541,7 @@ class Journal(RunFolder):
         for number in self.numbers("quarantine"):
             try:
                 reasons.append(read_record(self.store, Quarantine, record_name("quarantine", number)).reason)
-            except (NameMissing, RecordDamaged) as error:  # the record can't be read; a folder may have its name
+            except (NameMissing, RecordDamaged) as error:  # missing if a folder has its name
                 reasons.append(str(error))
         return reasons
 
@@ -549,8 +549,8 @@ class Journal(RunFolder):
         """Protect a commit's checkpoint from retention until it is unpinned.
 
         Args:
-            explains: the commit with the spike that the run explains meanwhile, see `Pin`; 0 for a person's pin, which
-                replaces a run's.
+            explains: the commit whose spike the run is explaining; 0 for a person's pin, which replaces a pin of the
+                run.
 
         Raises:
             WrongUse: there is no such commit, or its checkpoint was pruned.

@@ -28,12 +28,12 @@ class MachineRecord(Record):
 
     number: int = Field(ge=1)
     host: str
-    gpus: list[str] = Field(description="the UUIDs of the GPUs at fault; empty if the whole machine is meant")
-    is_quarantined: bool = Field(description="whether the record quarantines the machine; if not, it releases it")
+    gpus: list[str] = Field(description="the UUIDs of the GPUs at fault; empty for the whole machine")
+    is_quarantined: bool = Field(description="true for a quarantine, false for a release")
     reason: str
     run: str = Field(description="the run in which the fault was found; empty in a release")
-    commit: int = Field(ge=0, description="the commit whose audits have found it; 0 in a release")
-    deviating: int = Field(ge=0, description="the trainings that ended on other bytes by then; 0 in a release")
+    commit: int = Field(ge=0, description="the commit whose audits have found the fault; 0 in a release")
+    deviating: int = Field(ge=0, description="how many trainings had ended on other bytes; 0 in a release")
     created_at: Time
 
     def __str__(self) -> str:
@@ -56,8 +56,9 @@ def list_quarantined(store: Store) -> list[MachineRecord]:
 def list_doubted(store: Store, at: str) -> list[MachineRecord]:
     """Return the quarantines that cast doubt on results that their machines computed at a given time.
 
-    These are the quarantines in force now, and those that a person has ended after the given time, because a machine
-    computes wrongly before an audit finds it. The call costs one request if the store never had a quarantine.
+    These are the quarantines in force now, and the quarantines that a person has ended after the given time. They may
+    have begun later than that time, because a machine computes wrongly before an audit finds it. The call costs one
+    request if the store never had a quarantine.
     """
     with contextlib.suppress(StoreDenied):
         return [record for folder in store.list(MACHINES) for record in _read_doubted(store, folder, at)]
@@ -97,12 +98,15 @@ def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> Machine
 
 
 def read_release(store: Store, verdict: AuditVerdict) -> str:
-    """Return when a person released a verdict's machine after its last wrong training; empty if nobody did."""
+    """Return when a person released the machine that a verdict names, if that was after its last wrong training.
+
+    Otherwise return an empty text.
+    """
     return find_release(_read_records(store, quote(verdict.host, safe="")), verdict)
 
 
 def find_release(records: Sequence[MachineRecord], verdict: AuditVerdict) -> str:
-    """Return when a verdict's machine was released after its last wrong training; empty if it wasn't released."""
+    """Return from the machine's records what `read_release` reads from the store."""
     released = [each.created_at for each in records if not each.is_quarantined and each.created_at >= verdict.at]
     return released[0] if released and verdict.at else ""
 
@@ -117,7 +121,8 @@ def release_machine(store: Store, host: str) -> MachineRecord:
     records = _read_records(store, quote(host, safe=""))
     if not records or not records[-1].is_quarantined:
         raise WrongUse(
-            f"{host} is not quarantined in {store.url}", hint=f"holdfast doctor --store {store.url} lists who is"
+            f"{host} is not quarantined in {store.url}",
+            hint=f"holdfast doctor --store {store.url} lists the quarantined machines",
         )
     return _create(
         store, records[-1].number, host=host, gpus=[], is_quarantined=False, run="", commit=0, deviating=0,

@@ -1,6 +1,6 @@
-"""The pins of a run that explains a spike: they keep the checkpoints before it, and name the commit that has it.
+"""The pins of a run that explains a spike. Each pin keeps a checkpoint before the spike, and names the spike's commit.
 
-If the attempt dies meanwhile, the next one finds the commit by these pins. A person's pin is never taken away.
+If the attempt dies meanwhile, the next attempt finds the commit by these pins. A person's pins are never removed.
 """
 
 import contextlib
@@ -10,15 +10,15 @@ from holdfast.errors import NameMissing, RecordDamaged, WrongUse
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import Commit, Pin, read_record, record_name
 
-# The commits to keep: the way back begins with the first one, and a replay perhaps with the second one, because it has
-# to train the step before the spike, too.
+# How many commits before the spike's commit are pinned. If the spike's step is skipped, the run goes back to the first
+# commit before it. An explanation may begin with the second, because it has to train the step before the spike, too.
 KEPT = 2
 
 
 def pin_before(journal: Journal, commit: Commit) -> None:
     """Pin the checkpoints from which the steps of a commit can be trained again."""
     for before in islice(journal.walk_back(commit), 1, 1 + KEPT):
-        with contextlib.suppress(WrongUse):  # it was pruned already
+        with contextlib.suppress(WrongUse):  # the checkpoint was already pruned
             journal.pin(before.number, explains=commit.number)
 
 

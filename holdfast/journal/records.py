@@ -58,7 +58,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, protected_namespaces=())
 
     def to_bytes(self) -> bytes:
-        fields = json.loads(self.model_dump_json())  # through JSON, in which pydantic writes NaN as null
+        fields = json.loads(self.model_dump_json())  # not model_dump: only pydantic's JSON has null for NaN
         return (json.dumps(fields | {SEAL: _hash_fields(fields)}, indent=2) + "\n").encode()
 
     @classmethod
@@ -180,7 +180,7 @@ class AttemptRecord(Record):
     environment: dict[str, Any]
     lineage: dict[str, Any] = Field(
         default_factory=dict,
-        description="differences from the attempt before: accepted drift, the machine, an ancestor",
+        description="differences from the previous attempt: accepted drift, the machine, an ancestor",
     )
 
     @property
@@ -242,7 +242,7 @@ class Commit(Record):
     """``commits/00000007.json``: a checkpoint that counts."""
 
     number: int = Field(ge=1)
-    parent: int = Field(ge=0, description="the commit that it was trained from; 0 for none")
+    parent: int = Field(ge=0, description="the commit from which it was trained; 0 for none")
     attempt: int = Field(ge=1)
     step: int = Field(ge=1, le=MOST_STEPS)
     epoch: int = Field(ge=0, le=MOST_STEPS, description="epochs completed")
@@ -259,15 +259,15 @@ class Commit(Record):
     config_fingerprint: str = Field(pattern=SHA256)
     why: str = Field(description="chunk, preempted, adopted or imported")
     created_at: Time
-    loss: float | None = Field(None, description="mean of its steps; None if unknown, or not finite")
+    loss: float | None = Field(None, description="mean loss of its steps; None if unknown or not finite")
     trained_at: LaterTime = Field("", description="when its last step ended; empty, as in older records, if unknown")
-    train_s: Seconds = Field(0.0, description="seconds in its steps; 0, as in the others, if unknown")
-    slow_s: Seconds = Field(0.0, description="seconds of train_s by which the save before slowed the steps beside it")
+    train_s: Seconds = Field(0.0, description="seconds that its steps took; 0 if unknown, in each of the times")
+    slow_s: Seconds = Field(0.0, description="seconds of train_s that the previous commit's save cost these steps")
     stall_s: Seconds = Field(0.0, description="seconds that training paused for its save")
-    save_s: Seconds = Field(0.0, description="seconds from the copy of its state until it was durable")
-    restart_s: Seconds = Field(0.0, description="seconds until its ranks, or their attempt, began to train")
+    save_s: Seconds = Field(0.0, description="seconds from the copy of the state until the checkpoint was durable")
+    restart_s: Seconds = Field(0.0, description="seconds from the start of its ranks until they began to train")
     slow_rank: SlowRank | None = Field(
-        None, description="the rank for which the others waited in its steps, over a fifth of the time; else null"
+        None, description="the rank for which the others waited for over a fifth of the time; else null"
     )
     spikes: list[Spike] = Field([], description="its steps whose loss or gradient norm has jumped, at most eight")
     is_last: bool = Field(False, description="whether its ranks ended with it, and trained no step after it")
@@ -276,17 +276,15 @@ class Commit(Record):
         description="the host of each rank, by rank; empty if the ranks were on one node, and in older records",
     )
     rehearsed: list[Annotated[int, Field(ge=1, le=MOST_STEPS)]] = Field(
-        [], description="the steps of its line's last rehearsals that were equal, oldest first"
+        [], description="the steps at which the last equal rehearsals began, oldest first"
     )
-    not_rehearsed: str = Field("", description="why its line was not rehearsed; empty if it was, or is going to be")
-    unrehearsed_s: Seconds = Field(0.0, description="seconds in the steps since that rehearsal")
-    rehearse_s: Seconds = Field(
-        0.0, description="seconds that a rehearsal took before its steps, or in the first of them"
-    )
-    inexact: str = Field("", description="how a rehearsal of its line differed, where the run went on all the same")
+    not_rehearsed: str = Field("", description="why no rehearsal was made; empty if one was or will be made")
+    unrehearsed_s: Seconds = Field(0.0, description="seconds that the steps since the last equal rehearsal took")
+    rehearse_s: Seconds = Field(0.0, description="seconds for which a rehearsal delayed its steps")
+    inexact: str = Field("", description="how a rehearsal differed, if the run continued in spite of that")
     records: dict[str, str] = Field(
         default_factory=dict,
-        description="the records that it relies on, by name, with the SHA-256 of its settings; older ones have none",
+        description="the records that it relies on, by name; see FORMAT.md. Older commits have none",
     )
     origin: Origin | None = Field(None, description="where its checkpoint comes from, if the run didn't train it")
 
@@ -396,16 +394,14 @@ class Pin(Record):
 
     commit: int = Field(ge=1)
     created_at: Time
-    explains: int = Field(
-        0, ge=0, description="the commit whose spike the run explains, which then removes the pin; 0 for a person's pin"
-    )
+    explains: int = Field(0, ge=0, description="the commit whose spike the run is explaining; 0 for a person's pin")
 
 
 class AuditRecord(Record):
     """``audits/00000007-00000002.json``: audit 2 of commit 7. An audit trains a commit's steps again."""
 
     commit: int = Field(ge=1)
-    number: int = Field(ge=1, description="the number of this audit among those of the commit")
+    number: int = Field(ge=1, description="the number of this audit among the commit's audits")
     from_commit: int = Field(ge=0, description="the commit that the replay began with; 0 for the beginning of the run")
     checkpoint_sha256: str = Field(
         pattern=rf"{SHA256}|^$", description="the content id that the replay ended with; empty if the gate refused it"
@@ -417,12 +413,12 @@ class AuditRecord(Record):
     resumes: list[Annotated[int, Field(ge=0, le=MOST_STEPS)]] = Field(
         [], description="the steps at which the run may have been resumed, but the replay trained straight on"
     )
-    first_step: int | None = Field(None, ge=0, le=MOST_STEPS, description="the first step that differs, if one does")
+    first_step: int | None = Field(None, ge=0, le=MOST_STEPS, description="the first step that differs, if any")
     first_differs_in: list[str] = Field([], description="what differs in that step, causes first")
     first_tensors: list[str] = Field([], description="the first tensors that differ after that step")
     seed: int | None = Field(None, description="the seed of the choice of this commit; null if a person chose it")
     share: float | None = Field(
-        None, ge=0, le=1, description="the share of training time for which it was chosen; null without one"
+        None, ge=0, le=1, description="the share of the training time that audits might take; null if not set"
     )
 
 

@@ -28,9 +28,9 @@ class SkipRecord(Record):
 
     number: int = Field(ge=1)
     skip: StepsText = Field(description="all steps to skip, such as 1200-1210,1300; empty for none")
-    changed: StepsText = Field(description="the steps that this record adds to the list before, or takes back")
-    is_off: bool = Field(description="whether it takes them back")
-    first_commit: int = Field(ge=1, description="the first commit that doesn't count any more, as it has such a step")
+    changed: StepsText = Field(description="the steps that this list adds to the previous list, or removes")
+    is_off: bool = Field(description="whether this list removes the changed steps")
+    first_commit: int = Field(ge=1, description="the first commit that no longer counts, because it has a changed step")
     by: str = Field(description="who wrote it: the user and the host")
     reason: str
     created_at: Time
@@ -55,7 +55,7 @@ def read_skips(journal: Journal, keys: Sequence[TrustedKey] = ()) -> SkipRecord 
     """Return the skip list in force; None if the run never had one.
 
     Args:
-        keys: the trusted keys, one of which must have signed the list; empty to accept any list.
+        keys: the list must be signed with one of these keys; if there are none, any list is accepted.
 
     Raises:
         RecordDamaged: the record can't be read. An older list isn't used instead, because it has other steps.

@@ -4,24 +4,24 @@ The functions here depend only on records, which `holdfast.journal.audits` reads
 produced are right.
 
 =====================================================================  ================================================
-the trainings of the commit's steps, its own included                  verdict
+trainings of the commit's steps, the run's own training included       verdict
 =====================================================================  ================================================
 all end on the commit's bytes, on two hosts                            certified
 all end on the commit's bytes, on one host                             undecided: another host has to train them; or, if
                                                                        the gate refused the parent, the parent is judged
-some end on other bytes, with software that may give other bytes       as if these had not run; drift if no others ran
+some end on other bytes, where equal bytes aren't promised             judged without these; drift if none is left
 two hosts end on the same bytes, and one host alone on others          machine: that host
 two hosts end on the same bytes, and two others on others              program
 two pairs of hosts end on the same bytes each                          program
-two hosts, which end on different bytes                                undecided: a third host trains, or both again
+two hosts, which end on different bytes                                undecided: a third host trains, or both do again
 two hosts, of which neither repeats its own bytes                      program
 three hosts, of which no two end on the same bytes                     program
 one host, which ends on different bytes three times                    program
 =====================================================================  ================================================
 
-A replay that begins before the commit's parent trains the parent's steps again, too. It doesn't stop where the run was
-resumed. So a difference may be the resume's fault. The replay proves a machine's fault only if another replay began
-with the same commit, or if the run wasn't resumed between these steps.
+A replay that begins before the commit's parent trains the parent's steps again, too, without the run's resumes. So a
+difference may be the fault of a resume. The replay proves a machine's fault only if another replay began with the same
+commit, or if the run wasn't resumed between these steps.
 
 If a parent is certified but the gate (the checks before a resume) refuses it, the parent's bytes are right and its
 probe is wrong. Either a machine has computed the probe wrongly, or a rank that saves nothing held other values.
@@ -80,7 +80,7 @@ class AuditVerdict:
         reason: a sentence with the hosts and the results of their trainings.
         ask: the replay that would decide; None unless the kind is ``undecided``.
         host: the faulty machine; empty unless the kind is ``machine``.
-        is_own: whether the commit's own bytes are among the wrong ones.
+        is_own: whether the commit's own bytes are wrong.
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
         repeats: whether the host gave other bytes each time that it trained; None if it trained once.
         rank, step, component: the first difference, as far as an audit found it. The rank is a rank of the run; a
@@ -290,7 +290,9 @@ class _Case:
         guilty = self._narrow(frozenset.intersection(*(each.hosts for each in deviating)))
         if not guilty:
             names = _name(frozenset.union(*(each.hosts for each in deviating)))
-            return self._say("program", f"not deterministic: {names} end on other bytes", deviating, right)
+            return self._say(
+                "program", f"not deterministic: {names} differ from the hosts that agree", deviating, right
+            )
         if len(guilty) > 1:
             return self._ask(f"{_name(guilty, 'or')} gave other bytes, and no record says which")
         (host,) = guilty
@@ -321,7 +323,9 @@ class _Case:
         if hosts > 2:
             return self._say("program", "not deterministic: no two hosts end on the same bytes", self.trainings[1:])
         if len(astray) > 1:
-            return self._say("program", f"not deterministic: {' and '.join(astray)} repeat nothing", self.trainings[1:])
+            return self._say(
+                "program", f"not deterministic: {' and '.join(astray)} don't repeat their bytes", self.trainings[1:]
+            )
         if hosts == 1 and len(self.groups) == len(self.trainings) >= DISTINCT:
             text = f"not deterministic: {_name(self.own.hosts)} ended on other bytes each time"
             return self._say("program", text, self.trainings[1:])

@@ -132,7 +132,7 @@ def test_every_commit_is_certified_or_a_candidate(line: Line, capsys: pytest.Cap
     assert facts["certified"] == "2 of 4 commits, the others are candidates"
     notes = {row[0]: row[16] for row in describe_commits(history)["rows"]}
     assert notes == {1: "", 2: "certified by b", 3: "certified by c", 4: ""}
-    for number, said in ((3, "bytes; later ones are candidates\n"), (4, "bytes\n")):
+    for number, said in ((3, "bytes; later commits are candidates\n"), (4, "bytes\n")):
         audit(line, commits[number - 1], "d")
         assert run_app(app, ["show", line.journal.store.url]) == 0
         shown = capsys.readouterr().out
