@@ -1,4 +1,4 @@
-"""Writing a checkpoint of sharded ranks: collect each part's bytes from all ranks, hash and write them in windows."""
+"""Writing a checkpoint of sharded ranks: collect the bytes of each part (file) from all ranks, hash and write them."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Collected:
         files: the parts that this rank owns.
         lines: the files of JSON lines beside the state, by name; the main rank writes them.
         pool: a thread pool of at least `ABREAST` threads.
-        copies: the copies of this rank's bytes of all parts, by the part's name.
+        copies: a copy of the bytes that this rank has of each part, by the part's name.
         windows: memory for `WINDOWS` windows.
     """
 
@@ -108,7 +108,7 @@ class Collected:
         except NameTaken as error:
             taken = error
         finally:
-            _note(file, stream.finish())  # after an error, too: the exchange waits for free windows
+            _note(file, stream.finish())  # take the rest after an error, too, to free the windows
         if taken is not None:
             check_same_file(self._folder, path, file.record.result(), taken)
 
@@ -157,5 +157,5 @@ class Collected:
 
 
 def _note(file: File, record: FileRecord) -> None:
-    if not file.record.done():  # already done if the part was collected for an earlier folder name
+    if not file.record.done():  # set already if an earlier folder name was tried
         file.record.set_result(record)

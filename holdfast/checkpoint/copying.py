@@ -18,8 +18,8 @@ from holdfast.store import Store
 def copy_checkpoint(source: Store, saved: Saved, folder: Store) -> Saved:
     """Copy a checkpoint durably to another folder, and return the copy.
 
-    The bytes are verified while they are copied. As in any save, the first part is named first, so that only one of two
-    writers gets the folder. ``metadata.json`` is written last.
+    The bytes are verified while they are copied. As in any save, the first part is written before all other files, so
+    that only one of two writers gets the folder. ``metadata.json`` is written last.
 
     Args:
         source: the folder that has the checkpoint.

@@ -138,7 +138,8 @@ def _compare_lines(one: Line, other: Line) -> Iterator[str]:
 def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
     """Return pairs of entries for the same rank or share.
 
-    Only shares are paired if the numbers of ranks differ, or if the ranks divide the shares or the sums differently.
+    If the two lines have different numbers of ranks, or divide shares or sums differently among ranks, pair only the
+    entries of shares.
     """
     names = ("share", "model_part", "rank", "grid")
     ones, others = ({tuple(map(each.get, names)): each for each in line.get("parts", [])} for line in (one, other))
@@ -149,10 +150,10 @@ def _pair_parts(one: Line, other: Line) -> list[tuple[Line, Line]]:
 
 
 def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[str]:
-    """Yield the fields that differ in ranks or shares, with the ranks of the first line.
+    """Yield the names of the fields that differ in ranks or shares.
 
-    If only some ranks or shares differ in a field, yield the field with their ranks. If all differ, yield the field
-    without ranks, and only if the line has no value of this field for the whole step.
+    If only some ranks or shares differ in a field, its name includes their ranks in the first line. If all differ, its
+    name includes no ranks, and is yielded only if the line has no value of this field for the whole step.
     """
     known = [(dict(_read_fact(name, one)), dict(_read_fact(name, other)), one) for one, other in parts]
     known = [each for each in known if each[0] and each[1]]
@@ -165,7 +166,7 @@ def _compare_parts(name: str, parts: Sequence[tuple[Line, Line]]) -> Iterator[st
 
 
 def _read_fact(name: str, part: Line) -> Iterator[tuple[str, str]]:
-    """Yield a field's name and value in a rank's or share's entry; for ``state``, those of each component."""
+    """Yield a field's name and value in a rank's or share's entry; for ``state``, each component's name and value."""
     if name == "state":
         yield from part.get("state", {}).items()
     elif name in part:

@@ -128,7 +128,7 @@ def digest_payload(payload: Payload) -> str:
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
-    """Return the bytes of a safetensors file with tensors only, in pieces. Its metadata is ``{"format": "pt"}``."""
+    """Return the pieces of a safetensors file that has only tensors. The file's metadata is ``{"format": "pt"}``."""
     (layout,) = _lay_out(_describe(tensors), None)
     return map(in_memory, _make_pieces(layout, tensors, {"format": "pt"}))
 
@@ -178,7 +178,7 @@ def _lay_out(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], part_bytes: 
 
 
 def _in_order(rows: Iterable[_Rows]) -> list[_Rows]:
-    """Return the rows sorted by item size, largest first, then by name. The sizes' order aligns all tensors."""
+    """Return the rows sorted by item size, largest first, then by name. In this order every tensor is aligned."""
     return sorted(rows, key=lambda each: (-ITEM_BYTES[each.dtype], each.name))
 
 

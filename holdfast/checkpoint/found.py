@@ -47,8 +47,8 @@ class Found(BaseModel):
 def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
     """Return the values that differ between two processes at the same step, because the checkpoint lacks them.
 
-    A value that only the first process has is returned in two cases: both processes have attributes of the same object,
-    or the value is an iterator inside an epoch. In other cases it is left out, because the processes may be in
+    If only the first process has a value, return the value in two cases: the second process has other attributes of the
+    same object, or the value is an iterator inside an epoch. Otherwise leave it out, because the processes may be in
     different functions of a loop.
 
     Args:

@@ -63,7 +63,7 @@ class Metadata(Record):
     grad_accum: int
     avg_loss: float | None
     loss: float | None = Field(
-        None, description="mean of the steps since the checkpoint before; None if unknown, as in older checkpoints"
+        None, description="mean loss since the previous checkpoint; None if unknown, as in older checkpoints"
     )
     scheduler_type: str
     current_lrs: list[float]
@@ -75,7 +75,8 @@ class Metadata(Record):
     anneal_offset: int = 0
     probe: Probe = Probe()
     rank_probes: list[Probe] = Field(
-        default_factory=list, description="the probe of each rank, if there are several; one if all are equal"
+        default_factory=list,
+        description="the probe of each rank, if the run has several; a single probe if all are equal",
     )
     replayed: dict[str, float] | None = None
     first_batch: str = ""
@@ -93,9 +94,9 @@ class Metadata(Record):
     config_fingerprint: str
     environment: dict[str, Any] = Field(
         default_factory=dict,
-        description="the machine it was trained on, and the record of code, packages, files and built values",
+        description="the machine that trained it, and the record of code, packages, files and built values",
     )
-    origin: Origin | None = Field(None, description="where it comes from, if the run didn't train it")
+    origin: Origin | None = Field(None, description="the source of an imported checkpoint; None if the run trained it")
 
     @property
     def is_at_epoch_end(self) -> bool:

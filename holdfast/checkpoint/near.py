@@ -37,7 +37,7 @@ from holdfast.store.local import LocalStore
 RUN_FOLDER = re.compile(r".+-[0-9a-f]{16}")
 # The marker of a save between two commits: an empty file in its folder.
 MARKER = "between-commits"
-# Only the owner may write into the folder, because a run may adopt a checkpoint in it, as from the store.
+# Only the owner may write into a near folder, because a run may adopt checkpoints from it.
 MODE = 0o700
 
 log = logging.getLogger(__name__)
@@ -146,9 +146,10 @@ class Near:
             return outdated
 
     def take_problem(self) -> str:
-        """Return a message for the user: why the last save failed. Later calls return an empty text.
+        """Return a message for the user that says why the last save failed, and forget the message.
 
-        Empty, too, if the save has not failed, or if the previous save failed for the same reason.
+        The text is empty if the save hasn't failed, if the previous save failed for the same reason, or if an earlier
+        call has returned the message.
         """
         unsaid, self._unsaid = self._unsaid, ""
         return unsaid
@@ -197,15 +198,16 @@ class Near:
                     metadata = read_metadata(self.store, folder.name)
                     if metadata and known in (metadata.previous_checkpoint_sha256, metadata.checkpoint_sha256):
                         continue
-                log.info("deleting the near folder's %s, which nothing continues from", folder.name)
+                log.info("deleting the near folder's %s: the run doesn't continue from it", folder.name)
                 shutil.rmtree(folder.path, ignore_errors=True)
 
     # ---- reading
 
     def find(self, commit: Commit) -> list[str]:
-        """Return the folders of `store` that may have copies of a commit's parts, judged by their names and metadata.
+        """Return the folders of `store` that may have copies of a commit's parts.
 
-        A copy has no metadata on a node whose ranks write only some of the parts.
+        A folder is returned if its name has the commit's step, and if its metadata has the commit's content id or is
+        missing. The metadata is missing on a node whose ranks write only some of the parts.
         """
         found = []
         with contextlib.suppress(HoldfastError):

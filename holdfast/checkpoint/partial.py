@@ -60,7 +60,7 @@ def read_headers(folder: Store, commit: Commit, parts: Iterable[FileRecord]) -> 
 
 
 def read_ended_epoch(folder: Store, commit: Commit) -> bool | None:
-    """Return whether a state was saved after the loop's code at an epoch's end; None if it can't be read."""
+    """Return whether a loop's code at an epoch's end had run before the save; None if the state can't be read."""
     try:
         first, *_ = find_parts(commit)
         return bool(read_headers(folder, commit, [first])[first.name].tree["progress"].get(ENDED_EPOCH))

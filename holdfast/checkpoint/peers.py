@@ -43,7 +43,7 @@ class Peers(Protocol):
     ranks: int
 
     def hold(self, parts: Sequence[Part], owners: Mapping[str, int]) -> tuple[list[Part], Held]:
-        """Return this rank's bytes of each part, and the exchange that later sends a copy of these to the owners.
+        """Return this rank's bytes of each part, and the exchange that later sends copies of the bytes to the owners.
 
         The caller copies the bytes before the state changes.
 

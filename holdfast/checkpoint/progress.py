@@ -80,4 +80,4 @@ def find_disagreement(before: Sums | None, losses: Sequence[Any], after: Sums | 
         return ""
     if before.add(numbers, steps_per_epoch) == after:
         return ""
-    return "the losses in its state don't follow from its parent's and its trail"
+    return "the losses in its state aren't its parent's losses plus the losses in its trail"

@@ -209,7 +209,7 @@ class Saver:
         return self._under_way.result()
 
     def on_failure(self, call: Callable[[], object]) -> None:
-        """Call a function if the last save fails; in another thread, or at once if the save has failed already."""
+        """Call a function if the last save fails: in another thread, or at once if the save has already failed."""
         if self._under_way is not None:
             self._under_way.add_done_callback(lambda save: call() if save.exception() else None)
 

@@ -198,7 +198,7 @@ def read_newest(journal: Journal) -> list[Shown]:
 
 
 def _find_commits(journal: Journal) -> list[Commit]:
-    """Return the commits with texts or pictures, oldest first. Pruned commits are included, quarantined ones aren't."""
-    newest = journal.newest_number()  # included, because a run that was just unpacked has no folder shown/
+    """Return the commits with texts or pictures, oldest first. Include pruned commits, but no quarantined commits."""
+    newest = journal.newest_number()  # shown/ is missing if the run was just unpacked
     numbers = {*journal.numbers("shown"), newest} - set(journal.numbers("quarantine"))
     return [commit for number in sorted(numbers) if (commit := journal.find_commit(number))]

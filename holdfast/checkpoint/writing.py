@@ -42,10 +42,13 @@ class Written:
 
 @dataclass
 class File:
-    """A part that is being written: a future of its record, and its record in the last checkpoint.
+    """A part that is being written.
 
     Attributes:
-        record: one future for all folders to which the part is written, so that the part is hashed once.
+        record: a future with the size and hash of the part. There is one future for all folders to which the part is
+            written, so that the part is hashed once.
+        last: the same part in the last checkpoint; None if there is none.
+        shared_by: see `Saver`.
     """
 
     name: str
@@ -62,7 +65,7 @@ class File:
         return self.last is not None and self.last.is_lasting and self.last.sharing < self.shared_by
 
     def written(self, path: str) -> Written:
-        """Return a `Written` for this part in the folder ``path``, with which the next save compares its part."""
+        """Return this part as written to the folder ``path``. The next save compares its own part with the result."""
         record, last = self.record.result(), self.last
         sharing = last.sharing + 1 if last and self.is_copied else 1
         return Written(record, path, sharing, is_lasting=last is not None and last.record == record)
@@ -80,7 +83,7 @@ class Writing(Protocol):
     def write(self, path: str) -> list[FileRecord]:
         """Write the files to a folder durably. Return the records of the files other than parts.
 
-        The first part is named before all other files, so that only one of two writers gets the folder.
+        The first part gets its name before all other files, so that only one of two writers gets the folder.
 
         Raises:
             NameTaken: another writer's file has the name of one of these files.
@@ -128,7 +131,7 @@ def list_free(folder: Store, natural: str, names: Collection[str]) -> Iterator[s
         # A prune that was suspended may still delete a folder that belonged to a commit, so skip such a folder.
         if folder.exists(folder_record_name(path)):
             return False
-        # A folder may have parts that a dead attempt wrote from a state that was cut differently.
+        # Skip a folder with parts of other names: a dead attempt wrote them from a state that was cut differently.
         return not {*filter(is_part, folder.list(path))} - {*names}
 
     return filter(is_free, _candidate_names(natural))
