@@ -11,11 +11,11 @@ Python::
 
 Under torchrun, ``accelerate launch`` or srun call `attach` in the script that they start.
 
-You may import the names in ``holdfast.__all__``, and those that the documentation imports from ``holdfast.adapters``,
+You may import the names in ``holdfast.__all__``, and names that the documentation imports from ``holdfast.adapters``,
 ``attempt``, ``errors``, ``looking.sinks``, ``recipes``, ``schedule``, ``store`` and ``testing``. All other names are
 private and may change in any version.
 
-Importing this imports neither torch, nor Prefect, nor a cloud's SDK: some names are imported when they are first used.
+``import holdfast`` imports neither torch, nor Prefect, nor a cloud's SDK: some names are imported at their first use.
 """
 
 import importlib

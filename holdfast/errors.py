@@ -14,7 +14,7 @@
     │   ├── RecordDamaged            (ValueError)         a journal record can't be read
     │   ├── NoVerifiedCheckpoint     (RuntimeError)       every commit is damaged or quarantined
     │   ├── NotTrusted               (PermissionError)    no trusted key signed a commit
-    │   ├── GateTripped              (RuntimeError)       a resumed model isn't the one that was saved, or isn't healthy
+    │   ├── GateTripped              (RuntimeError)       a resumed model differs from the saved model, or isn't healthy
     │   └── Inexact                  (RuntimeError)       new ranks don't train the same steps as the living ranks
     └── RunStopped                   exit 3: the run ended early; the same command continues it
         ├── StoreError               (OSError)
@@ -27,16 +27,16 @@
         ├── StateError               (TypeError)          part of the state can't be saved without a pickle
         ├── RankDied                 (ChildProcessError)  a rank ended unexpectedly; retryable
         │   └── RankHung             (ChildProcessError)  a rank made no progress any more, and was ended; retryable
-        ├── OutOfMemory              (MemoryError)        the recipe asked for more than there is; retryable
+        ├── OutOfMemory              (MemoryError)        the recipe asked for more memory than there is; retryable
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised an error; retryable
         │   └── RecipeBroken         (RuntimeError)       an error that new ranks would raise again
         ├── Unhealthy                (RuntimeError)       a health signal left its limits; retryable
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
         ├── SelfTestFailed           (RuntimeError)       a rank's device computes wrong bits
-        ├── MachineQuarantined       (RuntimeError)       this machine has computed wrongly; another one may train
+        ├── MachineQuarantined       (RuntimeError)       this machine has computed wrongly; another machine may train
         ├── NodesMissing             (TimeoutError)       too few nodes connected to the rendezvous
-        ├── ParentQuarantined        (RuntimeError)       a commit continues from one that was quarantined meanwhile
-        ├── FolderTaken              (FileExistsError)    a checkpoint's folder belongs to another commit, or to none
+        ├── ParentQuarantined        (RuntimeError)       a commit's parent was quarantined meanwhile
+        ├── FolderTaken              (FileExistsError)    a checkpoint's folder is another commit's, or being deleted
         ├── NoProgress               (RuntimeError)       the same failure at the same step again
         └── Superseded               (RuntimeError)       a later attempt owns the run
             └── RunHeld              (RuntimeError)       an audit holds the run until a person releases it
@@ -101,7 +101,7 @@ class RecipeError(WrongUse, ValueError):
 
 
 class ConfigDrift(WrongUse, RuntimeError):
-    """The settings differ from the run's saved ones."""
+    """The settings differ from the run's saved settings."""
 
 
 class RunUnknown(WrongUse, LookupError):
@@ -113,14 +113,14 @@ class DeterminismError(WrongUse, RuntimeError):
 
 
 class Damage(HoldfastError):
-    """Bytes on the store differ from the committed ones."""
+    """Bytes on the store differ from the committed bytes."""
 
     exit_code = 2
     reason = "damaged"
 
 
 class CheckpointDamaged(Damage, ValueError):
-    """A checkpoint's bytes differ from those in its commit."""
+    """A checkpoint's bytes differ from the hashes in its commit."""
 
 
 class RecordDamaged(Damage, ValueError):
@@ -136,7 +136,7 @@ class NotTrusted(Damage, PermissionError):
 
 
 class GateTripped(Damage, RuntimeError):
-    """The restored model differs from the saved one, or is unhealthy."""
+    """The restored model differs from the saved model, or is unhealthy."""
 
     reason = "refused"
 
@@ -279,11 +279,11 @@ class NodesMissing(RunStopped, TimeoutError):
 
 
 class ParentQuarantined(RunStopped, RuntimeError):
-    """A commit continues from one that was quarantined meanwhile. Its attempt goes back to an earlier commit."""
+    """A commit's parent was quarantined meanwhile. The attempt goes back to an earlier commit."""
 
 
 class FolderTaken(RunStopped, FileExistsError):
-    """A checkpoint's folder belongs to another commit, or no commit may name it any more because it is deleted."""
+    """A checkpoint's folder belongs to another commit, or the folder is being deleted."""
 
 
 class NoProgress(RunStopped, RuntimeError):
@@ -293,7 +293,7 @@ class NoProgress(RunStopped, RuntimeError):
 
 
 class Superseded(RunStopped, RuntimeError):
-    """A later attempt owns the run; this one must not commit any more."""
+    """A later attempt owns the run; this attempt must not commit any more."""
 
     reason = "superseded"
 
@@ -313,7 +313,8 @@ class RunHeld(Superseded):
         """
         return cls(
             f"run {run!r} is held: {reason}",
-            hint=f"holdfast release {url} --rollback goes back to right bytes, and without --rollback on as it is",
+            hint=f"holdfast release {url} --rollback goes back to right bytes; without --rollback the run continues as "
+            "it is",
         )
 
 
