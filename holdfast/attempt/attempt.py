@@ -310,13 +310,13 @@ class Attempt:
         return is_end, {name: value for name, value in lineage.items() if value} | describe_job(self.config.compute)
 
     def _judge_drift(self, newest: Commit, epochs: int | None) -> tuple[Commit, Past, dict[str, Any]]:
-        """Judge the changes of settings and code since the newest commit without a break; see `Line.find_break`.
+        """Judge the changes of settings and code since the newest commit in which `Line.find_break` finds no break.
 
-        `Line.resume` will quarantine the commits with a break. A commit with a break may come from another run, with
-        other settings and code than this run's earlier commits.
+        `Line.resume` will quarantine the commits in which it finds a break. They may come from another run, with other
+        settings and code than this run's earlier commits.
 
         Args:
-            newest: the newest commit, which is judged if every commit has a break.
+            newest: the newest commit, which is judged if all commits have a break.
 
         Returns:
             the commit, its records, and the accepted changes for the lineage.
@@ -440,13 +440,13 @@ class Attempt:
             log.info("steps that are drawn and not trained: %s", self.config.skip or "none any more")
 
     def _note_failure(self, error: HoldfastError) -> HoldfastError:
-        """Record how the ranks failed. Return the error to raise: `NoProgress` if the previous failure was the same."""
+        """Record a failure of the ranks. Return the error to raise: this error, or `NoProgress` if it was repeated."""
         self.ranks.hangs += isinstance(error, RankHung)
         if self._history and isinstance(error, RankDied):
             self._history.note_death()
         self._tell("failed", error)
         if isinstance(error, RecipeBroken):
-            error.hint = error.hint or "mend it, then start the run again: it continues from its last commit"
+            error.hint = error.hint or "fix the code, then start the run again: it continues from its last commit"
         return self._failures.find_no_progress(error, self.step) or error
 
     def _await_saved(self, stop: int) -> Saved | None:
@@ -481,7 +481,7 @@ class Attempt:
                     self.rehearsals.start_ahead(event.step, (stop, self.total_steps), event.steps_per_s)
 
     def _rehearse_or_order(self, stop: int, trained_s: float, steps_per_s: float) -> None:
-        """After the last step of a chunk, order a rehearsal if one is due, or the next chunk."""
+        """After the last step of a chunk, order a rehearsal if one is due; otherwise order the next chunk."""
         if stop < self.total_steps and not self.is_stopping and self.notice is None:
             stops = self._pipeline.stop_after(stop), self.total_steps
             if self.rehearsals.begin(self.line, stop, stops, trained_s, steps_per_s):

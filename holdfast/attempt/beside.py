@@ -74,7 +74,7 @@ def find_attached_ending(cause: Cause) -> Ending:
 
 
 def main() -> int:
-    """Run the process beside the ranks, and tell them its exit code."""
+    """Run the process beside the ranks. Return its exit code, after telling the ranks this code."""
     config, _ = read_environment()
     number, first = map(int, os.environ.pop(DOOR_VARIABLE).split())
     door = AttachedRanks.door = Door(socket.socket(fileno=number), config.compute.rank_count, first)

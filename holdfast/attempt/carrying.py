@@ -114,7 +114,7 @@ class _NodeCarrier:
             # the ranks died before they were connected: torchrun on node 0 has ended
             if isinstance(error, RankDied) and not self._is_training:
                 raise NodesMissing(
-                    "the ranks of this node didn't connect to those of the other nodes",
+                    "the ranks of this node didn't connect to the other nodes' ranks",
                     hint=f"see the end of {self._log_path}",
                 ) from None
             if not error.is_retryable:

@@ -35,7 +35,7 @@ Publish = Callable[[Line, Proposal], Commit]
 
 
 def publish_commit(line: Line, proposal: Proposal) -> Commit:
-    """Check a checkpoint, and publish its commit's record and latest.json. Log the spikes in its metrics.
+    """Check a checkpoint, publish its commit's record and latest.json, and return the commit. Log the commit's spikes.
 
     Raises:
         ConfigDrift: the checkpoint was trained with other settings than the run's.
@@ -66,5 +66,5 @@ def check_fingerprint(line: Line, proposal: Proposal) -> None:
         raise ConfigDrift(
             f"checkpoint {path} was trained with settings of the fingerprint {trained_with[:16]}, and the run has "
             f"settings of the fingerprint {current[:16]}",
-            hint="continue with the settings of the checkpoint; holdfast diff shows which ones changed",
+            hint="continue with the settings of the checkpoint; holdfast diff shows which settings changed",
         )

@@ -79,7 +79,8 @@ class Explaining(Observer):
         self._config = config
         self._view: AttemptView | None = None
         self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._open: list[int] = []  # the commits with unexplained spikes; 0: look for commits of earlier attempts
+        # The numbers of the commits with unexplained spikes. 0 stands for all commits that earlier attempts have left.
+        self._open: list[int] = []
         self._process: Process | None = None
         self._ends, self._is_crowded = threading.Event(), False
         # Run the new thread in a copy of this thread's context, so that Prefect shows its warnings with the
@@ -124,7 +125,7 @@ class Explaining(Observer):
         self._view = attempt
         self._open.append(number)
         self._news.put(number)
-        if self._thread.ident is None:  # not in __init__: if the attempt is never made, nothing ends the thread
+        if self._thread.ident is None:  # not in __init__: without an attempt, nothing would end the thread
             self._thread.start()
 
     def _tell_to_end(self) -> None:
@@ -226,7 +227,7 @@ class Explaining(Observer):
         url = journal.store.url
         if answer.cause == "bits":
             log.warning(
-                "step %d is not skipped: trained again, it gives other bits, so that this machine or the program has "
+                "step %d is not skipped: trained again, it gives other bits, so this machine or the program has "
                 "computed wrongly; to find out, on another machine: holdfast audit %s --commit %d", step, url, number,
             )  # fmt: skip
             return

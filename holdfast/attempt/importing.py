@@ -121,7 +121,7 @@ def _claim(
 
 
 def _commit(line: Line, ranks: AttemptRanks, imported: Imported) -> Commit:
-    """Save the state that the ranks have loaded, commit the checkpoint, and record how the attempt ended."""
+    """Save the state that the ranks have loaded, and return its commit. Record how the attempt ended."""
     ending = Ending("stopped")
     try:
         line.next_number = line.journal.next_number()

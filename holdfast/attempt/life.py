@@ -190,7 +190,7 @@ def train(
 ) -> TrainResult:
     """Train a run as `live` does, and return the result that a command shows.
 
-    After a first signal, ignore further ones for ``resume.stop_within_s`` seconds.
+    After a first signal, ignore further signals for ``resume.stop_within_s`` seconds.
 
     Raises:
         RunStopped: the attempt ended before the run is complete.

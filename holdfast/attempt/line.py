@@ -1,4 +1,4 @@
-"""The run's line of commits, which the attempt that owns the run reads and extends: adopt, fall back, commit.
+"""The commits of a run, for the attempt that owns the run: restore the newest, adopt dead ranks' checkpoints, commit.
 
 This module needs no rank and no torch: the caller passes the function that restores a checkpoint.
 """
@@ -63,7 +63,7 @@ Restore = Callable[[Commit], HoldfastError | None]
 
 @dataclass(frozen=True)
 class _RehearsalVerdict:
-    """The results of the rehearsals on a line of commits; see `Commit`.
+    """The results of a run's rehearsals, as a `Commit` records them.
 
     Attributes:
         rehearsed: the steps from which the last equal rehearsals began.
@@ -208,7 +208,7 @@ class Line:
         return self._metadata[commit.path]
 
     def commit(self, saved: Saved, reason: str) -> Commit:
-        """Commit a checkpoint, which becomes ``head``. Call it again to finish an interrupted call.
+        """Commit a checkpoint, and return the commit, the new ``head``. Call again to finish an interrupted call.
 
         Args:
             reason: ``chunk``, ``preempted``, ``adopted`` or ``imported``.
@@ -304,7 +304,7 @@ class Line:
 
     @property
     def verdict(self) -> "_RehearsalVerdict":
-        """Return the results of the rehearsals on this line so far."""
+        """Return the results of the run's rehearsals so far."""
         number = self.head.number if self.head else 0
         if self._noted is not None and self._noted[0] == number:
             return self._noted[1]
@@ -322,7 +322,7 @@ class Line:
         self._noted = self.head.number, _RehearsalVerdict(steps, cost_s=cost_s)
 
     def note_unrehearsed(self, reason: str) -> None:
-        """Record why no rehearsal is made. If this line already has a rehearsal, do nothing."""
+        """Record why no rehearsal is made. If the run already has a rehearsal, do nothing."""
         if not self.verdict.rehearsed and self.verdict.reason != reason:
             self._noted = self.head.number if self.head else 0, replace(self.verdict, reason=reason)
 
@@ -353,7 +353,7 @@ class Line:
         return since
 
     def follow(self) -> Commit:
-        """Make the newest commit the head.
+        """Make the newest commit the head, and return it.
 
         An earlier attempt published this commit after the present attempt had claimed the run. That can happen if the
         earlier attempt made its last check for later attempts just before the claim.

@@ -32,8 +32,8 @@ JOB = "job"  # the key of the Slurm job in an attempt's lineage
 
 BUILT = "built"
 
-# How many earlier attempts' self-tests are compared at most; reading each costs a request. If the first similar
-# machine gave the same bits as this machine, no more are read.
+# The largest number of earlier attempts whose self-tests are compared. To read an attempt's record costs a request. If
+# the first similar machine gave the same bits as this machine, no more records are read.
 LOOKED_BACK = 16
 
 ReadMetadata = Callable[[Commit], checkpoint.Metadata | None]
@@ -77,7 +77,7 @@ class Past:
 
     @classmethod
     def read(cls, journal: Journal, commit: Commit, read: ReadMetadata | None = None) -> "Past":
-        """Read the records of a commit.
+        """Return the records of a commit.
 
         Args:
             read: a function that reads the metadata of a commit's checkpoint; if None, the metadata is read from the
@@ -301,7 +301,7 @@ def read_environments(journal: Journal, newest: int) -> Iterator[dict[str, Any]]
 
 
 def choose_gate(past: Past, present: Present, resume: Resume) -> Gate:
-    """Choose the gate: how strictly the resumed model is compared with the saved model."""
+    """Return the gate, which says how strictly the resumed model is compared with the saved model."""
     changed = [change for change in changes_since(past, present) if not is_harmless(change)]
     if changed or BUILT in resume.accept_drift:
         return Gate("record")
@@ -365,7 +365,7 @@ def find_ancestor(journal: Journal, store_url: str, init: InitFrom | None, newes
 
 
 def begin_from_ancestor(ranks: Ranks, ancestor: Ancestor) -> int:
-    """Load an ancestor's weights into ranks. Return ``anneal_offset``: the steps that `Anneal` counts as trained.
+    """Load an ancestor's weights into ranks. Return how many steps each `Anneal` of the run counts as done already.
 
     Raises:
         CheckpointDamaged: the ancestor is damaged.

@@ -36,7 +36,7 @@ class Known:
     Attributes:
         attempts: the highest attempt number that was claimed; 0 if there was no attempt.
         newest: the newest commit; None before the first commit.
-        epochs: the number of epochs in the run's last configuration; None if that is lost or there is none.
+        epochs: the number of epochs in the run's last configuration; None for a new run, or if it was lost.
         ending: how the last attempt ended; None if its ending isn't recorded.
     """
 
@@ -47,7 +47,7 @@ class Known:
 
     @classmethod
     def read(cls, journal: Journal) -> "Known":
-        """Read the state of a run from its journal."""
+        """Return the state of a run, as its journal records it."""
         attempts, newest = journal.attempts(), journal.newest()
         record = journal.read_ending(attempts) if attempts else None
         epochs = journal.read_epochs() if attempts else None
@@ -106,7 +106,7 @@ class Known:
         return False
 
     def record_lost_attempts(self, journal: Journal, number: int) -> None:
-        """Record an ending for the newest attempts without one, back to the last attempt that has recorded its ending.
+        """Record an ending for each attempt after the last attempt with a recorded ending.
 
         If an attempt's process still runs on this machine, its ending is ``superseded``, otherwise ``vanished``.
 

@@ -37,7 +37,7 @@ class Pipeline:
     def stop_after(self, step: int) -> int:
         """Return the last step of the chunk that begins after ``step``.
 
-        If the ranks already have an order, return its step.
+        If the ranks already have an order to stop, return the step of this order.
         """
         return next((stop for stop in self._ordered if stop > step), 0) or self._choose_stop(step)
 

@@ -159,7 +159,7 @@ class AttemptRanks:
         check_machine(self.config.store, self.config.compute)
 
     def _check_gpus(self, ranks: Ranks) -> int:
-        """Check the GPUs that these ranks take; see `check_gpus`. On an error, end the ranks at once."""
+        """Check the GPUs that these ranks take, and return their number. On an error, end the ranks at once."""
         if self.config.compute.has_ray:
             return 0  # with several nodes, each node checks its own GPUs
         try:

@@ -5,7 +5,7 @@ what is known                                                  `choose_action`
 =============================================================  ====================================================
 an attempt lives                                               watch it
 the last attempt was cancelled while it was watched            end: cancelled
-the last attempt was cancelled before that, or completed       end if the run is complete, else start the next one
+the last attempt was cancelled before that, or completed       end if the run is complete, else start another
 the server refused to begin the last attempt                   the same, after a wait; each further wait is doubled
 the last attempt's end spends a budget that isn't used up      the same; the wait is doubled until a commit is made
 the last attempt's end spends a budget that is used up         raise `NoProgress`
@@ -42,8 +42,8 @@ class Supervised:
         is_finished: whether the journal has all steps of the run, and says that its last attempt completed the run.
         is_disputed: whether the run was finished with other settings, and no attempt has judged the present settings.
         is_dead: whether the last attempt's process died, perhaps after its last commit and before its report.
-        last: how the attempt that was watched last ended; None if it never began, or no attempt was watched.
-        was_cancelled: whether that attempt was already being cancelled when the watch began.
+        last: how the last watched attempt ended; None if it never began, or no attempt was watched.
+        was_cancelled: whether the last watched attempt was already being cancelled when the watch began.
         refusals: how many attempts in a row, up to the last one, the server has refused to begin.
         endings: how each attempt of the run ended, oldest first. The last item is `last`.
     """

@@ -75,7 +75,7 @@ class Upkeep:
         return True
 
     def prune_epochs(self) -> PruneReport | None:
-        """Delete the checkpoints that the run's retention doesn't keep; return None before the first commit.
+        """Delete the checkpoints that retention doesn't keep. Return the report; None before the first commit.
 
         Raises:
             Superseded: a later attempt owns the run, perhaps with another policy.

@@ -50,7 +50,8 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
     """Return the first difference between two trails, or None. Compare only the steps and fields that both trails have.
 
     Args:
-        one: the trail whose ranks are named. With virtual ranks the other trail may have another number of ranks.
+        one: the trail whose ranks the result names. With virtual ranks the other trail may have another number of
+            ranks.
     """
     others = {line["step"]: line for line in other}
     for line in one:

@@ -20,7 +20,7 @@ def differences(a: Payload, b: Payload) -> list[str]:
 
 
 def shorten(names: list[str], shown: int) -> str:
-    """Join the first ``shown`` names with commas, and add the number of the remaining names."""
+    """Return the first ``shown`` names, joined with commas, and the number of the remaining names."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 

@@ -46,7 +46,7 @@ class Metadata(Record):
         learning_rate_history_len: the number of completed epochs.
         epoch_first_lrs: the learning rates of the first step of the epoch in progress; empty at an epoch's end; None
             if an earlier version wrote the checkpoint.
-        anneals: the anneals' values for the next step, by name.
+        anneals: the value of each `Anneal` of the recipe for the next step, by name.
     """
 
     epoch: int

@@ -5,8 +5,8 @@ in the commit. A checkpoint that only the near folder has is first copied to the
 checkpoint of dead ranks. So a near folder that is full, read-only, damaged, outdated or missing costs only a warning,
 and time.
 
-Between two commits a run may save into the near folder alone (`near.every_steps`). Such a save is adopted in the same
-way. Each such save deletes the previous one. A marker file distinguishes it from a commit's copy.
+Between two commits a run may save into the near folder alone (`near.every_steps`), and keeps only the last of these
+saves. It is adopted in the same way. A marker file distinguishes it from a commit's copy.
 
 Several runs, attempts and ranks may share one near folder. Each run has a subfolder, named after the run, its URL and
 its ``run.json``, with checkpoints in the same form as on the store.

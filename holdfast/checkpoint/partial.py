@@ -49,7 +49,7 @@ class Header:
 
 
 def read_headers(folder: Store, commit: Commit, parts: Iterable[FileRecord]) -> dict[str, Header]:
-    """Read the headers of some of a commit's parts, by the part's name. Verify the parts' sizes, not their hashes.
+    """Return the headers of some of a commit's parts, by the part's name. Verify the parts' sizes, not their hashes.
 
     Raises:
         CheckpointDamaged: a part is missing, has another size, or isn't well-formed.

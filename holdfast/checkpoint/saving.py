@@ -50,7 +50,7 @@ class Saver:
         near: the near folder, to which each checkpoint is written before it is written to the store; None for no near
             folder.
         is_between: whether this saver makes saves between two commits, which go into the near folder alone.
-        between: a second saver, with separate memory, for saves between two commits; None for no such saves.
+        between: a second saver, with separate memory, for saves between two commits; None if the run makes none.
     """
 
     def __init__(
@@ -93,8 +93,9 @@ class Saver:
 
         The save ends with a complete, durable checkpoint, whose hashes are known without reading it back. The save
         writes the first part first and ``metadata.json`` last, so a folder with ``metadata.json`` is complete. It
-        overwrites nothing. If a dead attempt has left files in the folder, the save uses those with equal bytes. If a
-        file's bytes differ, as in another writer's or a damaged checkpoint, the save takes the next free folder name.
+        overwrites nothing. If a dead attempt has left files in the folder, the save uses the files with equal bytes.
+        If a file's bytes differ, as in another writer's or a damaged checkpoint, the save takes the next free folder
+        name.
 
         Args:
             folder: the run's folder on the store.
@@ -227,7 +228,7 @@ def save(
     part_bytes: int = PART_BYTES,
     shown: bytes = b"",
 ) -> Saved:
-    """Save a checkpoint and wait until it is durable; see `Saver.begin`."""
+    """Save a checkpoint, and return it when it is durable; see `Saver.begin`."""
     saver = Saver(part_bytes)
     saver.begin(folder, payload, metadata, metrics, shown=shown)
     saved = saver.wait()

@@ -1,8 +1,8 @@
 """Texts and pictures that a recipe or a loop shows to people, in ``shown.jsonl`` beside a checkpoint's trail.
 
 They aren't part of the state, so they don't change a content id. `read_shown` reads the texts and pictures of one
-commit; `list_shown` reads those of a whole run. Don't trust a picture, because a recipe's code has made it: put an SVG
-into a page as an image, never as markup.
+commit, and `list_shown` of a whole run. Don't trust a picture, because a recipe's code has made it: put an SVG into a
+page as an image, never as markup.
 """
 
 import base64

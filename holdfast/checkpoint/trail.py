@@ -15,7 +15,7 @@ from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, FileRecord, Journal, metrics_name
 from holdfast.store import Store
 
-# Holdfast's own lines are shorter than this; the longest are those of proofs, which name each tensor. Longer lines are
+# Holdfast's own lines are shorter than this; the longest belong to proofs, which name each tensor. Longer lines are
 # refused, to bound memory.
 MAX_LINE_BYTES = 2**26
 

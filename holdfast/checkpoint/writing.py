@@ -60,7 +60,7 @@ class File:
     def may_be_copied(self) -> bool:
         """Return whether the store may copy the part from the last checkpoint.
 
-        A copy has to wait until the part is hashed, so copying pays only for parts that rarely change.
+        A copy has to wait until the part is hashed, so copying saves time only for parts that rarely change.
         """
         return self.last is not None and self.last.is_lasting and self.last.sharing < self.shared_by
 

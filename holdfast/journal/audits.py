@@ -68,7 +68,7 @@ def find_certified(
 
 
 def describe_certified(journal: Journal, audits: Audits | None = None) -> str:
-    """Return a line about the newest certified commit for a person; empty if no commit is certified.
+    """Return a line for a person about the newest certified commit; empty if no commit is certified.
 
     Args:
         audits: the result of `list_audits`; None to read it from the journal.
@@ -96,7 +96,7 @@ def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audi
 
 
 def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) -> Iterator[AuditRecord]:
-    """Yield those of a commit's audits with these numbers that certify the commit; see `find_certified`."""
+    """Yield the audits that certify a commit, among the commit's audits with these numbers; see `find_certified`."""
     for audit in read_audits(journal, commit.number, numbers):
         with contextlib.suppress(*UNREADABLE):
             is_same = audit.checkpoint_sha256 == commit.checkpoint_sha256
@@ -158,7 +158,7 @@ def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None)
 
 
 def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | None:
-    """Return the verdict by the commit's audits alone; None if there is no audit, or an attempt can't be read."""
+    """Return the verdict by the commit's audits alone; None without audits, or if an attempt's record is lost."""
     if commit.number not in audits:
         return None
     try:

@@ -17,7 +17,7 @@ class Reason:
     Attributes:
         meaning: what happened, as a text for the user.
         spends: the budget in `supervision` that another attempt uses up; empty if another attempt can't help.
-        is_loss: whether the attempt lost steps without warning; such losses make automatic chunks shorter.
+        is_loss: whether the attempt lost steps without warning, which makes automatic chunks shorter.
         is_own: whether the attempt itself records this ending. If False, its supervisor or the next attempt records it.
         state: the type of the state that Prefect shows for the attempt.
         raises: the error that ends the run, if no other attempt is started.

@@ -102,7 +102,7 @@ class RunFolder:
 
         ``configs/<fingerprint>.json`` keeps the settings that were first used with this fingerprint. If the current
         settings differ from these, ``configs/<fingerprint>-<hash>.json`` is added. Only operational settings can
-        differ, because the others change the fingerprint.
+        differ, because all other settings change the fingerprint.
         """
         record = ConfigRecord(fingerprint=fingerprint, identity=to_plain(identity), config=config)
         data = record.to_bytes()
@@ -167,7 +167,7 @@ class RunFolder:
         return self.list_numbered(folder, after).numbers
 
     def list_numbered(self, folder: str, after: int = 0) -> Numbered:
-        """List the record numbers above ``after`` in a folder, and the stray names.
+        """Return the record numbers above ``after`` in a folder, and the stray names.
 
         A stray name is not a number, or a number that the run can't have reached. Stray names are ignored, and logged
         once.

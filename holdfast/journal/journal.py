@@ -104,7 +104,7 @@ class Journal(RunFolder):
         token.
 
         Args:
-            number: the attempt's number, one above the highest.
+            number: the attempt's number: the highest claimed number plus one.
             reason: why the attempt starts, such as ``fresh`` or ``continued``; the record's key is ``why``.
             host: the name of this machine.
             environment: facts about the machine, the packages and the code.
@@ -112,7 +112,7 @@ class Journal(RunFolder):
             began_at: when the attempt's ranks were started; empty if unknown.
 
         Raises:
-            ConfigError: the number is far beyond the highest one, so readers would ignore the record as a stray file.
+            ConfigError: the number is far too high, so readers would ignore the record as a stray file.
             Superseded: another process claimed the number.
         """
         if number < 1 or (number > REACH and number > self.attempts() + REACH):
@@ -314,8 +314,8 @@ class Journal(RunFolder):
 
         Raises:
             NameMissing: the parent's record is lost.
-            RecordDamaged: the parent's record can't be read; or the parent's number isn't lower, and following such
-                parents might never end.
+            RecordDamaged: the parent's record can't be read, or the parent's number isn't lower than the commit's, so
+                that a walk from parent to parent might never end.
         """
         if commit.parent >= commit.number:
             name = record_name("commits", commit.number)
@@ -323,7 +323,7 @@ class Journal(RunFolder):
         return self.read_commit(commit.parent) if commit.parent else None
 
     def find_parent(self, commit: Commit) -> Commit | None:
-        """Return the commit from which a commit was trained; None if there is none or it can't be read."""
+        """Return the commit from which a commit was trained; None for the first commit, or if the record is lost."""
         with contextlib.suppress(NameMissing, RecordDamaged):
             return self.read_parent(commit)
         return None
@@ -541,7 +541,7 @@ class Journal(RunFolder):
         for number in self.numbers("quarantine"):
             try:
                 reasons.append(read_record(self.store, Quarantine, record_name("quarantine", number)).reason)
-            except (NameMissing, RecordDamaged) as error:  # missing if a folder has its name
+            except (NameMissing, RecordDamaged) as error:  # a missing record's name may be a folder's
                 reasons.append(str(error))
         return reasons
 

@@ -10,6 +10,6 @@ T = TypeVar("T")
 
 
 def read_all(read: Callable[..., T], *many: Iterable[Any]) -> list[T]:
-    """Call `read` for many records or runs in parallel, because a distant store answers each request slowly."""
+    """Return the results of `read` for many records or runs, read in parallel because a store may answer slowly."""
     with ThreadPoolExecutor(READERS) as readers:
         return list(readers.map(read, *many))

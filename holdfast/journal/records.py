@@ -286,7 +286,7 @@ class Commit(Record):
         default_factory=dict,
         description="the records that it relies on, by name; see FORMAT.md. Older commits have none",
     )
-    origin: Origin | None = Field(None, description="where its checkpoint comes from, if the run didn't train it")
+    origin: Origin | None = Field(None, description="the source of an imported checkpoint; None if the run trained it")
 
     @property
     def first_start(self) -> int:
@@ -440,7 +440,7 @@ class PruneEntry(BaseModel):
 
 
 class PruneReport(Record):
-    """``prunes/00000009.json``: the report of a prune when commit 9 was the newest. Newest checkpoints first.
+    """``prunes/00000009.json``: the report of a prune when commit 9 was the newest, newest checkpoints first.
 
     Attributes:
         kept: the checkpoints that the policy keeps.

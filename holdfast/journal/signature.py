@@ -73,7 +73,7 @@ class SigningKey:
 
     @property
     def trusted(self) -> TrustedKey:
-        """The public half."""
+        """The public half of this key."""
         return TrustedKey(self.key_id, self._private.public_key())
 
     def sign(self, run: str, record_name: str, record: bytes, files: Mapping[str, str]) -> bytes:

@@ -115,7 +115,7 @@ def write_skips(
     journal: Journal, number: int, skip: Steps, changed: Steps, first_commit: int, key: SigningKey | None = None, *,
     is_off: bool = False, reason: str = "",
 ) -> SkipRecord:  # fmt: skip
-    """Write a skip list: first its signature, then its record.
+    """Write a skip list, first its signature and then its record. Return the record.
 
     Args:
         number: the newest list's number plus one.

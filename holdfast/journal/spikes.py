@@ -6,7 +6,7 @@ the same rule. The functions depend on their arguments alone.
 A number is compared with the median of the numbers before it, in units of their median absolute deviation. A few
 earlier spikes hardly change either of the two. This test alone isn't enough for series with heavy tails, such as
 gradient norms, in which numbers far from the median are common. So a spike's distance above the median must also be a
-multiple of the largest such distance before it.
+multiple of the largest distance of the numbers before it.
 """
 
 import math

@@ -10,8 +10,8 @@ all end on the commit's bytes, on two hosts                            certified
 all end on the commit's bytes, on one host                             undecided: another host has to train them; or, if
                                                                        the gate refused the parent, the parent is judged
 some end on other bytes, where equal bytes aren't promised             judged without these; drift if none is left
-two hosts end on the same bytes, and one host alone on others          machine: that host
-two hosts end on the same bytes, and two others on others              program
+two hosts end on the same bytes, and one host on other bytes           machine: that host
+two hosts end on the same bytes, and two hosts on other bytes          program
 two pairs of hosts end on the same bytes each                          program
 two hosts, which end on different bytes                                undecided: a third host trains, or both do again
 two hosts, of which neither repeats its own bytes                      program
@@ -24,7 +24,8 @@ difference may be the fault of a resume. The replay proves a machine's fault onl
 commit, or if the run wasn't resumed between these steps.
 
 If a parent is certified but the gate (the checks before a resume) refuses it, the parent's bytes are right and its
-probe is wrong. Either a machine has computed the probe wrongly, or a rank that saves nothing held other values.
+probe (the results that the gate compares) is wrong. Either a machine has computed the probe wrongly, or a rank that
+saves nothing held other values.
 `holdfast.journal.audits` then asks for a replay from before the parent.
 """
 
@@ -119,11 +120,11 @@ class AuditVerdict:
 
     @property
     def chance(self) -> float | None:
-        """The largest probability that a program that deviates at random produces these results of a faulty machine.
+        """The largest probability that a program deviates at random so that a sound machine looks faulty like this.
 
         A program that deviates in each training with the probability q gives ``agreeing`` right and ``deviating`` other
         results with the probability (1 - q)^agreeing q^deviating. This is largest for q = deviating / (agreeing +
-        deviating). None unless the kind is ``machine``.
+        deviating). The property is None unless the kind is ``machine``.
         """
         if self.kind != "machine":
             return None
@@ -149,7 +150,11 @@ class AuditVerdict:
     def _list_facts(self) -> list[str]:
         facts = []
         if self.kind == "machine":
-            times = {None: "it has trained the steps once", True: "it did so each time", False: "not each time"}
+            times = {
+                None: "it has trained the steps once",
+                True: "its bytes differed each time",
+                False: "its bytes differed sometimes",
+            }
             gpus = f"; GPU {', '.join(self.gpus)}" if self.gpus else ""
             facts.append(times[self.repeats] + gpus)
         if self.step is not None:

@@ -82,7 +82,7 @@ def test_failing_recipe_stops_without_looping(driver: Driver) -> None:
     assert "error: training failed in step 5: " in done.stderr
     assert "ZeroDivisionError: as it was told to" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "hint: mend it, then start the run again" in done.stderr
+    assert "hint: fix the code, then start the run again" in done.stderr
     assert "new ranks" not in done.stderr  # they would train the chunk again, only to raise the same
     assert driver.standing().step == 4
 
