@@ -30,15 +30,15 @@ def take_back(
     """
     done: list[int] = []
     # A live attempt may commit meanwhile. It first writes its commit's record, and then checks whether the parent is
-    # quarantined. This function first quarantines, and then lists the commits again. So at least one of the two notices
-    # the other.
+    # quarantined. This function first quarantines, and then lists the commits again. So the attempt notices the
+    # quarantine, or this function notices the commit.
     while found := [each for each in journal.candidates() if each.number >= number and not stays(each)]:
         done += [commit.number for commit in found if _quarantine(journal, commit, reason)]
     return sorted(done)
 
 
 def _quarantine(journal: Journal, commit: Commit, reason: str) -> bool:
-    """Quarantine a commit. Return False if an attempt has just begun, so that the caller has to try again."""
+    """Quarantine a commit. Return False if a new attempt has claimed the run meanwhile: then try again."""
     try:
         journal.quarantine(commit.number, reason, journal.attempts())
     except Superseded:

@@ -86,7 +86,7 @@ def _retry(call: Callable[[], T], calls_again: Callable[[object], bool]) -> T:
 
 @dataclass(frozen=True)
 class Acts:
-    """The functions with which `live` opens a run, trains a chunk and makes a commit; Prefect's flow passes tasks."""
+    """The functions with which `live` opens a run, trains a chunk and commits. Prefect's flow passes its tasks."""
 
     open: Callable[[Attempt], None] = open_attempt
     train_chunk: Callable[[Attempt, Chunk], Saved | None] = train_in_ranks
@@ -128,7 +128,7 @@ def live(
 
     Args:
         observers: objects that are told of each step and commit; see `Observer`.
-        acts: the functions that open, train and commit; Prefect's flow passes tasks.
+        acts: the functions that open the run, train and commit; Prefect's flow passes its tasks.
         number: the attempt's number; the next free number if None.
         sources: further sources of preemption notices, besides clouds and the drain file.
         find_ending: returns, for the cause of the attempt's end, the ending to record.

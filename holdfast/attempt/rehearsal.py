@@ -185,9 +185,9 @@ class Rehearsals:
     # ---- the comparison
 
     def finish(self, line: Line, renew: Callable[[], None]) -> None:
-        """If the living ranks have begun a rehearsal, train the same steps in new ranks, and compare the trails.
+        """Finish a rehearsal that the living ranks have begun: train its steps in new ranks, and compare the trails.
 
-        Afterwards one of the two sets of ranks continues the run.
+        Afterwards one of the two sets of ranks continues the run. Do nothing if no rehearsal has begun.
 
         Args:
             renew: starts new ranks, and restores the newest commit into them.

@@ -77,7 +77,7 @@ def queued_again(config: RunConfig) -> Iterator[None]:
 
 
 def _begin_warning(config: RunConfig) -> None:
-    """Ask, in a thread, how Slurm finds a step's processes, and log what a kill of this command costs."""
+    """Ask Slurm, in a thread, whether a kill of this command would kill the ranks, too. If so, log what that costs."""
     run = contextvars.copy_context().run  # so that Prefect shows the log line with the attempt's flow run
     threading.Thread(target=run, args=(_warn_of_cgroups, config), name="slurm", daemon=True).start()
 

@@ -44,7 +44,7 @@ class Supervised:
         is_dead: whether the last attempt's process died, perhaps after its last commit and before its report.
         last: how the last watched attempt ended; None if it never began, or no attempt was watched.
         was_cancelled: whether the last watched attempt was already being cancelled when the watch began.
-        refusals: how many attempts in a row, up to the last one, the server has refused to begin.
+        refusals: how many attempts in a row, up to the last attempt, the server has refused to begin.
         endings: how each attempt of the run ended, oldest first. The last item is `last`.
     """
 

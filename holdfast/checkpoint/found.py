@@ -16,8 +16,8 @@ class Found(BaseModel):
     Attributes:
         name: the value's name in the user's code, which begins with a variable: ``learner.target``.
         kind: the name of its class.
-        reached_by: where the search found the value: a field of the recipe, such as ``loss`` or ``data``, ``loop``,
-            `ITERATOR` or `ENDED`.
+        reached_by: where the search found the value: in a field of the recipe, such as ``loss`` or ``data``; in the
+            ``loop``; in an `ITERATOR`, or in an `ENDED` iterator.
         place: the file and line of the user's code that changes the value, with a colon and a space; empty if no line
             is known.
         remedy: the line for the user's code that would save the value.

@@ -169,10 +169,11 @@ def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | N
 
 
 def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, audits: Audits) -> AuditVerdict:
-    """Return a verdict that asks for an audit of the parent. If the parent is certified, ask for another replay.
+    """Return a verdict that asks for an audit of the parent.
 
-    The gate (the checks before a resume) refuses to begin with the parent. So only a replay from before the parent can
-    show whether the commit is right.
+    If the parent is already certified, ask for a replay of the commit that begins before the parent instead. The gate
+    (the checks before a resume) refuses to begin with the parent, so only this replay can show whether the commit is
+    right.
     """
     parent = journal.find_parent(commit)
     found = _judge(journal, parent, audits) if parent else None

@@ -541,7 +541,7 @@ class Journal(RunFolder):
         for number in self.numbers("quarantine"):
             try:
                 reasons.append(read_record(self.store, Quarantine, record_name("quarantine", number)).reason)
-            except (NameMissing, RecordDamaged) as error:  # a missing record's name may be a folder's
+            except (NameMissing, RecordDamaged) as error:  # a folder named like a record raises NameMissing
                 reasons.append(str(error))
         return reasons
 
