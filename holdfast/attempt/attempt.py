@@ -172,7 +172,7 @@ class Attempt:
         damaged checkpoint, its steps are trained again.
         """
         if self.is_complete and not self.is_stopping:
-            self._do_owed_upkeep()  # goes back to an earlier checkpoint if the last checkpoint is damaged
+            self._do_owed_upkeep()  # if the last checkpoint is damaged, the upkeep goes back to an earlier one
         if self.is_complete or self._stopping is Stopping.STOPPED:
             return None
         number = self.line.next_number + len(self._pipeline.uncommitted)
@@ -660,7 +660,7 @@ class Attempt:
         """
         if not self._is_claimed or self.head is None or not self.is_complete:
             return False
-        self.upkeep.do()  # goes back to an earlier checkpoint if the last checkpoint is damaged
+        self.upkeep.do()  # if the last checkpoint is damaged, the upkeep goes back to an earlier one
         if self.is_complete:
             log.info("this was the run's last step: the run is complete")
         return self.is_complete

@@ -25,7 +25,7 @@ class RunFolder:
         run: the run's name.
         store: the folder. Writes fail if the folder is missing, because a new folder would prevent a moved run from
             being moved back.
-        place: the same folder, for the begin of the run: a write creates the folder if it is missing.
+        place: the same folder, for the beginning of the run: a write creates the folder if it is missing.
         store_url: the URL of the store that contains the folder.
         strays: a line of text for each stray name (a name of no record) that was found among the records.
         settings: the SHA-256 of each settings record that this process trains with, by the record's name; empty for a

@@ -451,7 +451,7 @@ class Journal(RunFolder):
         return number
 
     def _may_name(self, number: int, path: str) -> bool:
-        """Return whether a commit may name a folder: no other commit named it first, or that commit doesn't exist."""
+        """Return whether a commit may name a folder: no other commit named it first, or that commit is lost."""
         owner = self.assign_folder(path, number)
         if owner == number or not owner:
             return owner == number

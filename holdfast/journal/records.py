@@ -261,7 +261,7 @@ class Commit(Record):
     created_at: Time
     loss: float | None = Field(None, description="mean loss of its steps; None if unknown or not finite")
     trained_at: LaterTime = Field("", description="when its last step ended; empty, as in older records, if unknown")
-    train_s: Seconds = Field(0.0, description="seconds that its steps took; 0 if unknown, in each of the times")
+    train_s: Seconds = Field(0.0, description="seconds that its steps took; each of these times is 0 if unknown")
     slow_s: Seconds = Field(0.0, description="seconds of train_s that the previous commit's save cost these steps")
     stall_s: Seconds = Field(0.0, description="seconds that training paused for its save")
     save_s: Seconds = Field(0.0, description="seconds from the copy of the state until the checkpoint was durable")

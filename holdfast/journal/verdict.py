@@ -120,7 +120,7 @@ class AuditVerdict:
 
     @property
     def chance(self) -> float | None:
-        """The largest probability that a program deviates at random so that a sound machine looks faulty like this.
+        """The largest probability with which a program that deviates at random makes a sound machine look faulty.
 
         A program that deviates in each training with the probability q gives ``agreeing`` right and ``deviating`` other
         results with the probability (1 - q)^agreeing q^deviating. This is largest for q = deviating / (agreeing +
