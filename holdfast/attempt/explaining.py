@@ -256,5 +256,7 @@ def _may_skip(journal: Journal, step: int) -> bool:
         return False
     if sum(record.reason.startswith(RUN_ITSELF) for record in records) < MOST_LISTS:
         return True
-    log.warning("step %d is not skipped: the run has skipped steps by itself %d times already", step, MOST_LISTS)
+    log.warning(
+        "step %d is not skipped: the run has skipped steps by itself %d times, the most that it may", step, MOST_LISTS
+    )
     return False
