@@ -1,4 +1,4 @@
-"""The adapter for Lightning: a Trainer's own loop as the program of a run.
+"""The adapter for Lightning: a Trainer's own loop trains the steps of a run.
 
 ``fit(run, trainer, module, ...)`` replaces ``trainer.fit(module, ...)``. A step of the run is a batch of the train
 loader. Each time that Lightning asks for a batch, the run records the last step, and saves, restores or stops.

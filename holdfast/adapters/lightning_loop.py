@@ -1,8 +1,8 @@
 """Lightning's fit loop, changed so that it calls the run between two steps.
 
 The run is opened before the first batch, after all ``on_train_start`` hooks. If the run resumes, opening it restores
-all state in place: the state at the moment at which Lightning asks for the next batch. Lightning doesn't call
-``on_train_epoch_start`` again.
+all state in place. Lightning then continues at its request for a batch, and doesn't call ``on_train_epoch_start`` again
+for the epoch that it continues.
 
 This module and `lightning_state` use private attributes of Lightning 2.6; tests/holdfast/adapters lists all of them.
 """
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Outputs(pl.Callback):
-    """A callback that collects the numbers that each step has logged; it must be called last."""
+    """A callback that collects the numbers that a step has logged. Lightning must call it after all other callbacks."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, Tensor] = {}
@@ -66,7 +66,8 @@ class Boundary:
         self._is_open = False
         # whether `open` has begun the first step, and Lightning hasn't taken that step's batch yet
         self._is_first = False
-        self._resumed: dict[str, Any] | None = None  # the counters at the step at which the run resumes
+        # the counters of Lightning's loops that a resume has restored, until the first batch is requested; else None
+        self._resumed: dict[str, Any] | None = None
 
     def hold(self, loader: Any) -> "HeldLoader":
         """Give a train loader to the run. Return the `HeldLoader` over which Lightning iterates instead.
@@ -102,7 +103,9 @@ class Boundary:
         return HeldLoader(loader, self)
 
     def open(self) -> bool:
-        """Register the state with the run, and begin the first step. Return whether the run resumes in this call.
+        """Register the state with the run, and begin the first step. Return whether this call has resumed the run.
+
+        Further calls do nothing, and return False.
 
         Raises:
             StopIteration: the run has no further step.
@@ -120,7 +123,7 @@ class Boundary:
 
     def _keep(self) -> None:
         trainer = self._trainer
-        # because the sanity check has left the outermost module unsharded
+        # Lightning's validation before the training (num_sanity_val_steps) has left the outermost module unsharded.
         shard_again(list_fsdp_modules(trainer.lightning_module))
         if isinstance(trainer.strategy, ModelParallelStrategy) and (whole := list_whole(trainer.lightning_module)):
             loop_of(self.run).refuse(
@@ -161,7 +164,7 @@ class Boundary:
             self._log()
             self._step = next(self._steps)
         assert self._step is not None
-        done = loop.epoch_loop.batch_progress.current.ready  # the number of this epoch's batches so far
+        done = loop.epoch_loop.batch_progress.current.ready  # how many batches this epoch has had so far
         if done != self._step.number % self.length:
             loop_of(self.run).refuse(
                 f"Lightning left an epoch of {self.length} batches early, in step {self._step.number}",
@@ -169,7 +172,7 @@ class Boundary:
             )
         if not done:
             loop_of(self.run).end_pass()
-        # the batch stays on the CPU, because Lightning moves it, with hooks
+        # leave the batch on the CPU, because Lightning moves it to the device and calls its hooks for that
         return loop_of(self.run).next_batch(is_moved=False)
 
     def finish(self) -> None:
@@ -261,7 +264,7 @@ class HeldFitLoop(_FitLoop):
             return
         trainer, boundary = self.trainer, self._boundary
         source = self._data_source
-        loader = trainer._data_connector._prepare_dataloader(  # adds a DistributedSampler if there are several ranks
+        loader = trainer._data_connector._prepare_dataloader(  # this adds a DistributedSampler for several ranks
             _request_dataloader(source), shuffle=True, mode=RunningStage.TRAINING
         )
         self._data_source = _DataLoaderSource(boundary.hold(loader), source.name)
@@ -282,12 +285,12 @@ class HeldFitLoop(_FitLoop):
         super().on_run_start()
 
     def on_advance_start(self) -> None:
-        """Begin an epoch. A run that resumes inside an epoch skips the code at the epoch's beginning."""
+        """Begin an epoch. If the run resumes, Lightning skips ``on_train_epoch_start``, which ran before the save."""
         if self._boundary.open():
             self._restart_stage = RestartStage.RESTARTED_MID_EPOCH
         super().on_advance_start()
 
     def on_run_end(self) -> None:
-        """End the run before ``on_train_end``, which counts as code after the loop."""
+        """End the run before Lightning calls ``on_train_end``, because the run doesn't save what that hook changes."""
         self._boundary.finish()
         super().on_run_end()

@@ -1,6 +1,7 @@
-"""The state of a Lightning loop besides weights and optimizers, on which its next step depends.
+"""Everything besides weights and optimizers that the next step of a Lightning loop depends on.
 
-Lightning's own checkpoints lack the logged numbers, the metrics in the middle of an epoch, and the state of hooks.
+Lightning's own checkpoints lack the logged numbers, the metrics in the middle of an epoch, and the names of frozen
+parameters.
 """
 
 import copy
@@ -25,7 +26,7 @@ from holdfast.state.sharded import place_of
 from holdfast.training.forgotten_state.digests import has_digest
 from holdfast.training.own_loop.run import Run, loop_of
 
-# The attributes of a metric, and of a collection of metrics, with state that `add_state` doesn't declare.
+# Attributes of a metric, and of a collection of metrics, that belong to its state without a call of `add_state`.
 METRIC = ("_update_count", "_computed", "_forward_cache")
 COLLECTION = ("_groups", "_groups_checked", "_state_is_copy")
 # The fields of a logged value's metadata that are plain values.
@@ -78,10 +79,10 @@ class Counters:
     covers = ("trainer",)
 
     def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
-        """Load the counters of a Lightning checkpoint, with the values that they have at the next batch's request.
+        """Load the counters of a Lightning checkpoint, and set them as Lightning has them when it requests a batch.
 
         Args:
-            step: the number of batches that were trained.
+            step: the number of batches that were trained before the checkpoint.
 
         Returns: the names of the state that the checkpoint lacks.
         """
@@ -89,7 +90,7 @@ class Counters:
         saved = copy.deepcopy(checkpoint.framework.get("loops", {}).get("fit_loop"))
         progress: dict[str, Any] = saved or self._trainer.fit_loop.state_dict()
         batches, own = progress["epoch_loop.batch_progress"], progress["epoch_loop.state_dict"]
-        # Lightning may save before it counts the last batch.
+        # Lightning may save before it counts the last batch, so count that batch here.
         if saved is not None and self._trainer.accumulate_grad_batches == 1:
             own["_batches_that_stepped"] += batches["total"]["ready"] - batches["total"]["completed"]
         batches["total"], batches["current"] = dict.fromkeys(READY, step), dict.fromkeys(READY, within)
@@ -265,8 +266,8 @@ class Checkpointed:
     def _read_added(self) -> dict[str, Any]:
         """Return the entries that ``on_save_checkpoint`` adds to a checkpoint, or replaces in it.
 
-        In the entries, the module's tensors are replaced by their names. The run saves these tensors itself, and a
-        rank's buffers may differ from the main rank's buffers, which are the valid ones.
+        In the entries, the module's tensors are replaced by their names, because the run saves these tensors itself.
+        It saves the main rank's buffers, from which other ranks' buffers may differ.
         """
         if not self._hooks and not is_overridden("on_save_checkpoint", self._module):
             return {}
@@ -328,7 +329,7 @@ class UnsavedAttributes:
         self._run, self._trainer = run, trainer
 
     def list_variables(self) -> list[tuple[str, Any]]:
-        """Return, by name, the attributes of callbacks and data module, and the plain attributes of the modules."""
+        """Return attributes by name: those of callbacks and data module that save no state, and those of modules."""
         found = [pair for owner, each in self._list_plain() for pair in _list_public(owner, each)]
         return [*self._list_reached(), *((name, each) for name, each in found if has_digest(each))]
 

@@ -1,8 +1,7 @@
-"""The adapter for torchtitan: its own Trainer and training loop as the program of a run.
+"""The adapter for torchtitan: torchtitan's own Trainer and loop train the steps of a run.
 
-``train(run, config)`` replaces ``config.build().train()``. A step of the run is a step of torchtitan. The boundary
-between two steps is torchtitan's call of ``should_continue_training``: there the last step has finished its logs and
-its validation.
+``train(run, config)`` replaces ``config.build().train()``. A step of the run is a step of torchtitan. Between two steps
+torchtitan calls ``should_continue_training``; by then the last step's logs and validation are finished.
 """
 
 import contextlib
@@ -40,9 +39,9 @@ def train(run: Run, config: Any) -> Any:
     """Train as ``config.build().train()`` does, in steps of a run.
 
     The run saves the model, the optimizers, the schedulers, the Trainer's own ``state_dict`` and the position in the
-    data. The run's length is ``training.steps``, which must be a multiple of the configuration's ``epochs``. The
-    config's ``parallelism`` decides how the ranks train. Before the call, register everything else that a step depends
-    on with ``run.keep(name=...)``.
+    data. Two settings of torchtitan's config apply: ``training.steps`` is the run's length, and must be a multiple of
+    ``epochs`` in the run's configuration; ``parallelism`` decides how the ranks train. Before the call, register
+    everything else that a step depends on with ``run.keep(name=...)``.
 
     Args:
         config: a ``Trainer.Config`` of torchtitan, such as ``llama3_debugmodel()``, or the ``Config`` of a subclass of
@@ -51,7 +50,7 @@ def train(run: Run, config: Any) -> Any:
     Returns: the Trainer, whose model has the weights of the run's last step.
 
     Raises:
-        RecipeError: something in the config can't be resumed exactly, or doesn't agree with the configuration.
+        RecipeError: a run with this config can't resume exactly, or the config contradicts the run's configuration.
         Stopped: the run stops before its end.
     """
     loop_of(run).framework = "torchtitan's Trainer"
@@ -65,8 +64,8 @@ def train(run: Run, config: Any) -> Any:
         check_config(run.config.compute, run.world_size, config)
         length = divide_steps(run.config.epochs, config.training.steps)
         _join_group(run)
-    # torchtitan makes the same call when it creates a process group. The mesh is set only in the thread of the forward
-    # pass, so the backward pass has to run in that thread, too.
+    # torchtitan also makes this call, but only if it creates the process group itself. The device mesh is set only in
+    # the thread of the forward pass, so the backward pass has to run in that thread, too.
     with torch.autograd.set_multithreading_enabled(False), contextlib.closing(config.build()) as trainer:
         with loop_of(run).located():
             held = _Held(run, trainer, length)
@@ -155,7 +154,7 @@ class _Held:
         return goes_on
 
     def _list_unsaved(self) -> list[tuple[str, Any]]:
-        """Return, by name, the plain attributes of a user's Trainer that torchtitan's own Trainer doesn't have."""
+        """Return, by name, the plain attributes (see `is_plain`) that a user's subclass has added to the Trainer."""
         known = {*Trainer.__annotations__, *self._trainer.state_dict()}
         found = {name: each for name, each in vars(self._trainer).items() if name not in known}
         return [(f"trainer.{name}", each) for name, each in found.items() if is_plain(each)]

@@ -1,4 +1,4 @@
-"""The parts of a torchtitan config that can't be resumed exactly, or that don't agree with a run's configuration.
+"""The check of a torchtitan config: can a run resume exactly with it, and does it agree with the run's configuration?
 
 Importing this module imports nothing of torchtitan.
 """
@@ -51,7 +51,7 @@ def check_config(compute: Compute, ranks: int, config: Any) -> None:
 
 
 def _list_refused(config: Any) -> Iterator[tuple[str, bool, str]]:
-    """Yield settings that can't be resumed exactly: the name, whether it is set, and what to write instead."""
+    """Yield, for each setting that prevents an exact resume: its name, whether it is set, and what to write instead."""
     yield "fault_tolerance (torchft)", hasattr(config, "fault_tolerance"), "use a config of torchtitan's own Trainer"
     yield "checkpoint.enable", config.checkpoint.enable, "leave it out: the run saves and resumes by itself"
     yield "checkpoint.create_seed_checkpoint", config.checkpoint.create_seed_checkpoint, "leave it out"

@@ -54,7 +54,7 @@ class HeldBatches:
 
 
 class LoaderPosition:
-    """The batches and the position of a torchtitan loader, for the run.
+    """A torchtitan loader as the run uses it: an iterable of batches with a position that can be saved and restored.
 
     torchtitan's loader inherits torchdata's loader. Its ``state_dict`` contains a pickle of torchdata's ``state_dict``,
     under the number of the data-parallel rank. This class uses torchdata's ``state_dict`` itself, without the pickle.
@@ -96,13 +96,13 @@ def _drain(dataset: Any) -> None:
     After a resume, torchtitan's own dataset would read the next document first. The samples would be the same, but the
     dataset's state would differ from the state in a run that was never killed.
 
-    After a Hugging Face stream has loaded a state, its ``state_dict`` doesn't return that state before the stream is
-    read. Until then this dataset returns the loaded state.
+    Between a load and the next read, the ``state_dict`` of a Hugging Face stream doesn't return the loaded state. In
+    that time this dataset returns the loaded state.
     """
     own = type(dataset)
 
     class Drained(own):  # type: ignore[misc,valid-type]
-        unread: Any = None  # the state that the stream has loaded, until the stream is read
+        unread: Any = None  # the state that the stream has loaded; None once the stream is read
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             super().load_state_dict(state)
@@ -178,8 +178,8 @@ class TrainState:
 def merged(model: torch.nn.Module) -> Iterator[None]:
     """Remove the hooks that split fused weights in the model's ``state_dict``; restore the hooks after the block.
 
-    torchtitan's modules with fused weights (``wqkv``) save them as separate weights (``wq``, ``wk``, ``wv``), each
-    gathered on all ranks. But an optimizer's moments belong to the fused weights.
+    Without this, torchtitan's ``state_dict`` contains a fused weight (``wqkv``) as separate weights (``wq``, ``wk``,
+    ``wv``), each gathered on all ranks. But an optimizer's moments belong to the fused weight.
     """
     found: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for module in model.modules():

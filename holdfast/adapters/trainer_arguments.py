@@ -80,10 +80,10 @@ def choose_length(run: Run, updates: int, total: int) -> int:
 
     Args:
         updates: the number of steps of the Trainer's epoch.
-        total: the total number of steps that the Trainer trains.
+        total: the number of steps that the Trainer trains in all epochs.
 
     Raises:
-        RecipeError: the Trainer trains to another step than the run.
+        RecipeError: the Trainer would train more or fewer steps than the run has.
     """
     epochs = run.config.epochs
     is_proof = os.environ.get(LONGEST_EPOCH_VARIABLE, "0") != "0"  # a proof sets its number of steps itself

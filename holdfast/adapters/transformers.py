@@ -1,7 +1,7 @@
-"""The adapter for Hugging Face's `Trainer`, and for TRL's trainers that inherit its loop: a `Run` with that loop.
+"""The adapter for Hugging Face's `Trainer`, and for TRL's trainers that inherit it: their loop trains a run's steps.
 
-The boundary between two steps is ``get_batch_samples``: when the Trainer calls it, the last step has finished its logs
-and evaluation, and no batch of the next step is loaded yet.
+Between two steps the Trainer calls ``get_batch_samples``. By then the last step's logs and evaluation are finished, and
+no batch of the next step is loaded yet.
 """
 
 import contextlib
@@ -17,8 +17,7 @@ from holdfast.training.own_loop.run import Run, loop_of
 
 # The suffixes of the names under which the Trainer logs times and speeds.
 MEASURED = ("_runtime", "_per_second")
-# Numbers in the Trainer's logs that aren't recorded again, because the run records them itself or they follow from the
-# step.
+# Numbers in the Trainer's logs that aren't recorded, because the run records them itself or they follow from the step.
 RECORDED = {"loss", "grad_norm", "learning_rate", "epoch", "step", "total_flos"}
 # Callbacks whose attributes belong to the process and not to the run's state, for example a progress bar or a
 # connection.
@@ -29,14 +28,14 @@ STATELESS_MODULES = ("transformers.integrations.", "transformers.utils.notebook"
 def train(run: Run, trainer: Any, *, measured: Collection[str] = (), **options: Any) -> Any:
     """Train a Trainer to the run's end, in place of ``trainer.train()``.
 
-    The run saves the model, the optimizer, the scheduler, the Trainer's state, the plain attributes of the Trainer and
-    its callbacks (see `Attributes`), and the position in the data. Before the call, register everything else that a
-    step depends on with ``run.keep(name=...)``.
+    The run saves the model, the optimizer, the scheduler, ``trainer.state``, the position in the data, and the plain
+    attributes of the Trainer and its callbacks: numbers, texts, tensors and containers of these (see `Attributes`).
+    Before the call, register everything else that a step depends on with ``run.keep(name=...)``.
 
     Args:
         trainer: a `transformers.Trainer` whose ``train`` hasn't been called.
-        measured: the names of attributes, and of their dicts' items, whose values differ between equal trainings, such
-            as times and paths.
+        measured: names of attributes, and keys of dicts in attributes, whose values differ between equal trainings,
+            such as times and paths. The run doesn't save these values.
         options: further arguments of ``trainer.train``.
 
     Returns: the result of ``trainer.train``.
@@ -202,8 +201,8 @@ class _TrainerState(Attributes):
 
     def __init__(self, trainer: Any, is_measured: Any) -> None:
         super().__init__(lambda: trainer.state, is_measured)
-        # In a function, not an attribute, because the search for forgotten state counts all objects in a kept object's
-        # attributes as saved.
+        # Keep the trainer in a function and not in an attribute, because the search for forgotten state counts all
+        # objects in the attributes of a kept object as saved.
         self._find_trainer: Callable[[], Any] = lambda: trainer
 
     def move_in(self, checkpoint: Any, step: int, steps_per_epoch: int) -> list[str]:
@@ -239,7 +238,7 @@ class _Loader:
     """The loader that the Trainer iterates over. Its batches come from the run.
 
     Attributes:
-        shard: the loader that the Trainer has created and accelerate has prepared.
+        shard: the Trainer's own loader, which accelerate has prepared.
     """
 
     def __init__(self, held: _Held, shard: Any) -> None:
