@@ -13,12 +13,12 @@ MOVED = {
 # The replacement of each setting that was removed.
 GONE = {
     "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",
-    "preemption.cloud": "the machine's firmware names its cloud",
-    "preemption.metadata_url": "the cloud's own metadata server is asked",
-    "retention.debris_after_s": "what a dead attempt left unfinished is deleted after a day",
+    "preemption.cloud": "Holdfast reads the cloud's name from the machine's firmware",
+    "preemption.metadata_url": "Holdfast asks the cloud's own metadata server",
+    "retention.debris_after_s": "unfinished files of a dead attempt are deleted after a day",
     "retention.max_epochs": "a checkpoint stays as long as another rule of retention keeps it",
-    "supervision.backoff_s": "the first wait takes a second",
-    "supervision.if_running": "a second train watches the run that is being trained",
+    "supervision.backoff_s": "the first wait before a new attempt takes a second",
+    "supervision.if_running": "a second train command watches the running attempt",
 }
 
 

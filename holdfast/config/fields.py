@@ -56,7 +56,7 @@ FieldClass = Literal["identity", "schedule", "operational"]
 
 @dataclass(frozen=True)
 class Classed:
-    """A field's class, in the annotation of the field or of its table. The class decides how a change is treated.
+    """A field's class, in the annotation of the field or of its table. It decides whether a run accepts a new value.
 
     Attributes:
         of: ``identity`` for fields that change the mathematics, ``schedule`` for how long to train, ``operational`` for
@@ -109,11 +109,11 @@ class ChunkLength(Section):
         Literal["auto"] | Annotated[Count, Field(ge=1)] | None, expected('a number of steps, at least 1, or "auto"')
     ] = None
     """Steps of a chunk. A chunk ends with its epoch at the latest. auto: choose the length while training, by the cost
-    of saves and the rate at which machines are lost. ``chunk = "auto"`` is short for this.
+    of saves and the rate at which machines are lost. ``chunk = "auto"`` is short for ``chunk.steps = "auto"``.
     """
     epochs: Count | None = Field(default=None, ge=1)
-    """Epochs of a chunk; 1 if steps and epochs are unset. With automatic steps, every chunk also ends with each
-    multiple of this many epochs.
+    """Epochs of a chunk; 1 if steps and epochs are unset. With steps = "auto", chunks are chosen so that one of them
+    ends with every n-th epoch.
     """
 
     @model_validator(mode="after")
@@ -166,8 +166,9 @@ class NearTier(Section):
     """Copies of checkpoints in a folder on the node, which a restart on the same node reads; see storage.md."""
 
     folder: str | None = Field(default=None, min_length=1)
-    """Folder on a disk or in memory of the node, which outlives ranks and attempts, such as /local/nvme/holdfast. Each
-    save is written there before the store. The folder is created, but not its parents. Unset: no copies.
+    """Folder on the node's own disk, or in its memory, that stays when ranks and attempts end, such as
+    /local/nvme/holdfast. Each save is written to this folder first, and then to the store. Holdfast creates the folder,
+    but not its parents. Unset: no copies.
     """
     most_bytes: Count = Field(default=NEAR_BYTES, ge=1)
     """Largest number of bytes in the folder, of all runs together. The oldest copies are deleted to make room."""
@@ -187,11 +188,13 @@ class KeepBest(Section):
     """Keep the checkpoints that score best by one metric."""
 
     metric: str = Field(min_length=1)
-    """The metric: avg_loss, or a name that evaluate returns: a recipe's, or a loop's run.observe(evaluate=...)."""
+    """Name of the metric: avg_loss, or a name that evaluate returns. A recipe sets evaluate; your own loop passes it to
+    run.observe.
+    """
     count: Count = Field(default=1, ge=1)
     """Number of the best checkpoints to keep."""
     mode: Literal["min", "max"] = "min"
-    """Best value: the lowest, or the highest."""
+    """min: the lowest value is the best. max: the highest is."""
 
 
 class Retention(Section):
@@ -200,7 +203,7 @@ class Retention(Section):
     keep_last: Count = Field(default=3, ge=1)
     """Keep this many of the newest checkpoints."""
     keep_every: Count = Field(default=0, ge=0)
-    """Also keep the end of every n-th epoch; 0 keeps none."""
+    """Also keep the checkpoint at the end of every n-th epoch; 0 keeps none."""
     keep_every_steps: Count = Field(default=0, ge=0)
     """Also keep the checkpoint after every n-th step; 0 keeps none."""
     keep_best: KeepBest | None = None
@@ -213,7 +216,7 @@ class Determinism(Section):
     mode: Literal["strict", "fast"] = "strict"
     """strict makes equal steps give equal bits; fast keeps torch's defaults."""
     threads: Processes = Field(default=1, ge=1)
-    """Intra-op threads of a rank. Another number sums in another order."""
+    """Number of torch's intra-op threads in a rank. With another number, torch adds numbers in another order."""
 
 
 def require_port(address: str) -> str:
@@ -225,12 +228,16 @@ def require_port(address: str) -> str:
 
 
 class Mesh(Section):
-    """The shape of the ranks with compute.parallel = "fsdp". The product is the number of ranks of all nodes."""
+    """The arrangement of the ranks with compute.parallel = "fsdp". The product of the three numbers is the number of
+    ranks on all nodes.
+    """
 
     replicate: Annotated[Processes, Field(ge=1)] = 1
     """Number of groups of ranks that each have the whole model (HSDP). Gradients are averaged over them."""
     shard: Annotated[Processes, Field(ge=1)] = 1
-    """Number of ranks over which fully_shard shards the model, or with tensor parallelism each part of the model."""
+    """Number of ranks over which fully_shard shards the model. With tensor parallelism, fully_shard shards each of the
+    model's parts over this many ranks.
+    """
     tensor: Annotated[Processes, Field(ge=1)] = 1
     """Number of ranks that train the same samples with a part of each layer (tensor parallelism). The recipe's
     parallelize divides the layers.
@@ -265,43 +272,45 @@ class Compute(Section):
     ranks: Annotated[
         Literal["all"] | Annotated[Processes, Field(ge=1)], expected('a number from 1 to 1024, or "all"'), IDENTITY
     ] = 1
-    """Number of training processes on each machine. "all" is one for each visible GPU, or one without a GPU. torchrun
-    starts them if there are several.
+    """Number of training processes on each machine. "all" is the number of visible GPUs, or 1 if there is no GPU. If
+    there are several processes, torchrun starts them.
     """
     virtual_ranks: Annotated[Processes, IDENTITY] = Field(default=0, ge=0)
     """Number of shares into which each batch is divided. Each share has its own random numbers, and the shares'
-    gradients are summed in a fixed order, so that any number of ranks up to this number trains the same bytes. 0: off;
-    another number of ranks then gives other bytes.
+    gradients are summed in a fixed order, so that any number of ranks up to this number trains the same bytes. 0 turns
+    this off: then another number of ranks trains other bytes.
     """
     nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = 1
-    """Number of machines that train the run together. "1:4" uses as many as connect, from 1 to 4; "slurm", in a
-    configuration file or with --set, is the Slurm job's number of nodes. Start the same command on each machine, or let
+    """Number of machines that train the run together. "1:4" uses as many as connect, from 1 to 4. "slurm" is the Slurm
+    job's number of nodes; only a configuration file and --set accept it. Start the same command on each machine, or let
     Ray start the ranks; see nodes.md and slurm.md.
     """
     launcher: Annotated[Literal["torchrun", "ray", "attached"], OPERATIONAL] = "torchrun"
-    """Launcher of the ranks. torchrun: the command on each machine, with a rendezvous if there are several. ray: one
-    command, which places the ranks on the nodes of a Ray cluster. attached: another launcher has started them;
-    holdfast.attach sets this value, you don't. See launchers.md.
+    """Launcher of the ranks. torchrun: you start the same command on each machine; several machines need a rendezvous.
+    ray: you start one command, which places the ranks on the nodes of a Ray cluster. attached: another launcher has
+    started the ranks; holdfast.attach sets this value, you don't. See launchers.md.
     """
     rendezvous: Annotated[str | None, OPERATIONAL] = None
-    """host:port at which several nodes connect: an address of node 0, and a free port there."""
+    """host:port at which several nodes connect: an address of node 0, and a free port of node 0."""
     wait_s: Annotated[Seconds, OPERATIONAL] = Field(default=600.0, ge=1)
-    """Seconds to wait for the other nodes, or for room on a Ray cluster, at the start and later."""
+    """Seconds to wait for the other nodes, or for free nodes of a Ray cluster, each time that the ranks start."""
     lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(default=60.0, ge=5)
     """Seconds without a heartbeat after which another node counts as lost."""
     parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = "ddp"
-    """Parallelism of a recipe's model, or of one that a loop passes to run.wrap. ddp: each rank has the whole model and
-    optimizer. fsdp: each rank has a shard of both, by torch's fully_shard; checkpoints are written and read in shards,
-    too. With virtual ranks it changes no bit.
+    """Parallelism of a recipe's model, or of the model that your own loop passes to run.wrap. ddp: each rank has the
+    whole model and optimizer. fsdp: each rank has a shard of both, by torch's fully_shard; checkpoints are written and
+    read in shards, too. With virtual ranks both values train the same bits.
     """
     mesh: Annotated[Mesh | None, IDENTITY] = None
-    """Shape of the ranks with parallel = "fsdp", such as {replicate = 2, shard = 4, tensor = 2}. Without it each rank
+    """Arrangement of the ranks with parallel = "fsdp", such as {replicate = 2, shard = 4, tensor = 2}. Unset: each rank
     holds a shard of the whole model. With virtual ranks only its tensor dimension changes bits.
     """
     mixed_precision: Annotated[Literal["no", "bf16", "fp16"], IDENTITY] = "no"
     """Precision of accelerate's autocast. fp16 needs a GPU and adds a gradient scaler."""
     loader_workers: Annotated[Processes, OPERATIONAL] = Field(default=0, ge=0)
-    """Processes that load data, for each rank; 0 loads in the rank. The number never changes the trained bytes."""
+    """Number of processes that load data for each rank; with 0 the rank itself loads the data. The number never changes
+    the trained bytes.
+    """
     gpu_health: Annotated[Literal["refuse", "warn"], OPERATIONAL] = "refuse"
     """Reaction to a fault of a device, which nvidia-smi reports or the self-test finds: refuse to train on the device,
     or warn.
@@ -365,7 +374,7 @@ class Compute(Section):
 
     @property
     def has_nodes(self) -> bool:
-        """Return whether the run may have several nodes, each with its own command or attached script."""
+        """Return whether the run may have several nodes, and something besides Ray starts the ranks on each of them."""
         return self.nodes != 1 and not self.has_ray
 
     @property
@@ -439,18 +448,20 @@ class Resume(Section):
     stop_within_s: Seconds = Field(default=25.0, gt=0)
     """Seconds in which a run saves and commits after SIGTERM or Ctrl-C."""
     requeue: Literal["auto", "off"] = "auto"
-    """auto: in a Slurm job, queue the job again if the run stops early and another attempt may complete it. See
-    slurm.md.
+    """auto: in a Slurm job, queue the job again if the run stops early and another attempt may complete it. off: never
+    queue it again. See slurm.md.
     """
     drain_file: str | None = Field(default=None, min_length=1)
-    """File that exists while this machine is being drained. It may contain the number of seconds that are left.
-    Holdfast finds preemption notices of AWS, Google Cloud and Azure without a setting.
+    """Path of a file that you create when this machine is to be drained: the run then saves in time, and ends. The file
+    may contain the number of seconds that are left; an empty file means 0. Holdfast finds preemption notices of AWS,
+    Google Cloud and Azure without a setting.
     """
     hung_after_s: Annotated[
         Literal["auto"] | Annotated[Seconds, Field(gt=0)], expected('a number of seconds, more than 0, or "auto"')
     ] = "auto"
     """Seconds without progress in a step or an evaluation after which a rank counts as hanging, and all ranks are
-    replaced; never less than 3 times the longest step or evaluation so far. auto: 20 times the longest, from 30 to 60.
+    replaced. auto: 20 times the longest step or evaluation so far, but at least 30 and at most 60 seconds. Whatever the
+    value, a rank has at least 3 times as long as the longest step or evaluation so far.
     """
     accept_drift: tuple[str, ...] = ()
     """Allowed changes since the last commit, by name: a setting, sources.MODULE, files.PATH or built.NAME. The
@@ -459,12 +470,12 @@ class Resume(Section):
     environment: Literal["record", "refuse"] = "record"
     """Reaction to a machine where equal bits are not promised: record this and continue, or refuse."""
     tolerance: float = Field(default=1e-3, ge=0)
-    """Largest difference of the probe on a machine where equal bits are not promised, relative to the probe's largest
-    number.
+    """Largest allowed difference between the probe of the resumed model and the saved probe, relative to the probe's
+    largest number. It counts only on a machine where equal bits are not promised.
     """
     training_probe: bool = True
-    """Also compare the gradient of one micro-batch in training mode, taken at each save and before the first resumed
-    step. It costs one micro-batch a chunk.
+    """In the gate, also compare the gradient of one micro-batch in training mode, which is measured at each save and
+    before the first resumed step. It costs the time of one micro-batch a chunk.
     """
 
 
@@ -472,9 +483,9 @@ class ProofSettings(Section):
     """Rehearsals: new ranks start from a commit, and must train the next steps exactly as the running ranks did."""
 
     rehearse: Literal["on", "first", "off", "record"] | None = None
-    """When to rehearse: "on", after the first commit and then as often as share allows; "first", only then; "off",
-    never; "record", as "on", but a run that would not continue exactly trains on, and each later commit records this.
-    Unset: "on", but not if the run will end within a minute.
+    """When to rehearse. on: after the first commit, and then as often as share allows. first: after the first commit
+    only. off: never. record: as on, but a run that would not continue exactly trains on, and each later commit records
+    this. Unset: as on, but not if the run will end within a minute.
     """
     share: float = Field(default=0.005, ge=0, le=1)
     """Largest share of the training time that rehearsals after the first may take; 1 rehearses after every commit."""
@@ -509,7 +520,7 @@ class InitFrom(Section):
     extras: tuple[str, ...] = ()
     """Names of the recipe's extras to load from the checkpoint, too."""
     anneal_offset: Count | None = Field(default=None, ge=0)
-    """Steps that anneals count as done; unset: the steps of the checkpoint."""
+    """Number of steps that the recipe's anneals count as completed at the start; unset: the steps of the checkpoint."""
 
 
 class Log(Section):
@@ -565,12 +576,13 @@ class RunConfig(Section):
     seed: Annotated[int, IDENTITY] = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
     """Seed of Python's, NumPy's and torch's generators; 0 means 1234."""
     skip: Annotated[str, IDENTITY] = ""
-    """Steps whose batches are drawn and not trained, such as "1200-1210,1300", from 1. For steps that a run has trained
-    already, use holdfast skip, which takes the run back.
+    """Steps whose batches are drawn and not trained, such as "1200-1210,1300"; the first step of a run is 1. For steps
+    that a run has trained already, use holdfast skip, which takes the run back to before these steps.
     """
     on_spike: Annotated[Literal["ask", "skip"], OPERATIONAL] = "ask"
-    """Reaction to a jump of the loss or its gradient. ask: name the step and the command that explains it. skip:
-    explain the step in a process beside training, and if its data is the cause, go back and continue without its batch.
+    """Reaction to a jump of the loss or its gradient. ask: name the step, and the command that searches for the cause.
+    skip: search for the cause in another process while training continues. If the step's batch is the cause, go back to
+    before this step, and continue without the batch.
     """
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
     """Place of training: here, in the command's own process, or the name of a Prefect work pool."""

@@ -27,10 +27,11 @@ class SlurmJob:
     Attributes:
         name: the job's number in the form that scontrol accepts: 7; or 7_3 for task 3 of array 7.
         restarts: how often Slurm has requeued the job.
-        nodes: the number of nodes of the process's Slurm step; if srun has not started the process, of the job.
-        is_step: whether srun has started the process.
-        tasks: the numbers of the step's processes on its nodes; one number for consecutive nodes with equal numbers.
-            Empty without a step.
+        nodes: the number of nodes of the process's Slurm step. If srun has not started the process, the number of nodes
+            of the job.
+        is_step: whether srun has started the process, which then belongs to a Slurm step.
+        tasks: how many processes of the Slurm step each node has: one number for all consecutive nodes that have
+            equally many. Empty without a Slurm step.
         address: host:port of the first node. MASTER_ADDR replaces the host, and MASTER_PORT the port.
     """
 

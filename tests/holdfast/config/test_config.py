@@ -310,7 +310,7 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
     assert load_config(file).checkpoint.read_back_every == 3
     assert [each.message for each in caplog.records] == [
         f"{file}: parity.every is now checkpoint.read_back_every",
-        f"{file}: supervision.if_running is gone: a second train watches the run that is being trained",
+        f"{file}: supervision.if_running is gone: a second train command watches the running attempt",
     ]
     with pytest.raises(ConfigError, match=r"unknown key parity"):
         parse_config({"recipe": "m:f", "run": "a", "parity": {"often": 1}})
