@@ -25,9 +25,9 @@ def find_program(name: str) -> Function:
     """Import the module of ``module:attribute`` and return the function.
 
     Raises:
-        RecipeError: the operator doesn't allow the recipe (then nothing is imported); the module can't be imported (if
-            its own code raised, the message names the line) or lacks the attribute; or the function isn't annotated to
-            return a `Recipe` or to take a `Run`.
+        RecipeError: the operator doesn't allow the recipe, the module can't be imported or lacks the attribute, or the
+            function isn't annotated to return a `Recipe` or to take a `Run`. If the module's own code raised, the
+            message names the line. A recipe that isn't allowed is not imported.
     """
     check_recipe(name)
     module_name, attribute = split_recipe(name)
@@ -60,9 +60,10 @@ def find_program(name: str) -> Function:
 
 
 def split_recipe(name: str) -> tuple[str, str]:
-    """Return the names of a recipe's module and function, and register the module's package as the user's code.
+    """Return the names of a recipe's module and function.
 
-    If the recipe is in a file, put the file's folder at the front of ``sys.path``.
+    Two effects: the module's package counts as the user's code even if it is installed (see
+    `holdfast.provenance.ownership`), and the folder of a recipe's file is put at the front of ``sys.path``.
 
     Raises:
         RecipeError: there is no such file, or a module of this name is already loaded from another file.

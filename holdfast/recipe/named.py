@@ -1,4 +1,4 @@
-"""User-defined classes that a setting names as ``module:Class``. The operator's list of recipes also governs them."""
+"""User-defined classes that a setting names as ``module:Class``. ``HOLDFAST_ALLOWED_RECIPES`` governs them, too."""
 
 from typing import TypeVar
 

@@ -1,11 +1,10 @@
-"""The recipes that may be imported: an operator's list, and the trust of a person who reads a run's records.
+"""The recipes that may be imported: those that the machine's operator allows, and those that a reader of a run trusts.
 
-The worker's environment variable ``HOLDFAST_ALLOWED_RECIPES`` says what an operator allows: module paths, recipes, or
-files and folders with code, for example ``my_models, holdfast.recipes.language:language, /srv/code/``. Entries are
-prefixes, separated by commas. A recipe's prefix ends at a dot, a colon or the end of the name; a folder allows the code
-below it, except files in a store. If the variable is unset, all recipes are allowed; if it is empty, no recipe is
-allowed. The list also governs the classes that ``log.sinks`` and ``log.observers`` name. `holdfast.store.permission`
-governs the code that a store's URL names.
+The operator lists them in the worker's environment variable ``HOLDFAST_ALLOWED_RECIPES``, separated by commas: modules,
+recipes, and files and folders with code, for example ``my_models, holdfast.recipes.language:language, /srv/code/``. A
+module allows the recipes in it and in its submodules. A folder allows the code below it, except files in a store. If
+the variable is unset, all recipes are allowed; if it is empty, no recipe is allowed. The list also governs the classes
+that ``log.sinks`` and ``log.observers`` name. `holdfast.store.permission` governs the code that a store's URL names.
 """
 
 import contextlib
@@ -50,13 +49,12 @@ def _allows(entry: str, recipe: str, files: Sequence[Path]) -> bool:
 
 @dataclass(frozen=True)
 class Trust:
-    """A reader's trust in the recipe that a run's records name.
+    """The answer to the question whether a command may import the recipe that a run's records name.
 
-    To train steps again, a command has to import that recipe.
-
-    Anyone who may write to the store can write these records. By default a command accepts the recipe if it comes with
-    Holdfast, or if its code is the reader's own: in the current folder or on the module search path, and not installed.
-    If the operator allows only some recipes, the recipe has to be one of them. A file in a store is never accepted.
+    Training steps again needs this import, but anyone who may write to the store can write these records. By default a
+    command accepts the recipe if it comes with Holdfast, or if its code is the reader's own: in the current folder or
+    on the module search path, and not installed. If the operator allows only some recipes, the recipe has to be one of
+    them. A file in a store is never accepted.
 
     Args:
         recipe: the recipe that the reader names in place of the recorded recipe; empty to use the recorded recipe.
@@ -74,7 +72,7 @@ class Trust:
             store: the path or URL of the run's store.
 
         Raises:
-            RecipeError: the reader has to name the recipe.
+            RecipeError: the recorded recipe isn't accepted, or the current folder is in a store.
         """
         if self.recipe:
             return self.recipe

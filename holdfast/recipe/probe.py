@@ -20,7 +20,9 @@ How = Literal["exact", "tolerance", "record"]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits for a number of the probe, or for the mean loss ``loss_window``. A healthy number is also finite.
+    """The limits for a number of the probe, or for ``loss_window``, the mean loss of the last 20 steps.
+
+    A number is healthy if it is finite and within its limits.
 
     Args:
         min, max: the smallest and the largest healthy value.
@@ -150,7 +152,7 @@ def _describe_difference(saved: Probe, found: Probe) -> str:
 
 
 def _measure_difference(saved: Probe, found: Probe) -> float | None:
-    """Return the largest difference relative to the largest number; None if the probes can't be compared."""
+    """Return the largest difference of two probes' numbers, relative to the largest; None if they can't be compared."""
     names = saved.values.keys() & found.values.keys() - {"loss_window"}
     pairs = [(saved.values[name], found.values[name]) for name in sorted(names)]
     if len(saved.sample) != len(found.sample):

@@ -72,9 +72,10 @@ class Recipe:
         anneals: values that are functions of the step, by name; ``loss`` reads their ``value``.
         probe: a function from the model, in ``eval()`` mode, to tensors and numbers by name, which show whether a
             resumed model equals the saved model. Its changes of the model's buffers and attributes are undone. The
-            default is the loss and the model's output on the first micro-batch (of a stream only if it is at most 256
-            KiB).
-        health: limits for the probe's numbers and for the built-in ``loss_window``; see `holdfast.recipe.probe`.
+            default is the loss and the model's output on the first micro-batch; for iterable data only if this
+            micro-batch has at most 256 KiB.
+        health: a `Limits` for each of the probe's numbers to limit, by name, and for ``loss_window``, the mean loss of
+            the last 20 steps. A run doesn't continue from a checkpoint that breaks a limit.
         collate: a function from a list of samples to a batch, by default torch's.
         data_sha256: content hash of the data, part of the fingerprint.
         content: further content hashes by name that are part of the fingerprint, for example of a tokenizer or a
@@ -85,7 +86,8 @@ class Recipe:
             "fsdp"`` on several ranks, for example with torch's ``parallelize_module`` over ``mesh["tensor"]`` and
             ``fully_shard`` over ``mesh["replicate", "shard"]``. ``mesh`` is a ``DeviceMesh`` of the shape
             ``compute.mesh``. The default shards each block of the model.
-        sample_size: how many ``unit``\\ s a sample has, for the speed that is shown.
+        sample_size: how many of the units that ``unit`` names (such as tokens) a sample has. Holdfast shows the speed
+            in these units.
         flops_per_sample: floating-point operations of a sample's forward and backward pass, for the model FLOPs
             utilization (MFU) of ``log.metrics``; a transformer of P parameters has about 6 P for each token.
 

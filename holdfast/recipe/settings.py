@@ -75,7 +75,8 @@ def _check_settings(function: Function, settings: Mapping[str, Any]) -> BaseMode
             table = ".".join(["settings", *names[:-1]])
             hint = f"add {names[-1]} under [{table}]" + (f": {description}" if description else "")
             raise RecipeError(f"{key} is missing", hint=hint) from None
-        # An error of the whole model, for example from a validator over several fields, has all settings as its input.
+        # Leave out the value of an error of the whole model, for example from a validator over several fields, because
+        # that value is all settings together.
         value = f" = {first['input']!r}" if names else ""
         raise RecipeError(f"{key}{value}: {first['msg']}", hint=description) from None
 
