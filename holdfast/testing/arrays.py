@@ -1,7 +1,7 @@
 """Ranks without processes and without a recipe: they train a model of one array instead of a run's recipe.
 
-Attempt, journal, store, observers, sinks and checkpoints are real. Only the recipe is never imported. So a project can
-test everything around its training in milliseconds, without a GPU, data or other processes.
+Attempt, journal, store, observers, sinks and checkpoints are real. The recipe alone is left out, and never imported. So
+a project can test everything around its training in milliseconds, without a GPU, data or other processes.
 """
 
 import contextlib
@@ -217,7 +217,7 @@ class _Rank:
                 case Train():
                     self._train(order, send)
                 case Save() | Stop():
-                    pass  # nothing to save: a `Train` order saves before the next order
+                    pass  # nothing is left to save, because each `Train` order has saved before it ended
                 case End():
                     break
                 case _:

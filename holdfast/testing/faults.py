@@ -6,12 +6,12 @@ from holdfast.machine.faults import BETWEEN_POINTS, NEAR_POINTS, POINTS, REHEARS
 
 
 def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
-    """Return the environment variable that makes a run die once, by SIGKILL, at a named point of the code.
+    """Return the environment variable that makes a run die once, by SIGKILL, at a named point of Holdfast's code.
 
     Args:
         point: one of `holdfast.machine.faults.POINTS`, `REHEARSAL_POINTS`, `NEAR_POINTS` or
             `BETWEEN_POINTS`.
-        nth: at which passage of the point to strike, counted from 1 in each process.
+        nth: the kill happens when a process passes the point for the n-th time, counted from 1.
         victim: the processes that are killed: ``self``, ``other`` or ``both``; see `holdfast.machine.faults`.
         struck: a file that the fault creates, so that it strikes only once.
 
@@ -27,10 +27,12 @@ def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
 def flip(rank: int, struck: Path | None = None) -> dict[str, str]:
     """Return the environment variable that flips a bit in the self-test of a rank's device.
 
+    The self-test makes the same step twice, and compares the results.
+
     Args:
         rank: the rank.
-        struck: a file that the fault creates, so that it strikes only once, in the second of two equal steps. Without a
-            file the same bit is wrong in every step. Then both steps agree, and only another device or the run's
-            records can reveal the fault.
+        struck: a file that the fault creates, so that it flips a bit only once, in the second step. Without a file it
+            flips the same bit in every step. Then both steps agree, and only another device or the run's records can
+            reveal the fault.
     """
     return {"HOLDFAST_FLIP": f"{rank}:{struck or ''}"}

@@ -211,7 +211,8 @@ class StoreTests:
         data = random.Random(size_bytes).randbytes(size_bytes)
         store.create("a", data)
         for buffer_bytes in {max(size_bytes - 1, 0), size_bytes, size_bytes + 7}:
-            buffer = memoryview(mmap.mmap(-1, buffer_bytes + 1))[:buffer_bytes]  # aligned, as a disk may require
+            # A map's memory is aligned to a page, as a store that bypasses the page cache may require.
+            buffer = memoryview(mmap.mmap(-1, buffer_bytes + 1))[:buffer_bytes]
             filled = list(store.fill("a", buffer))
             assert filled == sorted(filled)
             assert (filled[-1] if filled else 0) == min(size_bytes, buffer_bytes)
