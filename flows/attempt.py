@@ -40,8 +40,8 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     asked = own_run.Asked(config.resume.stop_within_s)
     with contextlib.ExitStack() as here:
         here.enter_context(heartbeat())
-        # On a pool, don't replace Prefect's signal handler, because only this handler lets a flow run know why it gets
-        # SIGTERM. The supervisor then starts the next attempt.
+        # On a pool, keep Prefect's signal handler, because only this handler lets a flow run know why it gets SIGTERM.
+        # There the supervisor starts the next attempt, so don't queue the Slurm job again either.
         if not asked.is_on_pool:
             here.enter_context(interrupt.raised_once(config.resume.stop_within_s))
             # Queue the Slurm job again before Prefect reports to its server, because the signal that ends the job ends

@@ -45,29 +45,30 @@ def audit(
 ) -> dict[str, list[Audit]]:
     """Train chunks of each run again, and compare the bytes. Write only records of audits and quarantines.
 
-    If bytes differ, and the audits of the commit don't decide whether the program or a machine is the cause, a new flow
-    run of the same deployment asks another host for a replay. If a worker gets this flow run on a host that has already
-    trained the steps, it puts the flow run back into the queue for a minute, at most `tries` times. After that, this
-    host trains the steps once more. A machine that is found to compute wrongly is quarantined on the store.
+    If bytes differ, and the audits of the commit don't decide whether the program or a machine is the cause, this flow
+    schedules a new flow run of its deployment, in which another host trains the steps again (a replay). If a worker
+    gets this flow run on a host that has already trained the steps, it puts the flow run back into the queue for a
+    minute, at most `tries` times. After that, this host trains the steps once more. A machine that is found to compute
+    wrongly is quarantined on the store.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
         commits: How many commits of each run to audit, chosen at random. A run with fewer commits is audited whole.
-        share: If above 0, audit instead as many commits of each run as fit into this share of its training time, such
-            as 0.01, together with all its earlier audits: first the newest commit that isn't certified, then others at
+        share: If above 0, it decides instead of `commits`: all audits of a run together may take this share of the
+            run's training time, such as 0.01. The newest commit that isn't certified comes first, then others at
             random. An unused part of the share remains for the next audit.
         seed: The seed of these random choices; by default a new one each time. The audits' records contain it.
         runs: How many runs of the store to audit, chosen at random; by default all.
         run: The only run to audit.
         commit: The only commit of that run to audit; 0 to choose at random.
-        from_commit: The commit to begin that replay with; by default the audit chooses.
+        from_commit: The commit from which the audit of `commit` begins to train; by default the audit chooses.
         tries: How often a replay for another host may be put back into the queue.
         is_asked: Whether an earlier audit has asked for this audit. If there is a verdict on the commit meanwhile,
             nothing is trained.
         on_fault: What to do besides the record if a machine has computed wrongly. rollback: quarantine the commits that
             this machine has trained since the newest certified commit, so that the run continues from the certified
-            commit. stop: hold the run: a live attempt ends at its next commit, and no new attempt begins until holdfast
-            release.
+            commit. stop: hold the run. Then a live attempt ends at its next commit, and no new attempt begins until
+            holdfast release.
 
     Raises:
         Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.
@@ -120,7 +121,7 @@ def _choose(
     """Yield the commits to audit, with their runs.
 
     Args:
-        most: for each run, the number of commits to audit, or, as a float, the share of its training time.
+        most: how much of each run to audit: an int is the number of commits, a float a share of the training time.
     """
     found = open_store(store)
     for journal in [Journal(found, run)] if run else choose_some(list_runs(found), runs, seed):
@@ -156,10 +157,9 @@ def _is_ours(store: str, run: str, commit: int, tries: int, on_fault: OnFault) -
 
 
 def _follow(store: str, journal: Journal, commit: int, tries: int, on_fault: OnFault) -> None:
-    """Log the verdict on a commit whose trainings differ, or whose parent is in doubt; if needed, ask another host.
+    """Log the verdict on a commit if its trainings differ, or if its parent must be audited, too.
 
-    If a run is to be rolled back but no commit is known to be right, ask another host to audit a commit that may be
-    right.
+    If another host's replay is needed for a verdict, or for a commit to roll back to, ask for this replay.
     """
     verdict = _read_verdict(journal, commit)
     if verdict and verdict.kind == "certified":

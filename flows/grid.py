@@ -45,7 +45,7 @@ def name_run(run: str, changes: Mapping[str, Any]) -> str:
 
 
 def find_best(journals: Sequence[Journal], rule: KeepBest) -> tuple[Journal, Commit] | None:
-    """Return the best commit of several runs by the rule's metric, and its run; None if no commit has the metric.
+    """Return the run and the commit with the best value of the metric that ``rule`` names; None if no commit has one.
 
     Of equally good commits, the newest commit of the first run is returned. Pruned and quarantined commits don't count.
     """
