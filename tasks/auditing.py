@@ -44,9 +44,9 @@ def audit_one(
     seed: int | None = None,
     share: float | None = None,
 ) -> Audit:
-    """Train one commit's chunk again, with the resume before it if there was one, and compare the bytes.
+    """Train one commit's chunk again, and compare the bytes. If a resume began the chunk, resume in the same way first.
 
-    If it fails, the flow still audits the other commits.
+    If this task fails, the flow still audits the other commits.
 
     Args:
         store: The folder, or URL, that holds the run.
@@ -63,7 +63,7 @@ def audit_one(
 
 
 def ask_elsewhere(journal: Journal, commit: int) -> Ask:
-    """Return the request that a host which hasn't trained a commit audits it for the first time."""
+    """Return a request for an audit of a commit by a host that hasn't trained the commit."""
     answered = frozenset[str]()
     with contextlib.suppress(*UNREADABLE):
         answered = read_machines(journal, journal.read_commit(commit))

@@ -91,7 +91,7 @@ def commit_chunk(line: Line, proposal: Proposal) -> Commit:
 def publish(line: Line, proposal: Proposal) -> Commit:
     """Commit a checkpoint of a chunk or a stop, or one that a dead attempt has saved.
 
-    The commit is a task, except if the attempt is stopping, because Prefect starts no task in a suspended flow run.
+    The commit is a task of Prefect, except if the attempt is stopping: Prefect starts no task in a paused flow run.
     """
     return publish_commit(line, proposal) if proposal.is_urgent else uncover(commit_chunk)(line, proposal)
 

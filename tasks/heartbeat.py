@@ -1,4 +1,4 @@
-"""Heartbeats: every few seconds a flow run proves that it is alive, by a new label and by an event.
+"""Heartbeats: every few seconds a flow run proves that it is alive. It emits an event, and renews a label of its own.
 
 `tasks.pool` watches the label, from which `tasks.liveness` decides whether the flow run is alive. An automation sets a
 flow run without events to Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats
@@ -82,7 +82,8 @@ def heartbeat() -> Iterator[None]:
         for thread in threads:
             thread.join(2 * BEAT_WITHIN_S)
         RECENT.forget(context.flow_run.id)
-        emit_event(LAST_EVENT, resource)  # after all heartbeats; the server's own event of the end may precede them
+        # This event follows all heartbeats; the server's own event of the flow run's end may come before the last one.
+        emit_event(LAST_EVENT, resource)
 
 
 def _emit_events(resource: dict[str, str], done: threading.Event) -> None:
@@ -109,7 +110,8 @@ def _renew_labels(flow_run: FlowRun, resource: dict[str, str], done: threading.E
                 if not has_told:  # a busy server may refuse many heartbeats in a row; log only the first
                     log.info("a heartbeat did not reach Prefect's server (%r); the run continues", error)
                 has_told = True
-            if is_known_as_cancelling(flow_run):  # even without an answer: the server may accept events
+            # Emit this event even if the label's request failed, because the server may still accept events.
+            if is_known_as_cancelling(flow_run):
                 emit_event(CANCELLING_EVENT, resource)
             done.wait(EVERY_S)
 

@@ -1,11 +1,11 @@
 """Prefect's additions to a chunk and a commit: retries, final states and events.
 
 ==========================  ===================================================================  =====================
-around a commit             in this order                                                        if it fails
+at a commit, in this order  what happens                                                         after an error
 ==========================  ===================================================================  =====================
-`publish_commit`, a task    fingerprint, hashes, the commit's record, latest.json                the task fails
-observers, at once          the commit's line, `tasks.reporting.ArtifactReport`, `CommitEvents`  a warning
-`Attempt.upkeep`            read the checkpoint back, prune the epochs                           a warning
+`publish_commit`, a task    check fingerprint and hashes, write the record and latest.json       the task fails
+observers                   print a line, call `ArtifactReport` and `CommitEvents`               a warning is logged
+`Attempt.upkeep`            read the checkpoint back, delete old checkpoints                     a warning is logged
 ==========================  ===================================================================  =====================
 
 A failed task is retried if its condition is true: `should_open_again`, `should_train_again` or `is_about_the_store`.
@@ -108,7 +108,10 @@ def should_open_again(task: Any, task_run: Any, state: Any) -> bool:
 
 
 def should_train_again(task: Any, task_run: Any, state: Any) -> bool:
-    """Return whether new ranks can train the chunk: True after a rank's death; False after drift or a lost fence."""
+    """Return whether new ranks can train the chunk.
+
+    True after a rank's death; False if settings or code have changed, or if a later attempt owns the run.
+    """
     return trains_again(_error_of(state))
 
 

@@ -31,7 +31,7 @@ from holdfast.machine.preemption import Notice
 
 EVERY_VARIABLE = "HOLDFAST_HEARTBEAT_S"
 USUAL_EVERY_S = 3.0
-# With a longer interval, `CANCELLED_AFTER_S` would be longer than the usual `resume.stop_within_s`, 60 s.
+# The bounds of the interval. Above 5 s, `CANCELLED_AFTER_S` is longer than `resume.stop_within_s` by default, 25 s.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
 
 
@@ -39,8 +39,8 @@ def read_interval(text: str) -> float:
     """Return the seconds between two heartbeats, given the text of HOLDFAST_HEARTBEAT_S; the default for an empty text.
 
     Raises:
-        SystemExit: the text is no such number. SystemExit is used because this module is imported before any command
-            can report an error.
+        SystemExit: the text isn't a number from `SHORTEST_S` to `LONGEST_S`. SystemExit is used because this module is
+            imported before any command can report an error.
     """
     try:
         every_s = float(text or USUAL_EVERY_S)
@@ -57,11 +57,11 @@ def read_interval(text: str) -> float:
 # Seconds between two heartbeats. With a longer interval, all windows below and the windows of the automations are
 # longer, too.
 EVERY_S = read_interval(os.environ.get(EVERY_VARIABLE, ""))
-# Ten heartbeats, so five new labels (`tasks.heartbeat`). Even a machine five times busier than usual renews its label
-# once in this time.
+# In the time of ten heartbeats a flow run renews its label five times (`tasks.heartbeat`). Even a machine that is five
+# times busier than usual renews it once.
 LOST_AFTER_S = 10 * EVERY_S
-# The window is shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt was
-# already dead.
+# By default this is shorter than `resume.stop_within_s`, so that a cancelled `train` has time to find that its attempt
+# was already dead.
 CANCELLED_AFTER_S = 5 * EVERY_S
 # The seconds that a worker has to start a process. A worker usually needs only a few seconds, but pulling a container
 # image takes longer.
@@ -73,8 +73,8 @@ NOT_PLACED_AFTER_S = 3600.0
 # machine was away.
 LONGEST_GAP_S = max(10.0, 3 * EVERY_S)
 # If the server says that a process has vanished, the process may still be alive if its last new heartbeat is at most
-# this many seconds old. The limit is below the automation's window of 10 s, so that nothing waits a second time for a
-# dead process.
+# this many seconds old. This limit is below the automation's own window, 10 s. So a watcher that has also seen no
+# heartbeat needn't wait again.
 DOUBTED_FOR_S = 3 * EVERY_S
 # A live worker signals the process of a cancelled flow run within this many seconds. A dead worker never does.
 SIGNALLED_WITHIN_S = 10.0

@@ -35,7 +35,7 @@ def own_flow_run() -> FlowRun | None:
 
 
 class RecentStates:
-    """The last state read of each of this process's flow runs, and when it was read. All threads share these states."""
+    """For each flow run of this process, its state when a thread last read it, and the time. All threads share them."""
 
     def __init__(self) -> None:
         self._read: dict[UUID, tuple[State[Any] | None, float]] = {}

@@ -43,8 +43,8 @@ from tasks.states import describe_wait, is_final, kind_of, state_of_lost
 
 log = logging.getLogger("holdfast.pool")
 
-# Seconds between two readings of a watched state: first while the state is new, then later. When each attempt was read
-# twice a second all the time, this was more than half of all requests to the server.
+# Seconds between two readings of a watched state: while the state is new, and later. Reading each attempt twice a
+# second all the time made up more than half of all requests to the server.
 POLL_EVERY_S, WATCH_EVERY_S = 0.5, 2 / 3 * EVERY_S
 NEW_FOR_S = 10.0
 LOG_WAIT_AFTER_S = 10.0
@@ -175,9 +175,9 @@ def _read_with_own(client: SyncPrefectClient, flow_run_id: UUID) -> FlowRun:
 
 
 def find_live_attempt(config: RunConfig) -> FlowRun | None:
-    """Return the newest attempt that has not ended by its state on the server; None if all attempts have ended.
+    """Return the newest attempt whose flow run the server shows as not ended; None if the server shows all as ended.
 
-    Its process may be dead; `await_end` detects this.
+    The attempt's process may be dead; `await_end` detects this.
     """
     found = ask_server(
         lambda client: client.read_flow_runs(
@@ -211,7 +211,7 @@ class Pace:
 
 
 def await_end(flow_run: FlowRun) -> FlowRun:
-    """Wait until a flow run has ended or is lost, and return it. While it waits itself, log each cause once.
+    """Wait until a flow run has ended or is lost, and return it. If the flow run itself has to wait, log why.
 
     Raises:
         Pause: a person paused the current flow run, in which this call waits.

@@ -36,7 +36,7 @@ from tasks.liveness import EVERY_S
 
 log = logging.getLogger("holdfast.reporting")
 
-# The least seconds between two updates: each update costs a request and an event, about 20 ms of the server's CPU time.
+# The minimum seconds between two updates. An update costs a request and an event, about 20 ms of the server's CPU time.
 BAR_EVERY_S = max(10.0, 3 * EVERY_S)
 SENT_WITHIN_S = 10.0
 ROWS = 200

@@ -97,7 +97,11 @@ def server() -> Iterator[str]:
 
 
 def check_configured(setting: str) -> None:
-    """Raise ConfigError if no server is configured. This setting needs deployments; a temporary server has none."""
+    """Raise ConfigError if no server is configured, because a temporary server has none of the needed deployments.
+
+    Args:
+        setting: the setting that needs deployments, for the message.
+    """
     if not PREFECT_API_URL.value():
         raise ConfigError(
             f"{setting} needs a server with deployments, and PREFECT_API_URL is not set",

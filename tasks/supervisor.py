@@ -116,8 +116,7 @@ class Supervisor:
     def _note(self, number: int, ending: Ending, flow_run: FlowRun) -> Ending:
         """Record the ending of an attempt that no person has cancelled, and return the ending.
 
-        If the flow run completed but the run is incomplete by its journal, record and return the ending *stopped*
-        instead.
+        If the flow run ended as completed, but the run isn't complete by its journal, use the ending *stopped* instead.
         """
         if ending.step > self._furthest:
             self._others.clear()
@@ -162,9 +161,11 @@ def await_attempt(flow_run: FlowRun, stop_within_s: float) -> FlowRun:
 def settle_ending(journal: Journal, number: int, state: State[Any] | None) -> Ending:
     """Return an attempt's ending: its own record, or else an ending derived from the state of its flow run.
 
-    If the server says that a person cancelled the attempt, this overrules a recorded *preempted*, because the attempt
-    may have been unable to reach the server. Any state overrules a recorded *paused*, because then a person has resumed
-    the flow run, which ended before it claimed another attempt.
+    The flow run's state replaces the attempt's own record in two cases:
+
+    - The state says *cancelled*, and the record doesn't say *completed*: the attempt may not have reached the server,
+      and so may have recorded *preempted*.
+    - The record says *paused*: a person has resumed the flow run, which then ended before it claimed a new attempt.
     """
     newest = journal.newest()
     by_state = ending_of_state(state, newest.step if newest else 0)
