@@ -71,7 +71,7 @@ def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> WorkerPlan:
 
 
 def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
-    """Return the plan for GPUs unknown to nvidia-smi. They are named as in CUDA_VISIBLE_DEVICES, or else by number.
+    """Return the plan for GPUs that nvidia-smi doesn't list. Name them as CUDA_VISIBLE_DEVICES does, or else by number.
 
     Args:
         is_split: whether a GPU is divided into instances (MIG), which have no numbers.
@@ -96,7 +96,7 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
 
 
 def end_others(ledger: ProcessLedger, plan: WorkerPlan) -> list[str]:
-    """End the workers of the pool that aren't in the plan, or have another GPU there; return their names.
+    """End the workers of the pool that aren't in the plan, or whose GPU is another in the plan; return their names.
 
     Their flow runs save first. The run of an interrupted attempt continues in another attempt, on another worker.
     """

@@ -230,7 +230,7 @@ def end_processes(ledger: ProcessLedger, names: Iterable[str]) -> list[str]:
     if not _await_gone(lambda: any(map(ledger.is_alive, alive))):
         for name in filter(ledger.is_alive, alive):
             os.killpg(alive[name], signal.SIGKILL)
-        _await_gone(lambda: any(map(ledger.is_alive, alive)))  # it keeps its port for another moment
+        _await_gone(lambda: any(map(ledger.is_alive, alive)))  # a killed process keeps its port until it is gone
     for name in names:
         ledger.remove(name)
     return list(alive)

@@ -89,12 +89,12 @@ def own_auth(ledger: ProcessLedger) -> str:
 
 
 def sqlite_url(path: Path) -> str:
-    """Return the URL of a database in a file that Prefect's server opens with a single connection.
+    """Return the URL of an SQLite file that Prefect's server opens with a single connection.
 
-    By default the server opens several connections to a file, and each may have to wait for the lock of another. If the
-    garbage collector then meets a cursor that waits for a lock, the whole server stalls for up to a minute. The server
-    uses a single connection if the URL contains ":memory:". So this URL has that value in a parameter, which SQLite
-    ignores.
+    By default the server opens several connections to a file, and a connection may have to wait until another one gives
+    up its lock. If Python's garbage collector then meets a cursor that waits for a lock, the whole server stalls for up
+    to a minute. The server uses a single connection if the URL contains ":memory:". So this URL has ":memory:" in a
+    parameter, which SQLite ignores.
     """
     return f"sqlite+aiosqlite:///file:{quote(str(path))}?connections=:memory:&uri=true"
 
