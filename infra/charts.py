@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-# The charts to which the values belong. Each has the options that its command in docs/kubernetes.md has besides the
-# file of values.
+# For each file of values: its chart, and the further options of the command in docs/kubernetes.md that installs the
+# chart.
 REPOSITORY, VERSION = "https://prefecthq.github.io/prefect-helm", ">=2026.7"
 CHARTS: dict[str, tuple[str, list[str]]] = {
     "server-values.yaml": ("prefect-server", []),

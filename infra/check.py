@@ -40,7 +40,8 @@ SETTINGS = {
         "pod_watch_timeout_seconds",
     },
 }  # fmt: skip
-# The further arguments of Docker's client that `container_create_kwargs` takes; the same test compares them.
+# The names that the setting `container_create_kwargs` of a Docker job may contain: arguments of Docker's client. The
+# same test compares them with Docker's client.
 DOCKER_ARGUMENTS = {
     "blkio_weight", "blkio_weight_device", "cap_add", "cap_drop", "cgroup_parent", "cgroupns", "cpu_count",
     "cpu_percent", "cpu_period", "cpu_quota", "cpu_rt_period", "cpu_rt_runtime", "cpu_shares", "cpuset_cpus",
@@ -53,7 +54,8 @@ DOCKER_ARGUMENTS = {
     "shm_size", "stdin_open", "stop_signal", "storage_opt", "sysctls", "tmpfs", "tty", "ulimits",
     "use_config_proxy", "user", "userns_mode", "uts_mode", "version", "volume_driver", "volumes_from", "working_dir",
 }  # fmt: skip
-# Prefect requires these two keys in a pod's spec. They belong into a Job's spec, so Kubernetes ignores them in a pod's.
+# Prefect requires these two keys in a pod's spec, where Kubernetes ignores them, because they are keys of a Job's spec.
+# So remove them before the check.
 WANTED_BY_PREFECT = ("parallelism", "completions")
 PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 UNREACHABLE = ("Failed to query available provider packages", "Failed to install provider")
@@ -80,7 +82,7 @@ class Skipped(Exception):
     """The error of a check that can't run on this machine; the message says why."""
 
 
-# ---- a check for each kind of file: it yields a text for each fault
+# ---- a check for each kind of file; each check yields a text for each fault
 
 
 def check_dockerfile(path: Path) -> Iterator[str]:
@@ -98,7 +100,7 @@ def check_dockerfile(path: Path) -> Iterator[str]:
 
 
 def check_dockerignore(path: Path) -> Iterator[str]:
-    """Check that each file that .dockerignore allows exists, and that it allows all files that the build copies."""
+    """Check that .dockerignore allows all files that the build copies, and that each file that it allows exists."""
     root = next((each for each in path.parents if path.is_relative_to(each / "infra")), path.parent)
     lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
     kept = [line[1:] for line in lines if line.startswith("!")]
@@ -329,7 +331,7 @@ def check_script(path: Path) -> Iterator[str]:
     yield from run_tool("shellcheck", "--color=never", path)
 
 
-# ---- which files there are
+# ---- find the files to check
 
 
 def find_files(root: Path) -> Iterator[tuple[str, Check, Path]]:

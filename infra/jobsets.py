@@ -104,7 +104,7 @@ def _find_unfitting(resource: Object) -> Iterator[str]:
 
 
 def _spell(error: jsonschema.ValidationError) -> Iterator[str]:
-    """Yield an error as text with its path. For a nullable value, yield only the errors of its other type."""
+    """Yield an error as text with its path. If the value may also be null, yield only the errors of the other type."""
     if error.validator == "anyOf":
         for each in error.context or ():
             if each.schema != {"type": "null"}:
@@ -151,7 +151,7 @@ def make_jobset(trainjob: Object, runtimes: dict[str, Object]) -> Object | None:
 
 
 def _give(replicated: Object, trainer: Object, nodes: int) -> Object:
-    """Return a runtime's Job. If it is the training Job, put the TrainJob's nodes, command and arguments into it."""
+    """Return a runtime's Job. If it is the training Job, its nodes, command and arguments are those of the TrainJob."""
     template = replicated["template"]
     key, value = ANCESTOR
     if template.get("metadata", {}).get("labels", {}).get(key) != value:
@@ -253,7 +253,7 @@ def _find_wrong_ends(job: Object, container: str, settings: dict[str, str]) -> I
 
 
 def _decide_for_pod(rules: Sequence[Object], container: str, code: int, *, is_disrupted: bool = False) -> str:
-    """Return the action that the Job controller takes at the end of a pod: that of the first matching rule."""
+    """Return the action that the Job controller takes at the end of a pod: the action of the first matching rule."""
     for rule in rules:
         exits = rule.get("onExitCodes")
         if exits and exits.get("containerName", container) == container:
@@ -269,7 +269,7 @@ def _is_disruption(condition: Object) -> bool:
 
 
 def _decide_for_job(policy: Object, reason: str) -> str:
-    """Return the action that the JobSet controller takes at a Job's failure: that of the first matching rule."""
+    """Return the action that the JobSet controller takes at a Job's failure: the action of the first matching rule."""
     for rule in policy.get("rules", ()):
         if reason in (rule.get("onJobFailureReasons") or [reason]) and not rule.get("onJobFailureMessagePatterns"):
             return str(rule["action"])

@@ -146,7 +146,11 @@ def list_refused(packages: Sequence[dict[str, str]]) -> Iterator[str]:
 
 
 def is_allowed(licence: str) -> bool:
-    """Return whether a licence is allowed. The text is an SPDX expression, alternative classifiers, or a name."""
+    """Return whether a licence is allowed.
+
+    Args:
+        licence: an SPDX expression; several classifiers with ";" between them, of which one suffices; or a name.
+    """
     licence = shorten(licence)
     if licence in ALLOWED:
         return True

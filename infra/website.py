@@ -75,7 +75,10 @@ def write(path: Path, text: str) -> None:
 
 
 def rewrite(page: str, text: str) -> tuple[str, dict[str, str]]:
-    """Rewrite a page's links, except in code, to lead to pages. Return the page, and the page made for each target."""
+    """Make a page's links, except in code, lead to the site's pages.
+
+    Returns: the changed text, and for each linked file or folder of the repository the name of the page that shows it.
+    """
     linked: dict[str, str] = {}
 
     def replace(link: re.Match[str]) -> str:
@@ -120,7 +123,9 @@ def describe_code(path: Path) -> str:
 
 
 def make_config(pages: Path, folder: Path) -> str:
-    """Return the configuration of the site: CONFIG, the name with its version, folders and navigation."""
+    """Return the configuration of the site: the text of `CONFIG`, and the site's name with the version, its folders and
+    its navigation.
+    """
     version = re.search(r'^__version__ = "(.+)"$', (ROOT / "holdfast" / "__init__.py").read_text("utf-8"), re.M)
     lines = [
         CONFIG.read_text("utf-8"),
