@@ -202,7 +202,7 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
     print(f"UI          {url.removesuffix('/api')}   asks for a password: the whole line in {STATE / AUTH}")
     print(f"output      {STATE}")
     print(f"your shell  export PREFECT_API_URL={url}")
-    print("            the commands here find the password by themselves; prefect's own need")
+    print("            the commands here find the password by themselves; prefect's own commands need")
     print(f'            export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(STATE / AUTH))})"')
 
 
@@ -220,7 +220,7 @@ def down() -> None:
                     has_ended = True
                     print(f"ended       {name}", flush=True)
     if not has_ended:
-        print("nothing of make up runs here")
+        print("no process of make up runs on this machine")
 
 
 def _order(name: str) -> int:

@@ -75,7 +75,7 @@ def audit(
         RunStopped: a commit could not be audited for another reason. All other commits were audited.
     """
     if (commit or from_commit is not None or is_asked) and not (run and commit):
-        raise ConfigError("commit and from_commit need each other's run and commit", hint="give run and commit")
+        raise ConfigError("commit, from_commit and is_asked need a run and a commit", hint="give both run and commit")
     if is_asked and not _is_ours(store, run, commit, tries, on_fault):
         return {}
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -98,7 +98,7 @@ def audit(
         _follow(store, journal, number, tries, on_fault)
     if damaged:
         raise Damage(
-            f"damaged, or training its steps again gives other bytes: {', '.join(damaged)}",
+            f"damaged, or trained again to other bytes: {', '.join(damaged)}",
             hint=f"to audit one commit again: holdfast audit {store}/<run> --commit <number>",
         )
     if failed:

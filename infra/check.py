@@ -106,7 +106,7 @@ def check_dockerignore(path: Path) -> Iterator[str]:
     kept = [line[1:] for line in lines if line.startswith("!")]
     yield from (f"{path}: !{name} names no file" for name in kept if not any(root.glob(name)))
     if "*" not in lines:
-        yield f"{path}: it doesn't leave everything else out, with a line `*`"
+        yield f"{path}: a line `*` has to leave everything else out"
     dockerfile = path.with_suffix("")
     for copied in re.findall(r"(?m)^COPY +((?:[^-\s]\S* +)+)\S+$", dockerfile.read_text("utf-8")):
         for source in copied.split():
@@ -216,7 +216,7 @@ def check_values(path: Path) -> Iterator[str]:
     """Check the values of one of Prefect's charts: its keys, its images' tags and the values copied into pods."""
     values = read_yaml(path)
     yield from (f"{path}: the chart has no value {each}" for each in charts.find_unknown(path.name, values))
-    yield from (f"{path}: a container has it twice: {each}" for each in charts.find_repeated(path.name, values))
+    yield from (f"{path}: a container has a variable twice: {each}" for each in charts.find_repeated(path.name, values))
     for tag in charts.find_tags(values):
         if not is_pinned(f"prefect:{tag}"):
             yield f"{path}: the tag {tag} is not pinned to a version"
@@ -244,7 +244,7 @@ def check_chart(path: Path) -> Iterator[str]:
         rendered.write_text(done.stdout, "utf-8")
         for resource in yaml.safe_load_all(done.stdout):
             for each in charts.find_repeated_in(resource or {}):
-                yield f"{path}: a container has it twice: {each}"
+                yield f"{path}: a container has a variable twice: {each}"
         yield from (fault.replace(str(rendered), str(path)) for fault in validate(rendered))
 
 

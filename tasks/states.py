@@ -51,7 +51,7 @@ def describe_wait(flow_run: FlowRun) -> str:
     """Return a sentence that names the cause of a flow run's wait; empty if it doesn't wait."""
     state, pool = flow_run.state, flow_run.work_pool_name
     if state is not None and state.name == QUEUED:
-        return f"{flow_run.name} waits until fewer flow runs of its deployment run than its concurrency limit allows"
+        return f"{flow_run.name} waits until its deployment has fewer flow runs than its concurrency limit allows"
     if state is None or state.is_scheduled():
         return (
             f"{flow_run.name} waits for a worker of pool {pool}; unless the pool is paused or full, "

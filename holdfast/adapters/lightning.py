@@ -97,7 +97,7 @@ def fit(
 
 def _refuse_settings(run: Run, trainer: pl.Trainer) -> None:
     """Raise RecipeError for a setting with which a run can't be resumed exactly."""
-    length = "leave it out: epochs in the configuration sets the run's length, limit_train_batches an epoch's"
+    length = "leave it out: epochs in the configuration and limit_train_batches set the run's length"
     refused = {
         "fast_dev_run": (trainer.fast_dev_run, "leave it out; holdfast prove tries the first steps"),
         "overfit_batches": (trainer.overfit_batches, "use limit_train_batches=... and a loader without shuffle"),

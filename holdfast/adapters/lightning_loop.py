@@ -199,7 +199,7 @@ class Boundary:
         epochs, rest = divmod(done, self.length)
         loop_of(self.run).refuse(
             f"the Trainer stopped early, after step {done} of {total}{reason}",
-            hint="EarlyStopping(check_on_train_epoch_end=True) stops at the end of an epoch; a run can end only there"
+            hint="a run can end only with an epoch, as with EarlyStopping(check_on_train_epoch_end=True)"
             if rest
             else f"set epochs = {epochs} in the configuration to end the run after this step",
         )

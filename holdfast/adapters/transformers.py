@@ -216,7 +216,7 @@ class _TrainerState(Attributes):
             if name in saved:
                 setattr(trainer.state, name, saved[name])
         logged = max((each.get("step", 0) for each in saved.get("log_history", []) if "loss" in each), default=0)
-        lost = [] if logged == step else [f"the Trainer's sum of losses since step {logged}, which its next log has"]
+        lost = [] if logged == step else [f"the sum of losses since step {logged}, for the Trainer's next log"]
         return lost + self._take_callbacks(saved.get("stateful_callbacks", {}))
 
     def _take_callbacks(self, saved: dict[str, Any]) -> list[str]:

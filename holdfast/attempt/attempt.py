@@ -437,7 +437,7 @@ class Attempt:
         if present.fingerprint != self.fingerprint:
             self.fingerprint = self.line.config_fingerprint = present.fingerprint
             self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
-            log.info("steps that are drawn and not trained: %s", self.config.skip or "none any more")
+            log.info("steps whose batches are drawn and not trained: %s", self.config.skip or "none any more")
 
     def _note_failure(self, error: HoldfastError) -> HoldfastError:
         """Record a failure of the ranks. Return the error to raise: this error, or `NoProgress` if it was repeated."""

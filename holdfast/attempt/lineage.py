@@ -198,7 +198,7 @@ def check_skips(commit: Commit, saved: Mapping[str, Any] | None, current: Mappin
             "holdfast skip RUN STEPS, or holdfast skip RUN STEPS --off to train them",
             fields={"skip": [str(before), str(now)]},
         )
-    return f"steps that are drawn and not trained: {now or 'none any more'}" if changed else ""
+    return f"steps whose batches are drawn and not trained: {now or 'none any more'}" if changed else ""
 
 
 def check_same_build(before: Present, present: Present, accept: Sequence[str]) -> None:
@@ -324,7 +324,7 @@ def explain_unfit(error: StateError, past: Past, present: Present, resume: Resum
         return error
     # Keep two lines, because torch's message continues with a line for every tensor.
     first = " ".join(line.strip() for line in error.message.splitlines()[:2])
-    lines = [f"{past.commit.path} can't be resumed with the accepted {', '.join(names)}: {first}"]
+    lines = [f"{past.commit.path} can't be resumed with the accepted changes of {', '.join(names)}: {first}"]
     return ConfigDrift(
         "\n".join([*lines, *(f"  {change}" for change in chosen)]),
         hint="put the saved values back, or train as a run of another name (--set run=...), which can begin with the "

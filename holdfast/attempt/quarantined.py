@@ -27,7 +27,7 @@ def check_machine(store: str, compute: Compute) -> None:
         if _concerns(record, {name_host()}, gpus, compute.device == "cpu"):
             raise MachineQuarantined(
                 f"this machine is quarantined in {store}: {record}",
-                hint="start the run on another one; once this one is repaired, "
+                hint="start the run on another machine; once this machine is repaired, "
                 f"holdfast doctor --store {store} --release {record.host}",
             )
 

@@ -209,5 +209,5 @@ def read_committed(folder: Store, commit: Commit) -> Metadata | None:
     expected = next((file.sha256 for file in commit.files if file.name == METADATA), None)
     found = hashlib.sha256(data).hexdigest()
     if expected not in (None, found):
-        raise RecordDamaged(f"{name} can't be read: it is {found} but was committed as {expected}")
+        raise RecordDamaged(f"{name} can't be read: it has the SHA-256 {found} but was committed with {expected}")
     return Metadata.from_bytes(data, name)

@@ -143,7 +143,7 @@ def _print_contract(environment: dict[str, Any]) -> None:
 
 
 def _print_verdict(run: str, attempt: AttemptRecord, verdict: Verdict) -> None:
-    claim = f"run {run} continues here with the bits of {attempt.host}, where attempt {attempt.number} ran"
+    claim = f"run {run} continues here with the same bits as on {attempt.host}, where attempt {attempt.number} ran"
     if verdict.promise == "identical":
         print(f"identical: {claim}")
         return

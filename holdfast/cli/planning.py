@@ -215,7 +215,7 @@ def _describe_pool(pool: PoolForecast | None) -> Iterator[str]:
     yield ""
     runs = f"{counted(pool.runs, 'run')} of {counted(pool.ranks, 'rank')}, chunks of {counted(pool.steps, 'step')}"
     yield f"pool      {runs}; {counted(pool.preemptions, 'preemption')} that each take one; rank hours:"
-    header = ("the scheduler takes", "lost training", "restarts", "in all", "of all, the run hit most had")
+    header = ("the scheduler ends", "lost training", "restarts", "in all", "the worst run's share")
     rows = (
         (
             name,
@@ -224,7 +224,7 @@ def _describe_pool(pool: PoolForecast | None) -> Iterator[str]:
             f"{each.lost_h + each.restart_h:.3g} h",
             f"{each.most:.0%}",
         )
-        for name, each in (("any run", pool.random), ("the one that loses least", pool.cheapest))
+        for name, each in (("a random run", pool.random), ("the run that loses least", pool.cheapest))
     )
     yield from tabulate([header, *rows])
 

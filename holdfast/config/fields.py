@@ -258,7 +258,7 @@ class Mesh(Section):
         if rest or not data:
             raise ConfigError(
                 f"compute.ranks = {ranks}: compute.mesh.tensor = {self.tensor} doesn't divide it",
-                hint=f"a multiple of {self.tensor}: each group of so many ranks trains the same samples",
+                hint=f"set a multiple of {self.tensor}: each group of {self.tensor} ranks trains the same samples",
             )
         replicate = self.replicate if data % self.replicate == 0 else 1
         return Mesh(replicate=replicate, shard=data // replicate, tensor=self.tensor)

@@ -100,7 +100,7 @@ def _require_best(journal: Journal) -> Commit:
     if retention is None or retention.keep_best is None:
         raise WrongUse(
             f"run {journal.run!r} has no best commit: retention.keep_best is not set",
-            hint="holdfast watch shows the metrics of each commit; give its number",
+            hint="give the number of a commit; holdfast watch shows the metrics of each",
         )
     found = find_best_commit(journal, retention.keep_best)
     if found is None:

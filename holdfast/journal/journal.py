@@ -299,7 +299,7 @@ class Journal(RunFolder):
             name = record_name("commits", number)
             commit = read_record(self.store, Commit, name)
             if commit.number != number:
-                raise RecordDamaged(f"{name} has the record of commit {commit.number}")
+                raise RecordDamaged(f"{name} contains the record of another commit, {commit.number}")
             self._commits[number] = commit
         return self._commits[number]
 

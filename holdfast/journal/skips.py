@@ -81,7 +81,7 @@ def read_skip(journal: Journal, number: int, keys: Sequence[TrustedKey] = ()) ->
     try:
         record = SkipRecord.from_bytes(data, name)
         if record.number != number:
-            raise RecordDamaged(f"{name} can't be read: it has the record of skip list {record.number}")
+            raise RecordDamaged(f"{name} can't be read: it contains the record of another skip list, {record.number}")
     except RecordDamaged as error:
         error.hint = error.hint or f"restore {name} from a backup: without it nobody knows which steps to skip"
         raise

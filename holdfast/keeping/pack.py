@@ -98,7 +98,7 @@ def _checked_pieces(store: Store, name: str, file: FileRecord) -> Iterator[bytes
             digest.update(piece)
             yield piece
     except NameMissing:
-        raise Damage(f"{name} is missing but was committed as {file.sha256}") from None
+        raise Damage(f"{name} is missing but was committed with the SHA-256 {file.sha256}") from None
     _check_sha256(name, file, digest.hexdigest())
 
 
@@ -108,7 +108,7 @@ def _padding(size_bytes: int) -> int:
 
 def _check_sha256(name: str, file: FileRecord, found: str) -> None:
     if found != file.sha256:
-        raise Damage(f"{name} is {found} but was committed as {file.sha256}")
+        raise Damage(f"{name} has the SHA-256 {found} but was committed with {file.sha256}")
 
 
 def _check_config(commit: Commit, data: bytes) -> None:
@@ -143,7 +143,7 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     record = _read(tar, name, size_bytes)
     commit = Commit.from_bytes(record, name)
     if record_name("commits", commit.number) != name:
-        raise Damage(f"{name} has the record of commit {commit.number}")
+        raise Damage(f"{name} contains the record of another commit, {commit.number}")
     made: list[str] = []
     try:
         records = _copy_all(tar, journal, commit, made) | {name: record}

@@ -77,8 +77,8 @@ def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> 
     if policy.metric not in known and any(commit.step % steps_per_epoch == 0 for commit in commits):
         # If the metric's name is misspelt, no commit has it. Without this error, the best checkpoint would be deleted.
         raise ConfigError(
-            f"retention.keep_best.metric = {policy.metric!r}: no checkpoint has it, because the recipe's evaluate "
-            "(in a loop: run.observe(evaluate=...)) hasn't returned it, so nothing is pruned",
+            f"retention.keep_best.metric = {policy.metric!r}: evaluate has returned no such metric for any checkpoint, "
+            "so nothing is pruned",
             hint=did_you_mean(policy.metric, known),
         )
     return rank_by_metric(commits, policy)[: policy.count]

@@ -167,7 +167,7 @@ def make_lives(records: Records) -> list[Life]:
     trained: dict[int, list[Trained]] = {}
     for commit in records.commits.values():
         if commit.why == "adopted" and not commit.trained_at:
-            records.missing.append(f"commit {commit.number}, an adopted one, doesn't say when its steps were trained")
+            records.missing.append(f"the adopted commit {commit.number} doesn't say when its steps were trained")
             continue
         trained.setdefault(find_trainer(commit, records.attempts), []).append(_place(commit, records))
     lives = []

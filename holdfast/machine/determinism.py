@@ -84,7 +84,7 @@ def apply(settings: Determinism, seed: int) -> None:
         if missing:
             raise DeterminismError(
                 f"this process was started without {', '.join(missing)}",
-                hint="start ranks through holdfast.rank.launching, which sets them before Python starts",
+                hint="start ranks through holdfast.rank.launching, which sets these variables before Python starts",
             )
         torch.set_deterministic_debug_mode("error")
         torch.backends.cudnn.deterministic = True

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 OnFault = Literal["record", "rollback", "stop"]
 # The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
 OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}
-EARLIER = "state that an earlier resume lost, because this replay began after it; --from begins with an earlier commit"
+EARLIER = "state that an earlier resume lost, because this replay began after that resume; --from begins earlier"
 
 
 class Audit(Differing, BaseModel):

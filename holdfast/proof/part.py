@@ -57,7 +57,7 @@ class PartAudit(BaseModel):
         shares = f" (share{'s' if len(self.shares) > 1 else ''} {', '.join(map(str, self.shares))})" * bool(self.shares)
         what = f"commit {self.commit} ({self.path}), step {self.step}, rank {self.rank} of {self.ranks}{shares}"
         if self.is_identical:
-            return f"{what}: trained alone to the gradient on record"
+            return f"{what}: trained alone, it has the recorded gradient"
         if self.gate:
             return f"{what} can't be trained from the checkpoint before it\n  {self.gate}"
         lines = [f"{what}: trained alone, it differs from the record in {checkpoint.shorten(self.differs_in, 3)}"]

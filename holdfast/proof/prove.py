@@ -131,7 +131,7 @@ def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> No
     if len(ranks) > kills + 1:
         raise WrongUse(
             f"{option}: a run that is killed {kills} times has {kills + 1} lives, too few for {len(ranks)} numbers",
-            hint=f"--kills {len(ranks) - 1}",
+            hint=f"raise --kills to {len(ranks) - 1}",
         )
 
 

@@ -64,7 +64,7 @@ class Change:
             return f"saved {format_value(self.saved)}, now {format_value(self.current)}"
         among = "sources" if self.kind == "source" else "files that are read"
         if ABSENT in (self.saved, self.current):
-            return f"not among the {among} before" if self.saved == ABSENT else f"no longer among the {among}"
+            return f"new among the {among}" if self.saved == ABSENT else f"no longer among the {among}"
         return "its code has changed" if self.kind == "source" else "its content has changed"
 
 

@@ -393,7 +393,7 @@ def _load_checkpoint(
             payload = checkpoint.read_payload(folder, commit, training.saver.buffers, near)
         metadata = checkpoint.read_metadata(folder, commit.path)
         if metadata is None:  # the checkpoint was deleted after its payload was read
-            raise CheckpointDamaged(f"{commit.path} has no metadata any more")
+            raise CheckpointDamaged(f"{commit.path} has no metadata.json any more")
         loaded = payload, metadata
     except CheckpointDamaged as error:
         problem = Damaged.of(error)

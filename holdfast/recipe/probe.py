@@ -140,7 +140,7 @@ def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
         return f"the probe gives another result than at the save{_describe_difference(saved, found)}"
     difference = _measure_difference(saved, found)
     if difference is None:
-        return "the probe can't be compared with the saved one: its numbers differ in count, or in which are finite"
+        return "the probe can't be compared with the saved one: their counts of numbers, or of finite numbers, differ"
     if difference > tolerance:
         return f"the probe differs by {difference:.2g}, relative to its largest number; {tolerance:.2g} is allowed"
     return ""

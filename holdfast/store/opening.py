@@ -30,7 +30,7 @@ def open_store(url: str) -> Store:
             allow the store; or the user's store class can't be imported.
     """
     if "\0" in url:
-        raise ConfigError(f"store = {url!r}: no folder's name has a null character")
+        raise ConfigError(f"store = {url!r}: a folder's name can't contain a null character")
     scheme, separator, path = url.partition("://")
     is_remote = bool(separator) and scheme not in ("file", "local", "memory")
     if is_remote and holds_credentials(url):

@@ -101,12 +101,13 @@ def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) 
     own_sizes, saved_sizes = ([len(group["params"]) for group in each["param_groups"]] for each in (own, saved))
     if own_sizes != saved_sizes:
         raise ConfigError(
-            f"init_from.load_optimizer: the optimizer has groups of {own_sizes} tensors, the saved one {saved_sizes}",
+            f"init_from.load_optimizer: the optimizer has groups of {own_sizes} tensors, and the saved optimizer has "
+            f"groups of {saved_sizes}",
             hint="load_optimizer = false begins with a fresh optimizer",
         )
     if [group.keys() for group in own["param_groups"]] != [group.keys() for group in saved["param_groups"]]:
         raise ConfigError(
-            "init_from.load_optimizer: the optimizer is of another kind than the saved one",
+            "init_from.load_optimizer: the optimizer is of another kind than the saved optimizer",
             hint="load_optimizer = false begins with a fresh optimizer",
         )
     names = name_parameters(training)

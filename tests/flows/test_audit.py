@@ -347,7 +347,7 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     assert lines[8].startswith(f"run honest: commit {chosen.number} ({chosen.path}, steps ")
     assert "replayed to the same bytes" in lines[8]
     assert lines[9].startswith(f"warning: commit {chosen.number} of run lost was not audited: the settings of commit")
-    assert lines[10] == "error: damaged, or training its steps again gives other bytes: commit 4 of run forged"
+    assert lines[10] == "error: damaged, or trained again to other bytes: commit 4 of run forged"
     assert lines[11].startswith("hint: ")
     assert len(lines) == 12
     shutil.rmtree(forged)

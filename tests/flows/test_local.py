@@ -115,7 +115,7 @@ def test_up_and_down_can_be_repeated(local: Local) -> None:
     assert down.returncode == 0
     assert [line.split()[1] for line in down.stdout.splitlines()] == ["worker-stable", "worker-gpu", "server"]
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and began_at(pid)]
-    assert local.run("down").stdout == "nothing of make up runs here\n"
+    assert local.run("down").stdout == "no process of make up runs on this machine\n"
 
 
 @IN_SOAK

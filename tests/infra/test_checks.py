@@ -206,7 +206,7 @@ PLANTED = [
     ("infra/Dockerfile", "COPY install", "COPY other", "copies other, which is left out"),
     ("infra/Dockerfile.dockerignore", "!install", "!instal", "!instal names no file"),
     ("infra/Dockerfile.dockerignore", "!install\n", "", "copies install, which is left out"),
-    ("infra/Dockerfile.dockerignore", r"\n\*\n", "\n", "leave everything else out"),
+    ("infra/Dockerfile.dockerignore", r"\n\*\n", "\n", "has to leave everything else out"),
     ("infra/hadolint.yaml", "ignored", "ignore", "unknown key ignore"),
     ("infra/hadolint.yaml", "DL3025", "DL325", "no rule is named DL325"),
     ("infra/hadolint.yaml", "warning", "wraning", "wraning"),
@@ -377,7 +377,7 @@ def test_terraform_without_its_provider_is_skipped(
 @pytest.mark.parametrize(
     ("pattern", "fault", "message"),
     [
-        ("{name: HOME,", "{name: DO_NOT_TRACK,", "a container has it twice: Deployment server: DO_NOT_TRACK"),
+        ("{name: HOME,", "{name: DO_NOT_TRACK,", "a container has a variable twice: Deployment server: DO_NOT_TRACK"),
         ("image:", "imag:", "'imag' was unexpected"),
         ("image: .*", "image: {{ .Values.nothing.tag }}", "nil pointer"),
     ],

@@ -206,7 +206,7 @@ def _find_lost(
             yield f"{name} is not a file"
         with contextlib.suppress(NameMissing, Unreadable):  # the record is a pin that was removed meanwhile
             if sha256 and (found := checkpoint.hash_file(journal.store, folder, file).sha256) != sha256:
-                yield f"{name} is {found} but was committed with {sha256}"
+                yield f"{name} has the SHA-256 {found} but was committed with {sha256}"
 
 
 def _read_entry(journal: Journal, number: int) -> IndexRecord | None:
@@ -300,4 +300,4 @@ def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: 
         return str(error)
     if found.sha256 == expected.sha256:
         return None
-    return f"{name} is {found.sha256} but was committed as {expected.sha256}"
+    return f"{name} has the SHA-256 {found.sha256} but was committed as {expected.sha256}"

@@ -34,8 +34,8 @@ def make_goodput(ledger: Ledger | None, missing: Sequence[str]) -> Markup:
 
 def _make_summary(ledger: Ledger) -> Markup:
     available_s = ledger.wall_s - ledger.buckets["waiting"]
-    text = f"{ledger.goodput:.1%} of {show_seconds(available_s)} on a machine was training that counts: "
-    limit = f"{ledger.efficiency:.1%} of the {ledger.limit:.1%} that are possible if only restarts cost time"
+    text = f"Of {show_seconds(available_s)} on a machine, {ledger.goodput:.1%} was training that counts: "
+    limit = f"{ledger.efficiency:.1%} of the limit {ledger.limit:.1%}, which holds if only restarts cost time"
     each = " each" if ledger.preemptions > 1 else ""
     cost = f". {counted(ledger.preemptions, 'preemption')} cost {show_seconds(ledger.cost_per_preemption_s)}{each}"
     return element("p", text, limit, cost if ledger.preemptions else "", ".")

@@ -61,6 +61,6 @@ def _leave_out(line: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 def describe_end(ended: Ancestry, other: Ancestry, step: int) -> str:
     """Return the note on a step after which only ``ended`` has run the code at the epoch's end."""
     return (
-        f"the states at step {step} weren't compared: {ended.label} was complete there, so its loop's code at the end "
-        f"of the epoch has run; in {other.label} that code runs after the checkpoint"
+        f"the states at step {step} weren't compared: {ended.label} was complete at this step, so its checkpoint comes "
+        f"after the loop's code at the end of the epoch; in {other.label} the checkpoint comes before that code"
     )

@@ -102,7 +102,7 @@ KINDS = (
     Kind(
         "schedule", ("built.schedule", "built.scheduler", "built.anneals", "built.optimizer"),
         ("rates", "loss", "rounding", "gradient", "update", "state"), (),
-        "it gives the rates, and how they are applied",
+        "it decides the learning rates, and how they are applied",
     ),
     Kind(
         "model", ("built.model", "built.loss", "built.extras", "built.step", "built.loop"),

@@ -102,7 +102,7 @@ def audit_receipt(
     replayable = [each for each in own if not (each.parent and journal.is_pruned(each.parent))]
     if not replayable:
         raise WrongUse(
-            f"no commit of run {journal.run!r} can be trained again: all checkpoints before them were pruned",
+            f"no commit of run {journal.run!r} can be trained again: the checkpoint before each commit was pruned",
             hint="retention.keep_every keeps checkpoints for such audits",
         )
     chosen = choose_chunks(replayable, chunks, seed)

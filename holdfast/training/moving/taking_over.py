@@ -215,7 +215,8 @@ class _Into:
             return
         if len(own) != len(sources):
             raise ConfigError(
-                f"the run has {counted(len(own), 'scheduler')}, but the source {len(sources)}: {', '.join(sources)}",
+                f"the run has {counted(len(own), 'scheduler')}, but the source has {len(sources)}: "
+                f"{', '.join(sources)}",
                 hint="--map NAME= leaves one of them out",
             )
         for name, scheduler in self._pair_schedulers():

@@ -183,7 +183,7 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
         except UserWarning as warning:
             # torch's own message would print the whole module
             problem = re.sub(r"(?s) on module.*|:.*", "", str(warning))
-            raise ConfigError(f"parallelize: {problem}", hint="give the plan names of model.named_modules()") from None
+            raise ConfigError(f"parallelize: {problem}", hint="the plan needs names of model.named_modules()") from None
     if whole := list_whole(model):
         raise ConfigError(
             f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average its gradient",

@@ -10,7 +10,7 @@ from holdfast.state import is_sharded
 from holdfast.training.data_ranks import HINT, DataRanks, find_grid, has_plan
 from holdfast.training.sharded.model import list_fsdp_modules
 
-ORDER_HINT = "init_device_mesh(...) has the ranks in their order; name all data-parallel dimensions, and no other"
+ORDER_HINT = "use init_device_mesh(...), which keeps the order; name all data-parallel dimensions, and no other"
 
 
 def check_order(data: DataRanks) -> None:

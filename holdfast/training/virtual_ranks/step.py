@@ -331,7 +331,7 @@ def check_ranks(shares: int, data_ranks: int, ranks: int) -> None:
         kind = "ranks" if ranks == data_ranks else "data ranks"
         raise ConfigError(
             f"compute.ranks = {ranks}: {found}there are only {shares} virtual ranks",
-            hint=f"at most {shares} {kind}; 4 to 8 times as many virtual ranks as {kind} share the work out evenly",
+            hint=f"use at most {shares} {kind}; 4 to 8 virtual ranks for each of the {kind} share the work out evenly",
         )
 
 

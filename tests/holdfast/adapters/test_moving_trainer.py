@@ -72,7 +72,7 @@ def test_at_an_epochs_end_it_ends_on_the_same_weights(tmp_path: Path, variant: s
     settings = {"output_dir": str(tmp_path / "out"), "arguments": arguments}
     config = make_config(tmp_path, "tests.support.hugging:train_plain", EPOCHS, **settings)
     taken, _, weights = train_on(config, tmp_path / "alone" / f"checkpoint-{PER_EPOCH}")
-    assert taken.origin.lacks == ["the Trainer's sum of losses since step 3, which its next log has"]
+    assert taken.origin.lacks == ["the sum of losses since step 3, for the Trainer's next log"]
     assert hugging.seen[-1] == ("history", TOTAL, {"logs": len(alone.state.log_history)})
     assert_equal(weights, alone)
 

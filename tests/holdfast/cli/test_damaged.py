@@ -182,8 +182,8 @@ def test_a_checkpoint_with_another_runs_metadata_is_not_shown(store: Path, capsy
     DAMAGES["another run's"](store / "run" / "epoch-0003" / METADATA)
     exit_code, printed = tell(store, ("show", "{run}"), capsys)
     assert exit_code == 2
-    assert f"error: epoch-0003/{METADATA} can't be read: it is " in printed
-    assert " but was committed as " in printed
+    assert f"error: epoch-0003/{METADATA} can't be read: it has the SHA-256 " in printed
+    assert " but was committed with " in printed
 
 
 # ---- watch ends when nothing is left to wait for

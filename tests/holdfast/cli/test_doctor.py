@@ -178,7 +178,7 @@ def test_a_run_from_another_machine_is_not_promised(
     other = {"cpu": "AMD EPYC 7763 64-Core Processor", "cpu_flags": "0" * 64}
     run = make_run(tmp_path, here.environment | other, compute={"device": "cpu"})
     first, reason, *rest = (words(part) for part in say(capsys, run).split("\n\n"))
-    assert first == f"not promised: that run {run} continues here with the bits of host-1, where attempt 1 ran"
+    assert first == f"not promised: that run {run} continues here with the same bits as on host-1, where attempt 1 ran"
     assert reason == f"cpu: saved 'AMD EPYC 7763 64-Core Processor', here {here.environment['cpu']!r}"
     assert "good one step, in 2 processes" in " ".join(rest)
 
@@ -190,7 +190,7 @@ def test_a_run_that_was_here_before(
     newest = {"sources": {"my_model": "0" * 64}} | json.loads(json.dumps(here.environment))
     run = make_run(tmp_path, here.environment | {"cpu": "another"}, newest)
     out = say(capsys, run)
-    assert out.startswith(f"identical: run {run} continues here with the bits of host-2, where attempt 2 ran\n")
+    assert out.startswith(f"identical: run {run} continues here with the same bits as on host-2, where attempt 2 ran\n")
     assert "saved" not in out
     assert LIMITS[0].text in words(out)
     shown = json.loads(say(capsys, run, "--json"))

@@ -144,7 +144,7 @@ def test_a_model_with_adapters_is_no_folder_for_transformers() -> None:
     ("options", "expected"),
     [
         (["--part", "nothing"], "the checkpoint has no weights named nothing"),
-        (["--form", "transformers"], "the model is none of transformers' models"),
+        (["--form", "transformers"], "the model isn't a model of transformers"),
         (["again"], "expected [COMMIT] OUT after the run"),
     ],
 )

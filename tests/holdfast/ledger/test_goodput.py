@@ -415,7 +415,7 @@ def test_an_old_adopted_commit_is_named_as_missing() -> None:
     story.train(60.0, why="adopted", trained_at="", train_s=0.0)
     story.begin()
     (line,) = story.ledger().missing
-    assert line.startswith("commit 2, an adopted one, doesn't say when its steps were trained")
+    assert line.startswith("the adopted commit 2 doesn't say when its steps were trained")
 
 
 def test_a_run_without_attempts_and_a_run_of_a_later_format_are_refused() -> None:

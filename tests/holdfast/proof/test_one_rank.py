@@ -45,7 +45,7 @@ def check_parts(nursery: Lives, run: str, ranks: int, shares: str = "") -> None:
     for commit, rank in (("2", "0"), ("1", "1")):
         done = audit(nursery, run, "--commit", commit, "--rank", rank)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.endswith(": trained alone to the gradient on record\n")
+        assert done.stdout.endswith(": trained alone, it has the recorded gradient\n")
     done = audit(nursery, run, "--commit", "2", "--rank", "7")
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: --rank 7: ranks 0 to {ranks - 1} have trained step {FLIPS_AT} of run 'r'\n")

@@ -155,7 +155,7 @@ def test_a_changed_source_is_described_in_one_line() -> None:
     assert [str(change) for change in compare_sources(saved, current)] == [
         "sources.gone: no longer among the sources",
         "sources.m: its code has changed",
-        "sources.new: not among the sources before",
+        "sources.new: new among the sources",
     ]
     assert compare_sources(saved, saved) == []
 

@@ -76,9 +76,9 @@ def test_a_change_stops_a_run_unless_its_name_is_accepted(values: dict[str, Any]
             "now '0.8, installed files def, edited since: einops/e.py (012)'",
         ),
         ({"holdfast": "0.2.0 (def)"}, "holdfast: saved '0.1.0 (abc)', now '0.2.0 (def)'"),
-        ({"sources": SAVED["sources"] | {"lazy": "d" * 64}}, "sources.lazy: not among the sources before"),
+        ({"sources": SAVED["sources"] | {"lazy": "d" * 64}}, "sources.lazy: new among the sources"),
         ({"files": {}}, "files.data.npy: no longer among the files that are read"),
-        ({"files": SAVED["files"] | {"b": {"size_bytes": 1}}}, "files.b: not among the files that are read before"),
+        ({"files": SAVED["files"] | {"b": {"size_bytes": 1}}}, "files.b: new among the files that are read"),
     ],
 )
 def test_harmless_changes_are_reported_and_do_not_stop_a_run(values: dict[str, Any], said: str) -> None:

@@ -84,7 +84,7 @@ def test_an_error_in_an_object_of_the_users_ends_no_search(tmp_path: Path) -> No
         ("grows", "the model has other tensors than when the loop began: 1.bias, 1.weight"),
         (
             "has_a_league",
-            r"after the first step: run.keep\(league=...\): it has 2 objects with a state_dict now, and had 1",
+            r"after the first step: run.keep\(league=...\): the container has 2 objects with a state_dict now, and had",
         ),
     ],
 )

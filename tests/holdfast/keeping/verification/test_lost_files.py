@@ -107,7 +107,7 @@ def test_settings_are_those_that_the_commit_was_signed_with(line: Line, keys: Ke
     line.journal.store.delete(name)
     line.journal.record_config(SETTINGS, IDENTITY, CONFIG | {"epochs": 1000})
     (problem,) = check(line, trusted_keys=[keys[0][1]]).problems
-    assert problem.startswith(f"{name} is ")
+    assert problem.startswith(f"{name} has the SHA-256 ")
     assert " but was committed with " in problem
 
 

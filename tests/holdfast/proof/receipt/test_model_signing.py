@@ -185,7 +185,7 @@ def test_what_cannot_be_signed_is_named(journal: Journal, model: Path, tmp_path:
 
     assert "can't be read: No such file" in problem(tmp_path / "missing")
     (tmp_path / "empty").mkdir()
-    assert "has no file" in problem(tmp_path / "empty")
+    assert "there is no file in" in problem(tmp_path / "empty")
     assert "no weights named critic" in problem(model, "critic")
     assert "has the weights of commit 2" in problem(model, "")
     (tmp_path / "link").symlink_to(model)
