@@ -174,7 +174,7 @@ def make_pool(name: str, kind: str, template: Template) -> None:
             client.create_work_pool(
                 WorkPoolCreate(name=name, type=kind, base_job_template=template, description=POOLS[name])
             )
-        except ObjectAlreadyExists:  # made earlier, or just now by a worker: a worker creates its missing pool
+        except ObjectAlreadyExists:  # the pool was made earlier, or just now by a worker, which makes its missing pool
             known = client.read_work_pool(name)
             if known.type != kind:
                 raise ConfigError(

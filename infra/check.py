@@ -352,7 +352,7 @@ def find_files(root: Path) -> Iterator[tuple[str, Check, Path]]:
 
 
 def find_yaml_checks(path: Path, room: str) -> Iterator[tuple[str, Check, Path]]:
-    """Yield the further checks of a YAML file."""
+    """Yield the checks of a YAML file besides yamllint: for each its name, the check and the file."""
     if room == ".github" and path.parent.name == "workflows":
         yield "workflow", check_workflow, path
     if room == "infra":

@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-# The environment that make setup makes, in the versions of constraints.txt.
+# Python in the environment that make setup makes, whose packages have the versions of constraints.txt.
 PYTHON = ROOT / ".venv" / "bin" / "python"
 # The names of licences that allow use in a closed product, as spelled by SPDX, by a classifier, or by a package itself.
 ALLOWED = {

@@ -85,7 +85,7 @@ class CommitEvents(Observer):
 
 
 def _name_run(attempt: AttemptView) -> dict[str, str]:
-    """Return the resource that a run's events name."""
+    """Return the labels by which Prefect's events name a run: an id, and the place of the run on its store."""
     run = f"{attempt.journal.store_url}/{attempt.journal.run}"
     return {"prefect.resource.id": f"holdfast.run.{run}", "holdfast.run": run}
 

@@ -21,8 +21,8 @@ from tasks.liveness import EVERY_S, Request, is_cancel
 
 ASK_WITHIN_S = 5.0
 ASK_AGAIN_S = 0.5
-# The threads of a process share a state that one of them has read less than this many seconds ago: the heartbeat and
-# the polls for a person's request.
+# When the heartbeat, or a poll for a person's request, has read the flow run's state, all threads of this process use
+# that state for so many seconds.
 SHARED_FOR_S = 0.9 * EVERY_S
 BY_A_PERSON = "by a person"
 
@@ -77,7 +77,7 @@ def read_own_state(at_most_s: float = 0.0) -> State[Any] | None:
         try:
             state = context.client.read_flow_run(flow_run.id).state
         except ObjectNotFound:
-            return None  # a person has deleted it
+            return None  # a person has deleted the flow run
     RECENT.remember(flow_run.id, state, asked_at)
     return state
 

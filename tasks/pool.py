@@ -79,7 +79,7 @@ def start_attempt(
     """
     key = f"{config.store}/{config.run}:{number}"
     # An attempt has to send heartbeats as often as this process, its watcher, expects them.
-    agreed = {EVERY_VARIABLE: f"{EVERY_S:g}"}  # the worker may have another interval
+    agreed = {EVERY_VARIABLE: f"{EVERY_S:g}"}  # the worker's environment may set another interval
     while True:
         try:
             flow_run = _start(
@@ -102,7 +102,11 @@ def start_attempt(
 
 
 def start_train(config: RunConfig, key: str) -> FlowRun:
-    """Return a flow run that trains a run. Start one if none was started yet with this key."""
+    """Return a flow run of `train` for a run. Start one, unless this key has already started one.
+
+    Args:
+        key: a text that the caller repeats to get the same flow run again.
+    """
     return _start("train/train", config.run, key, config, {})
 
 

@@ -78,7 +78,7 @@ class ArtifactReport(Observer):
     def _send(self, name: str, show: Callable[..., None], *arguments: Any) -> None:
         self._pending[name] = functools.partial(show, *arguments)
         self._news.set()
-        if self._thread.ident is None:  # not in __init__: nothing would end the thread of an unused observer
+        if self._thread.ident is None:  # not started in __init__, because nothing would end an unused observer's thread
             self._thread.start()
 
     def _show_bar(self, attempt: AttemptView, step: int, text: str) -> None:
@@ -176,7 +176,7 @@ def describe_run(journal: Journal) -> str:
 
     The picture is an image with a data URI, because the UI shows no SVG that is written in the Markdown itself.
     """
-    from holdfast.looking.report.picture import draw_loss  # imports numpy, for which a flow's start needn't wait
+    from holdfast.looking.report.picture import draw_loss  # this imports numpy, for which a flow's start needn't wait
 
     standing, picture = read_standing(journal), draw_loss(journal)
     drawn = [_embed("loss by step", SVG, picture.encode()), ""] if picture else []

@@ -134,7 +134,7 @@ def check_access(url: str) -> None:
         RunStopped: the server doesn't answer.
     """
     if PREFECT_API_KEY.value():
-        return  # the URL is Prefect Cloud's
+        return  # the server is Prefect Cloud, whose key isn't checked here
     auth = PREFECT_API_AUTH_STRING.value()
     user, _, password = (auth or "").partition(":")
     try:
@@ -213,7 +213,7 @@ def _end_server(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # on a busy machine it may still be importing
+        with contextlib.suppress(subprocess.TimeoutExpired):  # on a busy machine the server may still import
             process.wait(ENDS_WITHIN_S + 1)
     finally:
         process.kill()

@@ -49,15 +49,15 @@ def _allows(entry: str, recipe: str, files: Sequence[Path]) -> bool:
 
 @dataclass(frozen=True)
 class Trust:
-    """The answer to the question whether a command may import the recipe that a run's records name.
+    """The rules by which a command decides whether to import the recipe that a run's records name.
 
-    Training steps again needs this import, but anyone who may write to the store can write these records. By default a
-    command accepts the recipe if it comes with Holdfast, or if its code is the reader's own: in the current folder or
-    on the module search path, and not installed. If the operator allows only some recipes, the recipe has to be one of
-    them. A file in a store is never accepted.
+    A command that trains steps again needs this import, but anyone who may write to the store can write these records.
+    By default the command accepts the recipe if it comes with Holdfast, or if its code belongs to the person who starts
+    the command: in the current folder or on the module search path, and not installed. If the operator allows only some
+    recipes, the recipe has to be one of them. A file in a store is never accepted.
 
     Args:
-        recipe: the recipe that the reader names in place of the recorded recipe; empty to use the recorded recipe.
+        recipe: the recipe to import in place of the recorded recipe; empty to import the recorded recipe.
         records: whether to accept any recorded recipe, except a file in a store.
     """
 

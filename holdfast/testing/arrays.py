@@ -98,7 +98,7 @@ class ArrayModel:
 
     def evaluate(self) -> dict[str, float]:
         """Return the mean of the numbers, as a metric."""
-        return {"mean": math.fsum(self._values) / SIZE}  # Python 3.12 and 3.14 changed the bits of sum()
+        return {"mean": math.fsum(self._values) / SIZE}  # not sum(), whose bits Python 3.12 and 3.14 have changed
 
     def capture(self) -> Payload:
         """Return the state in the format of checkpoints; see `holdfast.FORMAT`."""
