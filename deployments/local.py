@@ -123,7 +123,7 @@ def start_gpu_worker(ledger: ProcessLedger, name: str, gpu: str, url: str) -> No
     if ledger.is_alive(name):
         return
     if (holder := find_leftover(gpu)) is not None:
-        print(f"left out    {name}   process {holder} still uses its GPU; make up again when that has ended")
+        print(f"left out    {name}   process {holder} still uses its GPU; make up again when this process has ended")
         return
     command = [*_describe_worker("gpu", name), "--limit", "1"]
     launch_process(ledger, name, command, _environment(ledger, url) | describe_gpu(gpu), gpu=gpu)

@@ -187,5 +187,5 @@ def _read_verdict(journal: Journal, commit: int) -> AuditVerdict | None:
 if __name__ == "__main__":  # earlier versions had this command
     sys.exit(
         "error: python -m flows.audit is gone\n"
-        "hint: holdfast audit STORE/RUN audits a run; the flow audit, from Python, every run of a store"
+        "hint: holdfast audit STORE/RUN audits a run; the flow audit, called from Python, audits every run of a store"
     )

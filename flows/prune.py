@@ -42,5 +42,5 @@ def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
 if __name__ == "__main__":  # earlier versions had this command
     sys.exit(
         "error: python -m flows.prune is gone\n"
-        "hint: holdfast prune STORE/RUN prunes a run; the flow prune, from Python, every run of a store"
+        "hint: holdfast prune STORE/RUN prunes a run; the flow prune, called from Python, prunes every run of a store"
     )

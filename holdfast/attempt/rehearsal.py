@@ -320,9 +320,7 @@ class Rehearsals:
             self._differ(line, lived, f"does not continue exactly: {_describe_difference(difference)}", [])
             return
         if lines:
-            log.info(
-                "new ranks trained steps %d-%d exactly as the ranks that died had", head.step + 1, lines[-1]["step"]
-            )
+            log.info("new ranks trained steps %d-%d exactly as the dead ranks did", head.step + 1, lines[-1]["step"])
 
     @property
     def _folder(self) -> Path:
@@ -334,7 +332,7 @@ class Rehearsals:
         since = line.find_unproved()
         if self._settings.rehearse == "record":
             line.note_inexact(found)
-            log.warning("this run %s; it continues, and each later commit says so", found)
+            log.warning("this run %s; it continues, and each later commit records this", found)
             return
         record = RehearsalRecord(
             attempt=self._number, commit=line.head.number, lines=[*lived], difference=found, created_at=now()

@@ -151,7 +151,7 @@ def _find_start(
         left = f"the oldest one is commit {oldest[0].number} at step {oldest[0].step}" if oldest else "none is left"
         raise WrongUse(
             f"{run} can't go back before step {changed.first}: no checkpoint before it verifies; {left}",
-            hint=f"retention.keep_every and holdfast pin keep older ones; {ELSE.format(steps=steps)}",
+            hint=f"retention.keep_every and holdfast pin keep older checkpoints; {ELSE.format(steps=steps)}",
         )
     return first, start
 

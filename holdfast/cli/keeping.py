@@ -81,7 +81,7 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
     """
     journal, found = _open_commit(run, commit)
     journal.quarantine(found.number, reason, journal.attempts())
-    print(f"commit {found.number} ({found.path}) is in quarantine; the run continues from the one before")
+    print(f"commit {found.number} ({found.path}) is in quarantine; the run continues from the commit before")
 
 
 @app.command

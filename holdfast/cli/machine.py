@@ -149,7 +149,7 @@ def _print_verdict(run: str, attempt: AttemptRecord, verdict: Verdict) -> None:
         return
     print(f"not promised: that {claim}\n")
     _print_columns((reason,) for reason in verdict.reasons)
-    print("\nholdfast doctor, without a run, says why each of them counts")
+    print("\nholdfast doctor, without a run, says why each of these counts")
 
 
 def _print_rest(examination: Examination, gpus: Iterable[Finding], libraries: Iterable[Finding]) -> None:

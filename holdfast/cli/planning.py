@@ -143,7 +143,7 @@ def _describe(plan: Plan) -> Iterator[str]:
 
 def _describe_dealing(dealing: Dealing) -> Iterator[str]:
     shares, larger = dealing.virtual_ranks, dealing.larger
-    yield f"ranks     {dealing.ranks}, which share {shares} virtual ranks; the rank with most of them sets the pace"
+    yield f"ranks     {dealing.ranks}, which share {shares} virtual ranks; the rank with the most sets the pace"
     if dealing.waiting:
         yield f"          at worst, with {dealing.worst}, an average rank waits for {dealing.waiting:.0%} of a step"
     if shares < SHARES_A_RANK[0] * dealing.ranks:
@@ -214,7 +214,7 @@ def _describe_pool(pool: PoolForecast | None) -> Iterator[str]:
         return
     yield ""
     runs = f"{counted(pool.runs, 'run')} of {counted(pool.ranks, 'rank')}, chunks of {counted(pool.steps, 'step')}"
-    yield f"pool      {runs}; {counted(pool.preemptions, 'preemption')} that each take one; rank hours:"
+    yield f"pool      {runs}; {counted(pool.preemptions, 'preemption')} that each end one run; rank hours:"
     header = ("the scheduler ends", "lost training", "restarts", "in all", "the worst run's share")
     rows = (
         (

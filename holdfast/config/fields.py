@@ -632,7 +632,7 @@ class RunConfig(Section):
     @classmethod
     def _is_no_unfinished_write(cls, run: str) -> str:
         if TEMP_MARK in run:
-            raise ValueError(f"a name with {TEMP_MARK} is that of an unfinished write, and no listing shows it")
+            raise ValueError(f"a name with {TEMP_MARK} marks an unfinished write, which no listing shows")
         return run
 
     @field_validator("store")

@@ -195,7 +195,7 @@ def load_trusted_key(source: str) -> TrustedKey:
     name, data = _read_source(source, "trusted key")
     if b"PRIVATE KEY" in data:
         raise ConfigError(
-            f"{name} is a private key", hint="give the public key: the file beside the private one that ends in .pub"
+            f"{name} is a private key", hint="give the public key: the file of the same name that ends in .pub"
         )
     try:
         key = pem.load_pem_public_key(data)

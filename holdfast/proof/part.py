@@ -123,7 +123,7 @@ def _find_part(journal: Journal, commit: Commit, rank: int, step: int) -> tuple[
     if any(line.get("skipped") for line in lines):
         raise WrongUse(
             f"--rank {rank}: step {step} of run {journal.run!r} was skipped: its batch was drawn and not trained",
-            hint="only the first step of a chunk can be judged so; without --rank, an audit judges the whole chunk",
+            hint="--rank judges only the first step of a chunk; without --rank, an audit judges the whole chunk",
         )
     parts = [each for line in lines for each in line.get("parts", [])]
     ranks = sorted({each["rank"] for each in parts})

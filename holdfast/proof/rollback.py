@@ -88,7 +88,7 @@ def _release(journal: Journal, verdict: AuditVerdict, said: str) -> str:
 
 
 def _nothing_of(journal: Journal, verdict: AuditVerdict) -> str:
-    return f"run {journal.run} has no commit of {verdict.host} after its newest certified one"
+    return f"run {journal.run} has no commit of {verdict.host} after its newest certified commit"
 
 
 def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:

@@ -115,7 +115,7 @@ def _first_line(refused: Sequence[Change]) -> str:
     """Return the first line of the error, for refused changes of code, files or built values."""
     kinds = {change.kind for change in refused}
     if kinds == {"built"}:
-        return "the recipe builds other values than when it was saved, though no setting, code or file has changed"
+        return "the recipe builds other values than at the save, though no setting, code or file has changed"
     what = {"source": "the recipe's code is", "file": "the files that the recipe reads are"}
     return f"{what['source' if 'source' in kinds else 'file']} not what the run was trained with"
 

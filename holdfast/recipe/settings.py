@@ -36,8 +36,8 @@ def _find_model(parameters: list[inspect.Parameter]) -> type[BaseModel] | None:
     for each in parameters:
         if each is not whole:
             raise RecipeError(
-                f"the function takes `{each.name}` beside `{WHOLE}: {whole.annotation.__name__}`, which takes all of "
-                "them",
+                f"the function takes `{each.name}` beside `{WHOLE}: {whole.annotation.__name__}`, which takes all "
+                "settings",
                 hint=f"make {each.name} a field of {whole.annotation.__name__}",
             )
     return whole.annotation

@@ -85,7 +85,7 @@ def translate_library_errors(where: str) -> Iterator[None]:
             raise StoreDenied(f"can't {where}: {text}", hint="set this machine's clock") from None
         if isinstance(error, PermissionError) or status == 403:
             raise StoreDenied(
-                f"can't {where}: {text}", hint="give this machine's identity that permission", lacks_right=True
+                f"can't {where}: {text}", hint="give this machine's identity the right to do that", lacks_right=True
             ) from None
         # Don't chain the cause, because it would show the secrets that were removed from the text.
         cause = error if text == str(error) else None

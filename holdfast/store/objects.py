@@ -129,7 +129,7 @@ class ObjectStore(Store):
         if left := self.list(folder):  # s3fs silently skips objects for whose deletion it lacks the right
             raise StoreDenied(
                 f"can't delete {folder} in {self.url}: {left[0]} is still there",
-                hint="give this machine's identity that permission",
+                hint="give this machine's identity the right to do that",
                 lacks_right=True,
             )
 

@@ -114,7 +114,7 @@ def _find_head(journal: Journal, name: str) -> Commit:
         return journal.read_commit(int(name))
     except NameMissing:
         raise WrongUse(
-            f"run {journal.run!r} has no commit {name}", hint=f"its newest is {journal.newest_number()}"
+            f"run {journal.run!r} has no commit {name}", hint=f"the newest is {journal.newest_number()}"
         ) from None
 
 

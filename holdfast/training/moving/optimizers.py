@@ -147,7 +147,7 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
     pairs, found.how = _pair(own, groups, order)
     if apart := [*source["state"].keys() - {key for key, _ in pairs}]:
         raise ConfigError(
-            f"the source's {name} has a state of {apart[0]!r}, which is in none of its groups",
+            f"the source's {name} has a state of the parameter {apart[0]!r}, which is in none of its groups",
             hint=f"leave this optimizer out: --map {name}=",
         )
     for key, (own_name, parameter) in pairs:

@@ -217,7 +217,7 @@ class _Into:
             raise ConfigError(
                 f"the run has {counted(len(own), 'scheduler')}, but the source has {len(sources)}: "
                 f"{', '.join(sources)}",
-                hint="--map NAME= leaves one of them out",
+                hint="--map NAME= leaves a scheduler of the source out",
             )
         for name, scheduler in self._pair_schedulers():
             self._take_scheduler(scheduler, name, sources[name])

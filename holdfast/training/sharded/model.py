@@ -186,8 +186,8 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
             raise ConfigError(f"parallelize: {problem}", hint="the plan needs names of model.named_modules()") from None
     if whole := list_whole(model):
         raise ConfigError(
-            f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average its gradient",
-            hint='fully_shard(model, mesh=mesh["replicate", "shard"]) at its end shards the rest',
+            f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average the gradient",
+            hint='call fully_shard(model, mesh=mesh["replicate", "shard"]) at its end, which shards the rest',
         )
     # By default FSDP2 doesn't shard the outermost module again after a forward pass. Shard it again each time, because
     # a probe (see `Recipe`) runs forward passes without a backward pass.

@@ -250,7 +250,7 @@ def test_an_exact_run_passes_the_comparison_with_dead_ranks(tmp_path: Path, capl
     with caplog.at_level(logging.INFO, "holdfast"):
         live(config, [Kill(22), judged])
     assert {each[:2] for each in judged.verdicts if each[0] == "death"} == {("death", "passed")}
-    assert [each.message for each in caplog.records if each.message.endswith("exactly as the ranks that died had")]
+    assert [each.message for each in caplog.records if each.message.endswith("exactly as the dead ranks did")]
     assert not list((tmp_path / "logs" / "run").glob("*.steps.jsonl"))
 
 

@@ -577,7 +577,7 @@ def test_plan_shows_what_saves_on_the_node_and_the_choice_of_a_run_are_worth(
     assert run_app(app, ["plan", *trace, "--near-steps", "2", "--same-node", "0.25", "--pool", "2"]) == 0
     shown = capsys.readouterr().out
     assert re.search(rf"^{best} steps +there after 25% of losses +\d+\.\d +\d+\.\d\d%$", shown, re.M), shown
-    assert "2 runs of 3 ranks, chunks of 4 steps; 3 preemptions that each take one; rank hours:" in shown
+    assert "2 runs of 3 ranks, chunks of 4 steps; 3 preemptions that each end one run; rank hours:" in shown
     config.write_text(text + f'[near]\nfolder = "{tmp_path}/near"\nevery_steps = 2\n')
     assert len(ask_json("plan", *trace, "--same-node", "1", capsys=capsys)["traces"][0]["near"]) == 4
     assert ask_json("plan", str(config), capsys=capsys)["traces"] == []

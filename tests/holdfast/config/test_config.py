@@ -32,7 +32,7 @@ def test_overrides_are_toml_and_bare_words_are_strings(path: Path) -> None:
 
 
 def test_a_name_that_no_listing_shows_is_refused(path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run = 'a\.tmp-1': a name with \.tmp- is that of an unfinished write"):
+    with pytest.raises(ConfigError, match=r"run = 'a\.tmp-1': a name with \.tmp- marks an unfinished write"):
         load_config(path, ["run=a.tmp-1"])
 
 

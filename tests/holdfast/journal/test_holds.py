@@ -109,7 +109,9 @@ def test_an_attempt_that_begins_at_the_same_time_is_held_too(line: Line, monkeyp
 
 
 def test_a_run_is_held_only_for_a_machine_that_has_trained_it(line: Line) -> None:
-    assert stop_run(line.journal, verdict("other")) == "run run has no commit of other after its newest certified one"
+    assert (
+        stop_run(line.journal, verdict("other")) == "run run has no commit of other after its newest certified commit"
+    )
     assert find_hold(line.journal) is None
     assert stop_run(line.journal, verdict()).startswith("run 'run' is held: commit 2: machine: it differs; holdfast")
 

@@ -125,7 +125,7 @@ def test_an_interrupted_rollback_of_a_held_run_is_finished_by_the_next(
     assert list_candidates(line) == [2, 1]
     assert find_hold(line.journal)
     said = roll_back(line.journal, found)
-    assert said.startswith("run run has no commit of a after its newest certified one, and released: ")
+    assert said.startswith("run run has no commit of a after its newest certified commit, and released: ")
     assert find_hold(line.journal) is None
 
 
