@@ -184,7 +184,7 @@ def _read_verdict(journal: Journal, commit: int) -> AuditVerdict | None:
     return read_verdict(journal, found) if found else None
 
 
-if __name__ == "__main__":  # earlier versions had this command
+if __name__ == "__main__":  # earlier versions had this command, so say what replaces it
     sys.exit(
         "error: python -m flows.audit is gone\n"
         "hint: holdfast audit STORE/RUN audits a run; the flow audit, called from Python, audits every run of a store"

@@ -34,5 +34,5 @@ def evaluate(store: str, run: str, commit: str = "") -> Evaluation:
     return found
 
 
-if __name__ == "__main__":  # earlier versions had this command
+if __name__ == "__main__":  # earlier versions had this command, so say what replaces it
     sys.exit("error: python -m flows.evaluate is gone\nhint: holdfast evaluate STORE/RUN does the same")

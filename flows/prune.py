@@ -39,7 +39,7 @@ def prune(store: str, dry_run: bool = False) -> dict[str, PruneReport]:
     return reports
 
 
-if __name__ == "__main__":  # earlier versions had this command
+if __name__ == "__main__":  # earlier versions had this command, so say what replaces it
     sys.exit(
         "error: python -m flows.prune is gone\n"
         "hint: holdfast prune STORE/RUN prunes a run; the flow prune, called from Python, prunes every run of a store"

@@ -20,7 +20,7 @@ import yaml
 
 Object = dict[str, Any]
 
-# By kind of resource: its class in the package ``kubeflow-trainer-api``.
+# The class of each kind of resource in the package ``kubeflow-trainer-api``.
 MODELS = {
     ("jobset.x-k8s.io/v1alpha2", "JobSet"): "JobsetV1alpha2JobSet",
     ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "TrainerV1alpha1TrainJob",

@@ -52,7 +52,7 @@ class Fault(Exception):
 
 
 def main(folder: Path) -> None:
-    """Build everything into a new folder."""
+    """Build all files of a release into a new folder, and check them."""
     version = read_version()
     if os.environ.get("GITHUB_REF_TYPE") == "tag":
         check_tag(os.environ["GITHUB_REF_NAME"], version)

@@ -46,7 +46,7 @@ def uncover(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _list_contexts(error: BaseException) -> Iterator[BaseException]:
-    """Yield the chain of an error's contexts: each is the error during whose handling the next one was raised."""
+    """Yield an error's contexts: the error during whose handling it was raised, that error's own context, and so on."""
     context = error.__context__
     while context is not None:
         yield context

@@ -47,7 +47,7 @@ class Supervisor:
         """
         self.config, self.journal = config, journal
         self._choose_environment = choose_environment
-        self._others: list[Ending] = []  # the endings since the last committed step that the journal lacks
+        self._others: list[Ending] = []  # endings that the journal lacks, since the last committed step
         self._furthest = 0
         self._refused = 0  # the total number of attempts that the server has refused to begin
         self._refusal = ""  # the last refusal, for a person

@@ -22,7 +22,7 @@ __all__ = ["check_arguments", "choose_length", "transformers"]
 
 
 def check_arguments(run: Run, trainer: Any, options: dict[str, Any]) -> None:
-    """Raise RecipeError if a run can't resume exactly with a Trainer's arguments, or they contradict its configuration.
+    """Raise RecipeError if a run can't resume exactly with a Trainer's arguments, or if its configuration differs.
 
     Args:
         options: further arguments of ``trainer.train``.

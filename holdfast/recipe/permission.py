@@ -136,7 +136,7 @@ def _find_files(recipe: str) -> list[Path]:
 
 @contextlib.contextmanager
 def _searched_like_a_rank() -> Iterator[None]:
-    """Put the current folder first on the module search path, as ``python -m`` does."""
+    """Inside the block, put the current folder first on the module search path, as ``python -m`` does for a rank."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         yield
