@@ -31,7 +31,8 @@ from holdfast.machine.preemption import Notice
 
 EVERY_VARIABLE = "HOLDFAST_HEARTBEAT_S"
 USUAL_EVERY_S = 3.0
-# The bounds of the interval. Above 5 s, `CANCELLED_AFTER_S` is longer than `resume.stop_within_s` by default, 25 s.
+# The bounds of the seconds between two heartbeats. Above 5 s, `CANCELLED_AFTER_S` is longer than the default of
+# `resume.stop_within_s`, 25 s: a cancelled `train` may then end before it finds that its attempt is dead.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
 
 

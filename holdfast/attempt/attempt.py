@@ -550,7 +550,7 @@ class Attempt:
             self.upkeep.do()
 
     def _tell(self, what: str, *news: object) -> None:
-        """Tell the observers; see `Observer`."""
+        """Call the method ``what`` of each observer (see `Observer`) with a view of this attempt and with ``news``."""
         total, built = (self.total_steps, self.ranks.built) if self._line else (0, None)
         known = self.config, self.journal, self.number, self.head, self.step, total, built
         next_commit_step = self._pipeline.next_commit_step(self.head.step if self.head else 0)

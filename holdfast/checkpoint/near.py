@@ -198,7 +198,7 @@ class Near:
                     metadata = read_metadata(self.store, folder.name)
                     if metadata and known in (metadata.previous_checkpoint_sha256, metadata.checkpoint_sha256):
                         continue
-                log.info("deleting the near folder's %s: the run doesn't continue from it", folder.name)
+                log.info("deleting the save %s in near.folder: the run doesn't continue from this save", folder.name)
                 shutil.rmtree(folder.path, ignore_errors=True)
 
     # ---- reading

@@ -138,7 +138,7 @@ def _print_contract(environment: dict[str, Any]) -> None:
     others = dict.fromkeys(term.key for term in TERMS if term.key not in counting)
     print("a run continues elsewhere with the same bits if all of this is equal there:\n")
     _print_columns((term.key, _shorten(part_of(term, environment)), term.why) for term in terms)
-    print("\nthis may differ there:\n")
+    print("\nthe other machine may differ in:\n")
     _print_columns([(", ".join(["the host", *(term.free for term in terms if term.free), *others]),)])
 
 

@@ -45,7 +45,10 @@ def release_run(journal: Journal) -> None:
     """
     hold = find_hold(journal)
     if hold is None:
-        raise WrongUse(f"run {journal.run!r} is not held", hint="holdfast show says how its last attempt ended")
+        raise WrongUse(
+            f"run {journal.run!r} is not held by an audit, so there is nothing to release",
+            hint="to continue the run, start it again; holdfast show says how its last attempt ended",
+        )
     _claim(journal, RELEASED, f"from the hold of attempt {hold.number}", {"hold": hold.number})
 
 

@@ -49,7 +49,7 @@ def main() -> None:
     os.nice(NICENESS)
     signal.signal(signal.SIGTERM, interrupt.end)
     own = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # a library that prints writes to standard error, not into the answer
+    os.dup2(2, 1)  # send a library's prints to standard error: standard output carries only the answer
     threading.Thread(target=_end_with_attempt, daemon=True).start()
     run, step, recipe = sys.argv[1:]
     print(answer(run, int(step), recipe).model_dump_json(), file=own, flush=True)

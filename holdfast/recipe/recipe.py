@@ -159,8 +159,9 @@ class Recipe:
         for name, usual in (("grad_accum", 1), ("clip_norm", None)) if self.step is not None else ():
             if (value := getattr(self, name)) != usual:
                 raise RecipeError(
-                    f"the recipe's {name} = {value!r} has no effect, because its step makes the whole step",
-                    hint=f"leave {name} out, and do its work in step",
+                    f"the recipe's {name} = {value!r} has no effect, because your step function does the whole "
+                    "optimizer step",
+                    hint=f"leave {name} out, and do its work in that function",
                 )
 
     def _check_batches(self) -> None:

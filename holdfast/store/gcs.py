@@ -39,7 +39,7 @@ class GcsStore(ObjectStore):
         return super()._options() | {"requests_timeout": limits} | token
 
     def copy(self, source: str, name: str) -> bool:
-        """Copy an object on the server. A large object needs several requests."""
+        """Copy an object on the server, and return True. A large object needs several requests."""
         paths = *self._split(self._path(source)), *self._split(self._path(name))
         token = secrets.token_hex(16)
 

@@ -67,10 +67,11 @@ class Books:
         self._next_at = time.monotonic() + max(LEDGER_EVERY_S, took_s / LEDGER_SHARE)
 
     def find_dead(self, number: int) -> list[DeadAttempt]:
-        """Return the latest earlier attempts that died without recording an ending, newest first; at most `MOST_DEAD`.
+        """Return the attempts directly before attempt ``number`` that died without recording an ending, newest first.
 
-        The list is empty before the first `update`. The end of a dead attempt is the time of its last commit, or of the
-        last step of a commit that a later attempt made from its checkpoint.
+        The list stops before the newest attempt that recorded its own ending, and has at most `MOST_DEAD` entries. It
+        is empty before the first `update`. A dead attempt's end is the last time that the records give for it: when it
+        claimed the run, made its last commit, or trained the last step that a later attempt adopted.
         """
         if self._records is None:
             return []

@@ -84,7 +84,7 @@ class WholeSums:
         self._is_detailed, self.facts = in_detail, {}
 
     def begin_micro_batch(self, turn: Turn, *, is_last: bool) -> None:
-        """Begin a micro-batch of a share. The gradients of a share's micro-batches are summed."""
+        """Do nothing: autograd sums the gradients of a share's micro-batches. `ShardSums` needs this call."""
 
     @contextlib.contextmanager
     def overlapped(self) -> Iterator[None]:

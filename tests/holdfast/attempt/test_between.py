@@ -132,7 +132,7 @@ def test_a_node_that_comes_back_deletes_its_old_save(engine: Engine, reference: 
     away.rename(folder)
     done = engine.run(LONG_CHUNK)
     assert done.returncode == 0, done.stderr
-    assert f"deleting the near folder's {stale}" in done.stderr
+    assert f"deleting the save {stale} in near.folder" in done.stderr
     assert list_between(folder) == []
     assert_same_bytes(engine, reference)
 

@@ -18,7 +18,7 @@ NOISE = np.random.default_rng(3)
 
 
 def global_number(after: int) -> Recipe:
-    """Count in a global variable that the loss changes."""
+    """Count the calls of the loss function in a global variable."""
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         global calls
