@@ -91,7 +91,7 @@ def test_a_prune_that_another_overtakes_finds_no_damage(line: Line, monkeypatch:
 def test_a_misspelt_metric_deletes_nothing(line: Line) -> None:
     for _ in range(3):
         train(line)
-    with pytest.raises(ConfigError, match="no checkpoint has it") as caught:
+    with pytest.raises(ConfigError, match="evaluate has returned no such metric") as caught:
         run_prune(line, keep_last=1, keep_best={"metric": "scor"})
     assert caught.value.hint == "did you mean score?"
     assert len(folders(line)) == 3
