@@ -370,7 +370,7 @@ def test_a_damaged_checkpoint_is_neither_packed_nor_unpacked(
         assert run_app(app, arguments) == 2
         shown = capsys.readouterr()
         assert (shown.out, shown.err.count("\n")) == ("", 2)
-        assert "checkpoint.safetensors is " in shown.err
+        assert "checkpoint.safetensors has the SHA-256 " in shown.err
     assert not out.exists()
     assert not (tmp_path / "other" / "long").exists()
 
