@@ -198,9 +198,7 @@ def find_trainer(commit: Commit, attempts: dict[int, AttemptRecord]) -> int:
         return commit.attempt
     ended = seconds_of(commit.trained_at)
     trained = {number: record for number, record in attempts.items() if record.is_training}
-    earlier = [
-        number for number, record in trained.items() if seconds_of(record.began_at or record.created_at) <= ended
-    ]
+    earlier = [number for number, record in trained.items() if seconds_of(record.created_at) <= ended]
     return max((number for number in earlier if number <= commit.attempt), default=commit.attempt)
 
 

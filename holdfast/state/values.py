@@ -136,7 +136,7 @@ class _Container(_Adapter):
         state = items.read_all(self.value)
         if items.objects > self.originals.objects:
             raise RecipeError(
-                f"run.keep({self._name}=...): it has {items.objects} objects with a state_dict now, and had "
+                f"run.keep({self._name}=...): the container has {items.objects} objects with a state_dict now, and had "
                 f"{self.originals.objects} when it was kept: a run that resumes can't make the other objects",
                 hint="put the objects' states into the container: league.append(copy.deepcopy(model.state_dict()))",
             )
