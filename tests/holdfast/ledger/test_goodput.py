@@ -449,6 +449,6 @@ def test_the_ledger_of_a_killed_run_covers_the_time_that_passed(engine: Engine) 
     assert 0 < ledger.wall_s < took_s + 1
     assert ledger.missing == ()
     commits = [journal.read_commit(number) for number in journal.numbers("commits")]
-    # The seconds by which a save slows the steps beside it count as a stall. On a machine without a free core there are some.
+    # The seconds by which a save slows the steps beside it count as a stall; without a free core there are some.
     assert ledger.buckets["productive"] == pytest.approx(sum(each.train_s - each.slow_s for each in commits), abs=0.1)
     assert ledger.buckets["restart"] > 0
