@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from holdfast.ledger.goodput import BUCKETS
 from holdfast.looking.metrics.table import METRICS, Metric
 from tests.conftest import ROOT
 
@@ -72,6 +73,38 @@ def test_panels_do_not_overlap() -> None:
         assert max(x for x, _ in cells) < 24
         taken |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_legends_and_selections_have_the_keys_that_grafanas_types_require() -> None:
+    for panel in DASHBOARD["panels"]:
+        if panel["type"] == "timeseries":
+            legend = panel["options"]["legend"]
+            assert {"calcs", "displayMode", "placement", "showLegend"} <= legend.keys(), panel["title"]
+    for variable in DASHBOARD["templating"]["list"]:
+        assert {"text", "value"} <= variable.get("current", {"text": "", "value": ""}).keys(), variable["name"]
+
+
+def test_a_panel_that_hides_zeros_says_what_no_data_means() -> None:
+    for panel in DASHBOARD["panels"]:
+        if all(target["expr"].endswith("> 0") for target in panel["targets"]):
+            assert "noValue" in panel["fieldConfig"]["defaults"], panel["title"]
+
+
+def test_titles_fit_their_panels() -> None:
+    """On a page of 1280 pixels Grafana cut "Refused or damaged", 18 characters, in a panel of four columns."""
+    for panel in DASHBOARD["panels"]:
+        assert len(panel["title"]) <= 4 * panel["gridPos"]["w"], panel["title"]
+
+
+def test_each_bucket_has_its_color_of_the_report() -> None:
+    (panel,) = [each for each in DASHBOARD["panels"] if each["title"] == "Where the time went"]
+    colors = {
+        rule["matcher"]["options"]: rule["properties"][0]["value"]["fixedColor"]
+        for rule in panel["fieldConfig"]["overrides"]
+    }
+    css = (ROOT / "holdfast" / "looking" / "report" / "page.css").read_text("utf-8")
+    assert colors == dict(re.findall(r"\.share-(\w+) \{ fill: (#\w+);", css))
+    assert colors.keys() == set(BUCKETS)
 
 
 def test_the_page_has_the_table() -> None:
