@@ -496,7 +496,7 @@ class ProofSettings(Section):
 
 
 class Supervision(Section):
-    """Bounds on new attempts after early ends of attempts on a work pool."""
+    """Limits on lost machines and failed attempts, after which Holdfast starts no new attempt on a work pool."""
 
     max_preemptions: Count | None = Field(default=None, ge=0)
     """Number of lost machines, over the whole run, after which the run stops; unset: no limit."""

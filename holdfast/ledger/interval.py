@@ -132,7 +132,7 @@ class Losses:
         """Return the mean time between losses, in seconds.
 
         The rate of losses has a Gamma distribution: `PRIOR_LOSSES` in `PRIOR_S`, plus the observed losses and seconds.
-        The result is the inverse of the mean rate, because the expected loss of an interval is linear in the rate.
+        The result is the inverse of the mean rate, because the expected lost time of an interval is linear in the rate.
         """
         return (PRIOR_S + self.alive_s) / (PRIOR_LOSSES + self.count)
 
@@ -171,7 +171,7 @@ class Interval:
     """The chosen length of chunks.
 
     Attributes:
-        bound: the rule that decided the length: the least expected loss, or a lower bound (a save's length, the floor).
+        bound: the rule that decided the length: the least expected lost time, or a lower bound (a save's length, the floor).
     """
 
     interval_s: float
@@ -180,7 +180,7 @@ class Interval:
 
 
 def choose_interval(measured: Measured, losses: Losses) -> Interval:
-    """Return the interval with the least expected loss, in whole steps."""
+    """Return the interval with the least expected lost time, in whole steps."""
     bounds: list[tuple[float, Bound]] = [
         (math.sqrt(2 * measured.cost_s * losses.mean_s), "least lost"),
         (SAVES * measured.save_s, "a save's length"),

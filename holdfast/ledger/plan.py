@@ -42,7 +42,7 @@ class Chunks:
 
     @classmethod
     def of(cls, steps: int, measured: Measured, losses: Losses) -> "Chunks":
-        """Return chunks of `steps` steps with their expected loss."""
+        """Return chunks of `steps` steps with their expected lost time."""
         interval_s = steps * measured.step_s
         return cls(steps, interval_s, expect(measured, losses, interval_s))
 
@@ -82,7 +82,8 @@ class Plan:
     """The best and the current chunks of a run.
 
     Attributes:
-        best: chunks with the least expected loss; automatic chunks have this length, but end with their epoch.
+        best: chunks with which the run is expected to lose the least time, but not shorter than the lower bounds of
+            `choose_interval`. Automatic chunks have this length, but end with their epoch.
         current: chunks as the configuration sets them; None if the configuration was lost.
         is_auto: whether the configuration asks for automatic chunks.
         dealing: the assignment of the run's virtual ranks to its ranks; None if it has no virtual ranks.

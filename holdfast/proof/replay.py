@@ -167,7 +167,7 @@ def make_pruned_error(journal: Journal, start: Commit, commit: Commit) -> WrongU
 def replayed(
     journal: Journal, start: Commit | None, commit: Commit, trust: Trust, ranks: int | None = None
 ) -> Iterator[tuple[Saved, Store, Present]]:
-    """Train from one commit's checkpoint to another commit's step without a resume, and save into a temporary folder.
+    """Train from the commit ``start`` to the step of ``commit`` in one chunk, and save into a temporary folder.
 
     Args:
         start: an earlier commit; None for the beginning of the run.

@@ -22,7 +22,8 @@ class Ties:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
         self._kept: dict[str, Any] = {}  # tensors and arrays that are kept directly, not in a container
-        self._originals: dict[str, Originals] = {}  # the originals, by the name of the kept value
+        # By the name of a kept value: the objects that it contains when it is registered.
+        self._originals: dict[str, Originals] = {}
         # For each saved value's place in memory: the saved value, and the value into which it was restored. An entry is
         # valid only while the saved value exists, because later another value may get the same place.
         self._restored: dict[Any, tuple[Ref, Ref]] = {}

@@ -114,8 +114,8 @@ def list_ways() -> Iterator[Way]:
 def make_table() -> str:
     """Return the table of RESUME.md."""
     lines = [
-        "| what the program does | result if its state acts from step 3 | "
-        "result if its state acts from step 20 | result if it is also killed at step 8 |",
+        "| what the program does | result if its state acts from step 3 | result if its state acts from step 20 | "
+        "result if its state acts from step 20 and the run is killed at step 8 |",
         "|---|---|---|---|",
     ]
     lines += [f"| {way.does} ({way.kind}) | {way.early} | {way.late} | {way.unseen} |" for way in list_ways()]

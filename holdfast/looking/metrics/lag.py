@@ -15,7 +15,10 @@ class Lag:
         self._last: Mapping[int, Beat] = {}
 
     def look(self, beats: Mapping[int, Beat]) -> None:
-        """Read the ranks' heartbeats. While ranks train different steps, leave their lag unchanged."""
+        """Record each rank's step, and add to its lag the seconds for which the other ranks have newly waited for it.
+
+        While ranks train different steps, add nothing. The next reading at which all train the same step catches up.
+        """
         waits = measure_waits(self._last, beats) if are_at_one_step(beats) else {}
         for rank, beat in beats.items():
             self._readings.put("holdfast.rank.step", beat.step, str(rank))

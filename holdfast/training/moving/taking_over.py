@@ -274,8 +274,8 @@ class _Into:
         rates = [group["lr"] for group in self._training.optimizer.param_groups]
         if len(saved.get("base_lrs", rates)) != len(built.get("base_lrs", rates)):
             raise ConfigError(
-                f"the source's {name} sets the rates of {counted(len(saved['base_lrs']), 'group')} of parameters, and "
-                f"the run's scheduler of {len(built['base_lrs'])}",
+                f"the source's {name} sets the learning rates of {counted(len(saved['base_lrs']), 'parameter group')}, "
+                f"but the run's scheduler sets those of {counted(len(built['base_lrs']), 'parameter group')}",
                 hint=f"build the source's optimizer, or leave the scheduler out: --map {name}=",
             )
         for key in sorted(built.keys() - PROGRESS):
