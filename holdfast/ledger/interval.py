@@ -171,7 +171,8 @@ class Interval:
     """The chosen length of chunks.
 
     Attributes:
-        bound: the rule that decided the length: the least expected lost time, or a lower bound (a save's length, the floor).
+        bound: the rule that decided the length: the least expected lost time, or a lower bound (a save's length, or the
+            floor).
     """
 
     interval_s: float
