@@ -13,6 +13,7 @@ from holdfast.checkpoint import Lines, Saved
 from holdfast.config import Log, NearTier, RunConfig
 from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, Journal, read_given
+from holdfast.ledger.standing import is_trained
 from holdfast.machine.gpus import check_gpus, gather_nodes
 from holdfast.machine.part import RankPart
 from holdfast.provenance.changes import compare_identities
@@ -64,10 +65,22 @@ def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
     """Return the number of epochs of a replay that trains a commit's steps again.
 
     The saved configuration may have too few epochs, because the run may have been extended since these settings were
-    first used. So return at least one epoch more than the commit has completed. But if the checkpoint was saved after
-    the loop's code for the run's end, the commit's epoch was the last epoch, and the replay needs the same end.
+    first used. So return at least one epoch more than the commit has completed. But if the commit completed the run at
+    that time, its epoch was the last epoch, and the replay needs the same end: a loop has run its code after that
+    epoch, and a Trainer has ended its own loop.
     """
-    return commit.epoch if checkpoint.read_ended_epoch(journal.store, commit) else max(config.epochs, commit.epoch + 1)
+    was_last = checkpoint.read_ended_epoch(journal.store, commit) or _was_complete(journal, commit)
+    return commit.epoch if was_last else max(config.epochs, commit.epoch + 1)
+
+
+def _was_complete(journal: Journal, commit: Commit) -> bool:
+    """Return whether a run was complete with this commit, even if it was extended later."""
+    for number in range(commit.attempt, journal.attempts() + 1):
+        ending = journal.read_ending(number)
+        if ending is not None and (ending.reason, ending.step) == ("completed", commit.step):
+            return True
+    newest, epochs = journal.newest(), journal.read_epochs()  # its attempt may have died before it recorded the ending
+    return newest is not None and newest.number == commit.number and epochs is not None and is_trained(journal, epochs)
 
 
 def _choose_ranks(config: RunConfig, number: int | None, part: RankPart | None = None) -> RunConfig:

@@ -1,4 +1,4 @@
-"""An audit of a loop over epochs: the code at the end of its last epoch belongs to the run's last step."""
+"""An audit of the commit that completed a run: a loop over epochs, and a Trainer's loop, end with its step."""
 
 from pathlib import Path
 
@@ -28,3 +28,22 @@ def test_each_commit_that_ended_the_run_is_the_same_again(tmp_path: Path) -> Non
     for commit in commits[-2:]:
         found = audit_commit(journal, commit, trust=Trust(recipe=config.recipe))
         assert found.is_identical, str(found)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("program", ["lit:automatic", "hugging:train"])
+def test_the_last_commit_of_a_trainer_is_the_same_again(program: str, tmp_path: Path) -> None:
+    """The second form of this commit's attempt has died before it recorded that the run is complete."""
+    settings = {"output_dir": str(tmp_path / "out")} if program == "hugging:train" else {}
+    config = RunConfig(
+        recipe=f"tests.support.{program}", run="r", store=str(tmp_path / "runs"), epochs=3, settings=settings,
+        compute=Compute(device="cpu"), log=Log(folder=str(tmp_path / "logs")),
+    )  # fmt: skip
+    assert live(config).complete
+    journal = Journal(open_store(config.store), "r")
+    for _ in range(2):
+        newest = journal.newest()
+        assert newest is not None
+        found = audit_commit(journal, newest, trust=Trust(recipe=config.recipe))
+        assert found.is_identical, str(found)
+        (tmp_path / "runs/r/endings/00000001.json").unlink(missing_ok=True)
