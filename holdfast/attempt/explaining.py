@@ -83,6 +83,7 @@ class Explaining(Observer):
         self._open: list[int] = []
         self._process: Process | None = None
         self._ends, self._is_crowded = threading.Event(), False
+        self._is_given_up = False
         # Run the new thread in a copy of this thread's context, so that Prefect shows its warnings with the
         # attempt's flow run.
         run = contextvars.copy_context().run
@@ -116,13 +117,12 @@ class Explaining(Observer):
         self._thread.join(STOPPED_WITHIN_S)
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGKILL)  # the ranks of the killed process end by themselves
-        if attempt.head is not None and attempt.is_complete:
-            for number in filter(None, [*self._open]):
-                log.warning("commit %d has a spike that is not explained, because the run is complete", number)
-                unpin_before(attempt.journal, number)
+        for number in filter(None, [*self._open] if self._is_given_up else ()):
+            log.warning("commit %d has a spike that is not explained, because the run is complete", number)
+            unpin_before(attempt.journal, number)
 
     def _add(self, attempt: AttemptView, number: int) -> None:
-        self._view = attempt
+        self._view, self._is_given_up = attempt, False
         self._open.append(number)
         self._news.put(number)
         if self._thread.ident is None:  # not in __init__: without an attempt, nothing would end the thread
@@ -133,6 +133,11 @@ class Explaining(Observer):
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether a spike is still to be explained, so that the run may yet go back and isn't complete."""
+        return bool(self._open) and not self._is_given_up
 
     def await_answers(self, is_told: Callable[[], bool]) -> bool:
         """Wait until all spikes are explained, at most `COMPLETE_WITHIN_S` seconds.
@@ -148,6 +153,7 @@ class Explaining(Observer):
         deadline = time.monotonic() + COMPLETE_WITHIN_S
         while self._open and self._thread.is_alive() and time.monotonic() < deadline and not is_told():
             self._thread.join(0.1)
+        self._is_given_up = bool(self._open) and not is_told()
         return self._is_on
 
     # ---- the thread

@@ -149,7 +149,7 @@ def live(
         attempt = Attempt(config, number, [*observers, *own, explaining], acts.publish)
         _train(attempt, acts, sources, explaining)
         ending = find_ending(attempt.notice)
-        return _describe(attempt)
+        return _describe(attempt, explaining)
     except BaseException as error:
         ending = find_ending(error)
         raise
@@ -170,13 +170,16 @@ def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source], explaining: 
                     interrupt.raise_if_lost()
                 if attempt.is_stopping or not explaining.await_answers(lambda: attempt.notice is not None):
                     break
+                if explaining.is_awaited:  # a notice has ended the wait
+                    attempt.stop()
+                    break
                 if not attempt.go_back():
                     break
     except Exception:
         raise
     except BaseException:  # an exception that a signal handler has raised
         attempt.stop()
-        if not attempt.finish_stopped():
+        if explaining.is_awaited or not attempt.finish_stopped():
             raise
 
 
@@ -206,6 +209,7 @@ def train(
     return result
 
 
-def _describe(attempt: Attempt) -> Outcome:
+def _describe(attempt: Attempt, explaining: Explaining) -> Outcome:
     report = attempt.upkeep.read_report()
-    return Outcome(complete=attempt.is_complete, retention=report.model_dump(mode="json") if report else {})
+    is_complete = attempt.is_complete and not explaining.is_awaited
+    return Outcome(complete=is_complete, retention=report.model_dump(mode="json") if report else {})

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -239,4 +240,39 @@ class TestWithRanks:
         assert live(config).complete
         assert [record.skip for record in list_skips(journal)] == [str(POISONED_STEP)]
         assert journal.numbers("pins") == []
+        assert find_end(config) == train_reference(tmp_path)
+
+    @pytest.mark.parametrize("told", ["a signal", "a notice"])
+    def test_a_run_that_is_told_to_end_while_it_waits_is_not_complete(
+        self, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next attempt explains the jump, as after a kill."""
+        drain = tmp_path / "drain"
+        config = make_config(tmp_path, resume=Resume(drain_file=str(drain)))
+        await_answers = Explaining.await_answers
+
+        def tell(observer: Explaining, is_told: Callable[[], bool]) -> bool:
+            assert observer._open
+            if told == "a signal":
+                raise KeyboardInterrupt
+            drain.touch()
+            await_equal(is_told, True)
+            return await_answers(observer, is_told)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Explaining, "_ask", lambda observer, *_: observer._ends.wait())
+            patched.setattr(Explaining, "await_answers", tell)
+            if told == "a signal":
+                with pytest.raises(KeyboardInterrupt):
+                    live(config)
+            else:
+                assert not live(config).complete
+        drain.unlink(missing_ok=True)
+        journal = open_run(config)
+        ending = journal.read_ending(1)
+        assert ending is not None
+        assert ending.reason == "preempted"
+        assert list_unexplained(journal) == [3]
+        assert live(config).complete
+        assert [record.skip for record in list_skips(journal)] == [str(POISONED_STEP)]
         assert find_end(config) == train_reference(tmp_path)
