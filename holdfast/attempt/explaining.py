@@ -92,8 +92,13 @@ class Explaining(Observer):
     # ---- events, in the attempt's thread
 
     def opened(self, attempt: AttemptView) -> None:
-        if self._is_on and attempt.journal.has_attempt(attempt.number):  # an attempt of a complete run claims nothing
+        if not attempt.journal.has_attempt(attempt.number):  # an attempt of a complete run claims nothing
+            return
+        if self._is_on:
             self._add(attempt, 0)
+        else:
+            for number in list_unexplained(attempt.journal):
+                unpin_before(attempt.journal, number)
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
         if not self._is_on or not commit.spikes:

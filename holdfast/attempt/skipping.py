@@ -9,6 +9,7 @@ from holdfast.attempt.going_back import find_verified_before, take_back
 from holdfast.config.steps import Steps
 from holdfast.errors import NameTaken, NoVerifiedCheckpoint, RecordDamaged, WrongUse
 from holdfast.journal import Commit, Journal, record_name, signature_name
+from holdfast.journal.pins import unpin_before
 from holdfast.journal.signature import SigningKey
 from holdfast.journal.skips import SKIPS, SkipRecord, read_skips, sign_skips, write_skips
 
@@ -64,7 +65,7 @@ def skip_steps(
             raise WrongUse(f"the commits of run {journal.run!r} are signed", hint="sign the skip list, too: --key KEY")
         skip = known - changed if is_off else known | changed
         number = before.number + 1 if before else 1
-        with _pinned(journal, start):
+        with _pinned(journal, start, first):
             try:
                 record = write_skips(journal, number, skip, changed, first.number, key, is_off=is_off, reason=reason)
             except NameTaken:
@@ -100,16 +101,18 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
 
 
 @contextlib.contextmanager
-def _pinned(journal: Journal, commit: Commit) -> Iterator[None]:
-    """Protect a commit's checkpoint during the block, because a live attempt might prune it."""
-    is_pinned = commit.number in journal.numbers("pins")
-    if not is_pinned:  # not twice: `pin` would replace the run's own pin by a person's pin
-        journal.pin(commit.number)
+def _pinned(journal: Journal, start: Commit, first: Commit) -> Iterator[None]:
+    """Protect the checkpoint to go back to during the block, because a live attempt might prune it.
+
+    Args:
+        first: the first commit that won't count any more. The pin names it, as a pin of the run's own: if this process
+            dies, the next attempt removes the pin.
+    """
+    journal.pin(start.number, explains=first.number)
     try:
         yield
     finally:
-        if not is_pinned:
-            journal.unpin(commit.number)
+        unpin_before(journal, first.number)
 
 
 def _read_own(journal: Journal, newest: Commit | None) -> Steps:

@@ -1,6 +1,7 @@
-"""The pins of a run that explains a spike. Each pin keeps a checkpoint before the spike, and names the spike's commit.
+"""The pins of a run that explains or skips a step: they keep the checkpoints before it, and name the step's commit.
 
-If the attempt dies meanwhile, the next attempt finds the commit by these pins. A person's pins are never removed.
+If the process dies meanwhile, the next attempt finds the commit by these pins, and removes them after the explanation,
+or at once if it explains no spikes. A person's pin is never taken away.
 """
 
 import contextlib

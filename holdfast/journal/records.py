@@ -394,7 +394,9 @@ class Pin(Record):
 
     commit: int = Field(ge=1)
     created_at: Time
-    explains: int = Field(0, ge=0, description="the commit whose spike the run is explaining; 0 for a person's pin")
+    explains: int = Field(
+        0, ge=0, description="the commit that the run explains or skips, and then removes the pin; 0 for a person's pin"
+    )
 
 
 class AuditRecord(Record):

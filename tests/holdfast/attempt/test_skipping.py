@@ -2,13 +2,15 @@
 
 import signal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from holdfast import AttemptView, Commit, Observer, Progress
 from holdfast.attempt import Line, live
 from holdfast.attempt.attempt import Attempt
+from holdfast.attempt.explaining import Explaining
 from holdfast.attempt.opening import Known
 from holdfast.attempt.pipeline import Chunk
 from holdfast.attempt.skipping import finish_going_back, skip_steps
@@ -118,6 +120,18 @@ class TestOnTheStore:
             skip(line, str(last))
         assert list_candidates(line) == [1]
         assert [each.skip for each in list_skips(line.journal)] == [str(2 * STEPS_PER_EPOCH)]
+
+    def test_the_next_attempt_removes_the_pin_of_a_skip_that_was_killed(
+        self, line: Line, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        line.journal.pin(1)  # a person's
+        with monkeypatch.context() as killed:
+            killed.setattr("holdfast.attempt.skipping.unpin_before", lambda *arguments: None)
+            assert skip(line, str(4 * STEPS_PER_EPOCH)) == [4]
+        assert line.journal.numbers("pins") == [1, 3]
+        attempt = cast(AttemptView, SimpleNamespace(journal=line.journal, number=line.journal.attempts()))
+        Explaining(RunConfig(recipe="tests.support.toy:recipe", run="run")).opened(attempt)
+        assert line.journal.numbers("pins") == [1]
 
     def test_bad_input_is_named(self, line: Line) -> None:
         last = 4 * STEPS_PER_EPOCH
