@@ -245,6 +245,7 @@ class Attempt:
             near=Near.of(config),
         )
         self._line.skip_records = skip_records
+        self._line.pins_spikes = config.on_spike == "skip"
         self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)
         return known
 

@@ -27,7 +27,7 @@ from holdfast.config import RunConfig
 from holdfast.config.steps import Steps
 from holdfast.errors import ConfigError, HoldfastError, OutOfMemory
 from holdfast.journal import Commit, Journal
-from holdfast.journal.pins import list_unexplained, pin_before, unpin_before
+from holdfast.journal.pins import list_unexplained, unpin_before
 from holdfast.journal.signature import load_signing_key
 from holdfast.journal.skips import list_skips
 from holdfast.machine.processes import find_free_memory, measure_memory
@@ -101,11 +101,7 @@ class Explaining(Observer):
                 unpin_before(attempt.journal, number)
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
-        if not self._is_on or not commit.spikes:
-            return
-        try:
-            pin_before(attempt.journal, commit)  # now, because the attempt prunes after this call
-        finally:
+        if self._is_on and commit.spikes:
             self._add(attempt, commit.number)
 
     def failed(self, attempt: AttemptView, error: HoldfastError) -> None:

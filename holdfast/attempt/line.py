@@ -36,6 +36,7 @@ from holdfast.journal import (
     record_name,
     signature_name,
 )
+from holdfast.journal.pins import pin_before
 from holdfast.journal.signature import SigningKey, TrustedKey
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.journal.spikes import QUIET, WINDOW, Spike, find_spikes, keep_watched
@@ -122,6 +123,7 @@ class Line:
         self.head: Commit | None = None
         self.next_number = 1
         self.skip_records: list[str] = []
+        self.pins_spikes = False  # whether each commit with spikes pins the checkpoints before it
         self._begun: Commit | None = None
         self._metadata: dict[str, checkpoint.Metadata] = {}  # by the checkpoint's folder; read once
         self._latest: Latest | None = None
@@ -230,6 +232,8 @@ class Line:
         # a repeated call publishes the same bytes, with the same time, because the signature covers them
         self._begun = commit
         envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
+        if self.pins_spikes and commit.spikes:  # first, so that a kill right after the commit loses no spike
+            pin_before(self.journal, commit)
         commit = self.journal.publish_commit(commit, envelope)
         for file, name in _list_copies(commit):
             self.journal.publish_copy(name, self.journal.store.read(f"{commit.path}/{file.name}"))

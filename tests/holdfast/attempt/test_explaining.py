@@ -22,9 +22,10 @@ from holdfast.errors import ConfigError, OutOfMemory
 from holdfast.journal import Journal
 from holdfast.journal.pins import list_unexplained, pin_before, unpin_before
 from holdfast.journal.skips import list_skips, write_skips
+from holdfast.journal.spikes import Spike
 from holdfast.keeping.verification import verify_run
 from holdfast.store import open_store
-from tests.support.makers import make_key
+from tests.support.makers import make_key, train
 from tests.support.processes import command_of
 from tests.support.spiking import POISONED, POISONED_STEP, SAMPLES, SEED, SPIKE_STEP
 from tests.support.waiting import await_equal
@@ -99,6 +100,21 @@ def test_pins_name_the_commit_and_a_persons_pin_stays(line: Line) -> None:
     pin_before(line.journal, newest)
     unpin_before(line.journal, 2)
     assert line.journal.numbers("pins") == []
+
+
+def test_a_commit_with_a_spike_pins_first(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL right after the commit's record would otherwise lose the spike: no attempt would explain it."""
+
+    def is_pinned(*arguments: Any) -> None:
+        assert list_unexplained(line.journal) == [3]
+        raise KeyboardInterrupt
+
+    line.pins_spikes = True
+    monkeypatch.setattr(line, "_find_spikes", lambda saved: [Spike(step=1, name="loss", value=9.0, usual=1.0)])
+    monkeypatch.setattr(line.journal, "publish_commit", is_pinned)
+    with pytest.raises(KeyboardInterrupt):
+        train(line)
+    assert line.journal.numbers("pins") == [1, 2]
 
 
 def find_explaining() -> list[psutil.Process]:
