@@ -46,7 +46,7 @@ def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved
     records = list_doubted(open_store(journal.store_url), trained.trained_at or trained.created_at)
     if not records:
         return ""
-    attempts = map(journal.find_attempt, range(head.attempt if head else 1, attempt + 1))
+    attempts = map(journal.find_attempt, range(journal.first_attempt_after(head), attempt + 1))
     hosts = {each.host for each in attempts if each and each.is_training}
     gpus = set(map(str, trained.environment.get("gpu_uuids") or ()))
     is_on_cpu = trained.environment.get("device") == "cpu"

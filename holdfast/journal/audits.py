@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Unreadable
 from holdfast.journal.journal import Journal
-from holdfast.journal.records import AttemptRecord, AuditRecord, Commit, audit_name, read_record
+from holdfast.journal.records import AttemptRecord, AuditRecord, Commit, audit_name, read_record, record_name
 from holdfast.journal.verdict import OTHER_NODE, Ask, AuditVerdict, judge_commit, list_machines
 
 NAME = re.compile(r"(\d{8})-(\d{8})\.json")
@@ -109,16 +109,23 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     """Return the attempts that may have trained a commit.
 
     Raises:
-        NameMissing, RecordDamaged, Unreadable: an attempt's record can't be read.
+        NameMissing: an attempt's record is lost, or is another run's, from which this commit was unpacked.
+        RecordDamaged: an attempt's record is damaged, or no attempt that trains can have trained the commit.
+        Unreadable: an attempt's record can't be read.
     """
+    if journal.is_unpacked(commit):
+        raise NameMissing(f"run {journal.run!r} has no record of the machine that trained commit {commit.number}")
     first = commit.attempt
     if commit.why == "adopted":
         # The ranks of an earlier attempt trained the commit. If several attempts began since the parent's commit, no
         # record says which attempt's ranks that were.
-        parent = journal.find_parent(commit)
-        first = parent.attempt if parent else 1
+        first = journal.first_attempt_after(journal.find_parent(commit))
     attempts = map(journal.read_attempt, range(first, commit.attempt + 1))
-    return [attempt for attempt in attempts if attempt.is_training]
+    trainers = [attempt for attempt in attempts if attempt.is_training]
+    if not trainers:
+        name = record_name("commits", commit.number)
+        raise RecordDamaged(f"{name} names attempt {commit.attempt}, which can't have trained it")
+    return trainers
 
 
 def read_machines(journal: Journal, commit: Commit) -> frozenset[str]:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from holdfast.errors import (
@@ -24,6 +25,7 @@ from holdfast.errors import (
     RecordDamaged,
     RunGone,
     RunHeld,
+    RunUnknown,
     Superseded,
     WrongUse,
 )
@@ -313,14 +315,41 @@ class Journal(RunFolder):
         """Return the commit from which a commit was trained; None for the first commit of a run.
 
         Raises:
-            NameMissing: the parent's record is lost.
+            NameMissing: the parent's record is lost, and the run wasn't unpacked from this commit.
             RecordDamaged: the parent's record can't be read, or the parent's number isn't lower than the commit's, so
                 that a walk from parent to parent might never end.
         """
         if commit.parent >= commit.number:
             name = record_name("commits", commit.number)
             raise RecordDamaged(f"{name} was trained from commit {commit.parent}, which is later")
-        return self.read_commit(commit.parent) if commit.parent else None
+        try:
+            return self.read_commit(commit.parent) if commit.parent else None
+        except NameMissing:
+            if self.is_unpacked(commit):
+                return None
+            raise
+
+    def is_unpacked(self, commit: Commit) -> bool:
+        """Return whether the run was unpacked from this commit's checkpoint.
+
+        Another run's attempt trained the commit. This run may have an attempt with the same number.
+        """
+        return commit.number == self._unpacked
+
+    @cached_property
+    def _unpacked(self) -> int:
+        with contextlib.suppress(RunUnknown, RecordDamaged):
+            run = self.read_run()
+            return run.first_commit if run.packed else 0
+        return 0
+
+    def is_given(self, commit: Commit) -> bool:
+        """Return whether the run began with this commit's checkpoint, imported or unpacked, and hasn't trained it."""
+        return bool(commit.origin) or self.is_unpacked(commit)
+
+    def first_attempt_after(self, commit: Commit | None) -> int:
+        """Return the first attempt that may have trained steps after a commit; None for the beginning of the run."""
+        return 1 if commit is None or self.is_unpacked(commit) else commit.attempt
 
     def find_parent(self, commit: Commit) -> Commit | None:
         """Return the commit from which a commit was trained; None for the first commit, or if the record is lost."""

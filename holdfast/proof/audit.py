@@ -262,15 +262,15 @@ def choose_span(journal: Journal, commit: Commit) -> Span:
         NameMissing, RecordDamaged: the record of an earlier commit can't be read.
     """
     parent = journal.read_parent(commit)
-    if parent is None or not may_follow_resume(parent, commit):
+    if parent is None or not (may_follow_resume(parent, commit) or journal.is_unpacked(parent)):
         return Span(parent, [commit], EARLIER if parent is not None and parent.attempt > 1 else "")
     before = journal.read_parent(parent)
     settings = journal.read_config(commit.config_fingerprint)
     reason = ""
     if before is None and settings is not None and settings.identity.get("init_from"):
         reason = "the run began with another run's weights"
-    elif parent.origin:
-        reason = "the run began with another program's checkpoint"
+    elif journal.is_given(parent):
+        reason = f"the run began with {'another program' if parent.origin else 'another run'}'s checkpoint"
     elif not has_settings_of(journal, parent, commit):
         reason = "the settings were changed at that step"
     elif before is not None and (journal.is_pruned(before.number) or journal.is_quarantined(before.number)):
@@ -293,7 +293,7 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
         start = parent
         furthest = furthest if journal.is_pruned(start.number) else start
         commits.insert(0, start)
-    if start.origin and (number == 0 or number == commit.number):
+    if journal.is_given(start) and (number == 0 or number == commit.number):
         raise _not_trained(journal, start)
     if number == 0 and not start.parent:
         span = Span(None, commits)
@@ -322,16 +322,21 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
 
 
 def refuse_untrained(journal: Journal, commit: Commit) -> None:
-    """Raise WrongUse if a commit was imported: this run has not trained it, so it can't be replayed."""
-    if commit.origin:
+    """Raise WrongUse if a commit was imported or unpacked: this run has not trained it, so it can't be replayed."""
+    if journal.is_given(commit):
         raise _not_trained(journal, commit)
 
 
 def _not_trained(journal: Journal, commit: Commit) -> WrongUse:
     return WrongUse(
-        f"commit {commit.number} of run {journal.run!r} was not trained here: it was imported from {commit.origin}",
-        hint="audit a later commit: its audit can begin with the imported commit",
+        f"commit {commit.number} of run {journal.run!r} was not trained here: it was {describe_source(commit)}",
+        hint="audit a later commit: its audit can begin with this commit",
     )
+
+
+def describe_source(commit: Commit) -> str:
+    """Return where a commit's checkpoint comes from that the run hasn't trained, as the rest of a sentence."""
+    return f"imported from {commit.origin}" if commit.origin else "unpacked from another run's checkpoint"
 
 
 def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
@@ -354,7 +359,9 @@ def _difference(journal: Journal, span: Span, saved: Saved, folder: Store) -> di
 def list_replayable(journal: Journal) -> list[Commit]:
     """Return the commits that can be replayed from their parent's checkpoint, newest first."""
     there = {commit.number: commit for commit in journal.candidates()}
-    return [each for each in there.values() if not (each.origin or (each.parent and each.parent not in there))]
+    return [
+        each for each in there.values() if not (journal.is_given(each) or (each.parent and each.parent not in there))
+    ]
 
 
 def choose_commits(journal: Journal, number: int, seed: int | None = None) -> list[Commit]:

@@ -19,7 +19,7 @@ from holdfast.checkpoint.observed import Activation, SampleLoss, Update
 from holdfast.errors import WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.journal.spikes import WINDOW, UsualLoss, make_usual
-from holdfast.proof.audit import list_notes
+from holdfast.proof.audit import describe_source, list_notes
 from holdfast.proof.differing import Differing, to_fields
 from holdfast.proof.replay import has_settings_of, ranks_at
 from holdfast.provenance.canonical import finite_or_none
@@ -204,8 +204,8 @@ def _find_commits(journal: Journal, step: int) -> tuple[Commit, Commit | None]:
     commit = newest
     while (parent := journal.read_parent(commit)) and parent.step >= step:
         commit = parent
-    if commit.origin:
-        raise WrongUse(f"step {step} of run {journal.run!r} was not trained here: it was imported from {commit.origin}")
+    if journal.is_given(commit):
+        raise WrongUse(f"step {step} of run {journal.run!r} was not trained here: it was {describe_source(commit)}")
     starts = [*_list_starts(journal, commit)]
     if not starts:
         raise WrongUse(
@@ -223,7 +223,7 @@ def _list_starts(journal: Journal, commit: Commit) -> Iterator[Commit | None]:
     All steps after such a start, up to ``commit``, were trained with the settings of ``commit``.
     """
     before = commit
-    while has_settings_of(journal, before, commit) and not before.origin:
+    while has_settings_of(journal, before, commit) and not journal.is_given(before):
         parent = journal.read_parent(before)
         if parent is None:
             yield None

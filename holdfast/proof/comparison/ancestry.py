@@ -96,6 +96,8 @@ def read_ancestry(journal: Journal, label: str, name: str = "") -> Ancestry:
     known = {commit.number: commit for commit in read_all(journal.find_commit, numbers) if commit}
     line, missing = [head], []
     while parent := line[-1].parent:
+        if parent not in known and journal.is_unpacked(line[-1]):
+            break
         if parent not in known or parent >= line[-1].number:
             missing.append(f"the record of commit {parent} of {label} is lost")
             before = min(parent, line[-1].number)

@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from holdfast.errors import WrongUse
 from holdfast.journal import Commit, Journal
 from holdfast.proof.audit import Audit, audit_commit
-from holdfast.proof.receipt.chain import is_given
 from holdfast.proof.receipt.checking import check_receipt, check_weights, describe_untrained
 from holdfast.proof.receipt.signed import Receipt
 from holdfast.recipe.permission import BY_DEFAULT, Trust
@@ -97,8 +96,7 @@ def audit_receipt(
     """
     commits = check_receipt(journal, receipt)
     weights = check_weights(journal, receipt, commits[-1])
-    run = journal.read_run()
-    own = [each for each in commits if not is_given(run, each)]
+    own = [each for each in commits if not journal.is_given(each)]
     replayable = [each for each in own if not (each.parent and journal.is_pruned(each.parent))]
     if not replayable:
         raise WrongUse(
@@ -115,7 +113,7 @@ def audit_receipt(
         replayable=len(replayable),
         unchecked=[each.number for each in own if each not in replayable],
         seed=seed,
-        beginning=describe_untrained(run, receipt.chain, commits[0]),
+        beginning=describe_untrained(journal, receipt.chain, commits[0]),
         weights=weights,
     )
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.errors import RecordDamaged, WrongUse
 from holdfast.journal import AttemptRecord, Commit, Journal, list_audits, list_trainers, record_name
 from holdfast.journal.audits import find_certifying
-from holdfast.journal.records import RunRecord
 from holdfast.provenance.fingerprint import to_plain
 
 # A pair: a commit, and the SHA-256 of its record's bytes.
@@ -84,7 +83,7 @@ class Chain(ReceiptPart):
         return self.chain[-1]
 
 
-def list_line(journal: Journal, run: RunRecord, number: int) -> list[Hashed]:
+def list_line(journal: Journal, number: int) -> list[Hashed]:
     """Return a commit and all its ancestors, oldest first, each with the SHA-256 of its record.
 
     Raises:
@@ -96,19 +95,12 @@ def list_line(journal: Journal, run: RunRecord, number: int) -> list[Hashed]:
         if commit is None or commit.parent >= number:
             raise RecordDamaged(f"run {journal.run!r} has no {record_name('commits', number)} that can be read")
         line.append((commit, sha256))
-        if is_given(run, commit) or not commit.parent:
+        if journal.is_given(commit) or not commit.parent:
             return line[::-1]
         number = commit.parent
 
 
-def is_given(run: RunRecord, commit: Commit) -> bool:
-    """Return whether a run began with this commit's checkpoint without having trained it."""
-    return bool(commit.origin) or (run.packed and commit.number == run.first_commit)
-
-
-def describe_line(
-    journal: Journal, run: RunRecord, line: Sequence[Hashed]
-) -> tuple[list[ChainLink], dict[int, AttemptFacts]]:
+def describe_line(journal: Journal, line: Sequence[Hashed]) -> tuple[list[ChainLink], dict[int, AttemptFacts]]:
     """Return the link of each commit in a list of ancestors, and the facts of the attempts that trained these commits.
 
     Raises:
@@ -118,7 +110,7 @@ def describe_line(
     links: list[ChainLink] = []
     attempts: dict[int, AttemptFacts] = {}
     for commit, sha256 in line:
-        trainers = [] if is_given(run, commit) else list_trainers(journal, commit)
+        trainers = [] if journal.is_given(commit) else list_trainers(journal, commit)
         links.append(_describe(journal, commit, sha256, trainers, audits.get(commit.number, ())))
         attempts |= {each.number: _describe_attempt(each) for each in trainers}
     return links, attempts

@@ -8,8 +8,7 @@ from pydantic import BaseModel
 
 from holdfast.errors import ConfigError, NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal, record_name
-from holdfast.journal.records import RunRecord
-from holdfast.proof.receipt.chain import Chain, Hashed, describe_line, is_given, list_line
+from holdfast.proof.receipt.chain import Chain, Hashed, describe_line, list_line
 from holdfast.proof.receipt.signed import Receipt, find_others, list_own_files, refuse_receipt
 from holdfast.provenance.canonical import dump_json
 
@@ -26,11 +25,11 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
     chain = receipt.chain
     if chain.run != journal.run:
         refuse_receipt(f"it is about run {chain.run!a}, not {journal.run!a}")
-    run = journal.read_run()
+    journal.read_run()
     try:
-        line = list_line(journal, run, chain.commit.commit)
+        line = list_line(journal, chain.commit.commit)
         _compare_commits(journal, chain, line)
-        links, attempts = describe_line(journal, run, line)
+        links, attempts = describe_line(journal, line)
     except (NameMissing, RecordDamaged) as error:
         refuse_receipt(f"the run lacks a record that the receipt names: {error.message}")
     for told, found in zip(chain.chain, links, strict=True):
@@ -69,7 +68,7 @@ def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
     return f"the signed files have the weights of commit {commit.number}{not_made}"
 
 
-def describe_untrained(run: RunRecord, chain: Chain, first: Commit) -> str:
+def describe_untrained(journal: Journal, chain: Chain, first: Commit) -> str:
     """Describe the weights that a run began with but hasn't trained; empty if the recipe built the first weights.
 
     Args:
@@ -77,7 +76,7 @@ def describe_untrained(run: RunRecord, chain: Chain, first: Commit) -> str:
     """
     if first.origin:
         return f"not trained by the run: commit {first.number}, imported from {first.origin}"
-    if is_given(run, first):
+    if journal.is_unpacked(first):
         return f"not trained by the run: commit {first.number}, which was unpacked"
     ancestor = chain.settings[first.config_fingerprint].get("init_from")
     if not ancestor:

@@ -131,9 +131,9 @@ def describe_commit(journal: Journal, commit: Commit, model: Path | None = None,
         WrongUse: the settings of a commit were lost.
         NameMissing, RecordDamaged: a record of the chain is lost or damaged.
     """
-    run = journal.read_run()
-    line = list_line(journal, run, commit.number)
-    links, attempts = describe_line(journal, run, line)
+    journal.read_run()
+    line = list_line(journal, commit.number)
+    links, attempts = describe_line(journal, line)
     chain = Chain(
         run=journal.run,
         holdfast=__version__,

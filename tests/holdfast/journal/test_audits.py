@@ -14,6 +14,7 @@ from holdfast.journal import (
     Ask,
     AuditRecord,
     Commit,
+    Journal,
     audit_name,
     find_certified,
     list_audits,
@@ -81,6 +82,21 @@ def test_the_host_whose_ranks_left_an_adopted_checkpoint_does_not_certify_it(tmp
     for host, number in (("host", 0), ("between", 0), ("adopting", 0), ("third", adopted.number)):
         audit(line, adopted, host)
         assert certified(line) == number, host
+
+
+@pytest.mark.parametrize("why", ["held", "released"])
+def test_an_attempt_that_trained_nothing_has_no_commit_to_certify(line: Line, why: str) -> None:
+    """With no machine on record, even an audit on the host that trained the commit would certify it."""
+    commit = train(line)
+    line.journal.claim_attempt(2, why, "host", 1, {})
+    for hosts in ([], ["host"]):
+        forged = commit.model_copy(update={"attempt": 2, "hosts": hosts})
+        line.journal.store.replace(record_name("commits", 1), forged.to_bytes())
+        journal = Journal(LocalStore(line.journal.store_url), "run")
+        audit(line, commit, "host")
+        assert find_certified(journal, [forged]) is None
+        assert read_verdict(journal, forged) is None
+        assert run_app(app, ["show", line.journal.store.url]) == 0
 
 
 def test_show_lists_the_audits_once(

@@ -7,13 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import NameTaken, WrongUse
-from holdfast.journal import Journal
+from holdfast.attempt import Line
+from holdfast.errors import NameMissing, NameTaken, WrongUse
+from holdfast.journal import (
+    AuditRecord,
+    Commit,
+    Journal,
+    find_certified,
+    list_trainers,
+    now,
+    read_verdict,
+    record_audit,
+)
+from holdfast.journal.audits import read_machines
 from holdfast.journal.signature import generate_key, load_signing_key, load_trusted_key
 from holdfast.keeping.pack import unpack
 from holdfast.keeping.verification import verify_run
+from holdfast.proof.audit import audit_commit, choose_span, list_replayable
+from holdfast.proof.comparison.ancestry import read_ancestry
+from holdfast.proof.explanation import explain_step
+from holdfast.proof.receipt.chain import list_line
 from holdfast.store.local import LocalStore
-from tests.support.makers import make_line, train
+from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train
 from tests.support.packing import contents, members, packed, unpacked
 
 
@@ -116,3 +131,74 @@ def test_an_interrupted_unpack_leaves_no_run(good: bytes, store: LocalStore, err
         unpack(Meanwhile(good, fail), store)
     assert store.list() == []
     unpacked(good, store)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_machine_of_the_first_commit_of_an_unpacked_run_is_not_known(
+    made: Path, store: LocalStore, number: int
+) -> None:
+    """Attempt 1 of the unpacked run isn't attempt 1 of the original, which trained the commit."""
+    unpacked(packed(Journal(LocalStore(str(made)), "run"), number), store)
+    line = make_line(store)
+    given = line.head
+    assert given
+    with pytest.raises(NameMissing, match="no record of the machine"):
+        list_trainers(line.journal, given)
+    record_audit(line.journal, make_audit(given, "another"))
+    assert read_verdict(line.journal, given) is None
+    assert find_certified(line.journal, [given]) is None
+
+
+def test_every_attempt_of_an_unpacked_run_may_have_trained_its_first_adopted_commit(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    for _ in range(3):  # the last attempt of the original, 3, trains the commit
+        original = make_line(LocalStore(str(tmp_path / "original")))
+    train(original)
+    there = unpacked(packed(original.journal), store)
+    for attempt, host in ((1, "dying"), (2, "adopting")):
+        there.claim_attempt(attempt, "continued", host, 1, {})
+        line = Line(there, attempt, SETTINGS, STEPS_PER_EPOCH)
+        resume(line)
+        if attempt == 1:
+            save_next(line)
+    adopted = line.head
+    assert adopted
+    assert (adopted.why, adopted.attempt) == ("adopted", 2)
+    assert read_machines(there, adopted) == {"dying", "adopting"}
+    for host, kind in (("dying", "undecided"), ("third", "certified")):
+        record_audit(there, make_audit(adopted, host))
+        verdict = read_verdict(there, adopted)
+        assert verdict
+        assert verdict.kind == kind, host
+
+
+def test_an_audit_of_an_unpacked_run_begins_with_its_first_commit(made: Path, store: LocalStore) -> None:
+    there = unpacked(packed(Journal(LocalStore(str(made)), "run"), 3), store)
+    line = make_line(store)
+    commits = [train(line) for _ in range(2)]
+    given = there.read_commit(3)
+    span = choose_span(there, commits[0])
+    assert (span.start, span.commits) == (given, commits[:1])
+    assert "another run's checkpoint" in span.unchecked
+    assert choose_span(there, commits[1]).start == commits[0]
+    assert list_replayable(there) == commits[::-1]
+    assert read_ancestry(there, "there").missing == []
+    assert [each.number for each, _ in list_line(there, 5)] == [3, 4, 5]
+
+
+def test_what_an_unpacked_run_has_not_trained_is_refused_by_name(made: Path, store: LocalStore) -> None:
+    there = unpacked(packed(Journal(LocalStore(str(made)), "run"), 3), store)
+    given = there.read_commit(3)
+    for call in (
+        lambda: audit_commit(there, given), lambda: audit_commit(there, given, 0), lambda: explain_step(there, 5),
+    ):  # fmt: skip
+        with pytest.raises(WrongUse, match="was not trained here: it was unpacked from another run's checkpoint"):
+            call()
+
+
+def make_audit(commit: Commit, host: str) -> AuditRecord:
+    return AuditRecord(
+        commit=commit.number, number=1, from_commit=0, notes=[], host=host, environment={}, created_at=now(),
+        checkpoint_sha256=commit.checkpoint_sha256,
+    )  # fmt: skip

@@ -539,16 +539,18 @@ def test_later_audits_and_commits_leave_a_receipt_good(journal: Journal, receipt
 
 
 def test_weights_that_the_run_has_not_trained_are_named(journal: Journal, receipt: bytes) -> None:
-    run, first = journal.read_run(), journal.read_commit(1)
+    first = journal.read_commit(1)
     told = open_receipt(receipt, [TRUSTED]).chain
-    assert describe_untrained(run, told, first) == ""
+    assert describe_untrained(journal, told, first) == ""
     origin = Origin(form="torch", source="tuned.pt", sha256="5" * 64, step=1000)
     imported = first.model_copy(update={"origin": origin})
-    assert "commit 1, imported from tuned.pt (torch, step 1000" in describe_untrained(run, told, imported)
-    assert "which was unpacked" in describe_untrained(run.model_copy(update={"packed": True}), told, first)
+    assert "commit 1, imported from tuned.pt (torch, step 1000" in describe_untrained(journal, told, imported)
     began = {SETTINGS: IDENTITY | {"init_from": {"run": "tuned", "checkpoint_sha256": "6" * 64}}}
-    found = describe_untrained(run, told.model_copy(update={"settings": began}), first)
+    found = describe_untrained(journal, told.model_copy(update={"settings": began}), first)
     assert found == f"not trained by the run: the weights that it began with, {'6' * 64} of tuned"
+    packed = journal.read_run().model_copy(update={"packed": True})
+    journal.store.replace("run.json", packed.to_bytes())
+    assert "which was unpacked" in describe_untrained(reopen(journal), told, first)
 
 
 # The signer also holds the store, and rewrites both. SECURITY.md lists these.
