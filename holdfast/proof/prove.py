@@ -65,8 +65,10 @@ def prove(
         WrongUse: equal bytes aren't promised on these numbers of ranks, or there are too few kills to use all of them.
         HoldfastError: the recipe can't be built, or fails.
     """
-    if (steps is not None and steps < 2) or kills < 1:
-        raise ConfigError(f"--steps {steps} --kills {kills}: expected at least 2 steps and 1 kill")
+    if steps is not None and steps < 2:
+        raise ConfigError(f"--steps {steps}: expected at least 2 steps")
+    if kills < 1:
+        raise ConfigError(f"--kills {kills}: expected at least 1 kill")
     config = gather_nodes(settle_ranks(config))
     ranks = ranks or [config.compute.rank_count]
     check_proof_ranks(config, ranks, kills)
