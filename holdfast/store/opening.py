@@ -13,6 +13,8 @@ from holdfast.terminal.distribution import spell_install
 # For each URL scheme: the module, the class, and the extra of Holdfast that installs the package that the class needs.
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")
 STORES = {"s3": S3, "s3a": S3, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "gs": GCS, "gcs": GCS}
+# Every scheme that a URL of a store may begin with, a custom store's aside.
+SCHEMES = {*STORES, "file", "local", "memory"}
 CREDENTIALS_REFUSED = (
     "the URL holds credentials or a query; give the bucket and the folder only, credentials come from the environment"
 )
@@ -40,6 +42,13 @@ def open_store(url: str) -> Store:
         # An empty name, such as from an unset variable of a script, must not mean the current folder.
         raise ConfigError(
             f"store = {url!r}: it names no folder", hint="give a folder or a URL; . is the current folder"
+        )
+    if not separator and (begin := url.partition(":")[0]) in SCHEMES and begin != url:
+        # A mistyped URL must not train into a folder of that name beside the program.
+        rest = url.removeprefix(f"{begin}:").lstrip("/")
+        raise ConfigError(
+            f"store = {url!r}: a URL has two slashes after {begin}:",
+            hint=f"give {begin}://{rest}; or ./{url} for a folder of this name",
         )
     if not separator or scheme in ("file", "local"):
         try:

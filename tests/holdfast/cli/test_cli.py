@@ -113,6 +113,20 @@ def test_an_empty_store_is_not_the_current_folder(
     assert "it names no folder\nhint: give a folder or a URL; . is the current folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("store", ["s3:/bucket/runs", "gs:bucket", "file:/tmp/runs", "az:", "memory:/x"])
+def test_a_url_with_too_few_slashes_is_not_a_folder(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scheme, path = store.split(":")
+    assert run_app(app, ["doctor", "--store", store]) == 1
+    said = capsys.readouterr().err
+    assert f"store = {store!r}: a URL has two slashes after {scheme}:\n" in said
+    assert f"hint: give {scheme}://{path.lstrip('/')}; or ./{store} for a folder of this name\n" in said
+    assert not [*tmp_path.iterdir()]
+    assert open_store(f"./{store}").url == str(tmp_path / store.rstrip("/"))
+
+
 def test_runs_shows_whole_names_in_columns(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     make_line(open_store(store), "n" * 100)
     assert run_app(app, ["show", "--store", store]) == 0
