@@ -28,7 +28,7 @@ class ReceiptAudit(BaseModel):
         unchecked: the commits that can't be trained again.
         seed: the public seed that chose the commits.
         beginning: the weights that the run began with and hasn't trained itself; empty if there are none.
-        weights: the result of the check of an export's files; empty if the checkpoint itself is signed.
+        weights: the result of the check of the signed files; empty if they are the checkpoint's own, and good.
     """
 
     run: str

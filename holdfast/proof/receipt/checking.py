@@ -6,7 +6,8 @@ from itertools import zip_longest
 
 from pydantic import BaseModel
 
-from holdfast.errors import ConfigError, NameMissing, RecordDamaged
+from holdfast import checkpoint
+from holdfast.errors import CheckpointDamaged, ConfigError, NameMissing, RecordDamaged
 from holdfast.journal import Commit, Journal, record_name
 from holdfast.proof.receipt.chain import Chain, Hashed, describe_line, list_line
 from holdfast.proof.receipt.signed import Receipt, find_others, list_own_files, refuse_receipt
@@ -16,8 +17,8 @@ from holdfast.provenance.canonical import dump_json
 def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
     """Check that a run on a store has the chain of commits in a receipt; return these commits, oldest first.
 
-    The checkpoints are not read, because retention may have pruned most of them. `holdfast verify` reads the remaining
-    checkpoints.
+    No checkpoint is read, because retention may have pruned most of them. `check_weights` reads the last one, and
+    `holdfast verify` all that remain.
 
     Raises:
         NotTrusted: the chain contradicts itself, or the run's records.
@@ -47,17 +48,25 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
 
 
 def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
-    """Check the signed files of an export; return the result for a person, or an empty text if there is no export.
+    """Check the files that a receipt signs: the checkpoint's own, which are read back, or those of an export.
+
+    Return the result for a person; an empty text if the signed files are the checkpoint's, and good.
 
     Raises:
         NotTrusted: no signed file has the weights of the receipt's commit.
         CheckpointDamaged: the checkpoint is damaged.
     """
     part = receipt.chain.exported
-    if part is None:
-        return ""
     if journal.is_pruned(commit.number):
         return f"the signed files were not compared with commit {commit.number}, which was pruned"
+    if part is None:
+        if damaged := checkpoint.verify(journal.store, commit):
+            raise CheckpointDamaged(
+                f"checkpoint {commit.path} is not the signed one: {'; '.join(map(str, damaged))}",
+                hint="don't use it; ask whoever signed the receipt for the checkpoint",
+                files=[vars(damage) for damage in damaged],
+            )
+        return ""
     try:
         others = find_others(journal, commit, receipt.files, part)
     except ConfigError as error:

@@ -16,7 +16,8 @@ import pytest
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-from holdfast.errors import NotTrusted
+from holdfast.checkpoint import METADATA, METRICS, PAYLOAD
+from holdfast.errors import CheckpointDamaged, NotTrusted
 from holdfast.journal import AuditRecord, Journal, now, record_audit, record_name
 from holdfast.journal.records import AttemptRecord, FileRecord, Origin
 from holdfast.proof.receipt import ReceiptAudit, check_receipt, describe_commit, open_receipt, seal_receipt
@@ -551,6 +552,20 @@ def test_weights_that_the_run_has_not_trained_are_named(journal: Journal, receip
     packed = journal.read_run().model_copy(update={"packed": True})
     journal.store.replace("run.json", packed.to_bytes())
     assert "which was unpacked" in describe_untrained(reopen(journal), told, first)
+
+
+@pytest.mark.parametrize("name", [PAYLOAD, METADATA, METRICS])
+def test_other_bytes_in_the_signed_checkpoint_are_refused(journal: Journal, receipt: bytes, name: str) -> None:
+    file = Path(journal.store.url) / journal.path_of(4) / name
+    file.write_bytes(bytes([*file.read_bytes()[:-1], 0]))
+    with pytest.raises(CheckpointDamaged, match=f"is not the signed one: .*{name}"):
+        check(reopen(journal), receipt)
+
+
+def test_a_pruned_checkpoint_is_said_not_to_be_read(journal: Journal, receipt: bytes) -> None:
+    journal.store.create(record_name("pruned", 4), b"")
+    opened = open_receipt(receipt, [TRUSTED])
+    assert "were not compared with commit 4" in check_weights(journal, opened, check_receipt(journal, opened)[-1])
 
 
 # The signer also holds the store, and rewrites both. SECURITY.md lists these.
