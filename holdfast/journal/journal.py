@@ -543,11 +543,11 @@ class Journal(RunFolder):
             Superseded: a later attempt has claimed the run, and decides instead of this attempt.
         """
         self.check_fence(attempt)
-        log.warning("commit %d of run %r is quarantined: %s", number, self.run, reason)
         record = Quarantine(commit=number, reason=reason, attempt=attempt, created_at=now())
         with contextlib.suppress(NameTaken):  # another attempt has already quarantined the commit
             self.store.create(record_name("quarantine", number), record.to_bytes())
             self.enter(record_name("quarantine", number))
+        log.warning("commit %d of run %r is quarantined: %s", number, self.run, reason)
 
     def find_quarantined_parent(self, commit: Commit) -> str:
         """Return a line of text if a commit was made after its parent was quarantined; otherwise an empty text.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import NameTaken, RecordDamaged, RunUnknown, Superseded, WrongUse
+from holdfast.errors import NameTaken, RecordDamaged, RunUnknown, StoreDenied, Superseded, WrongUse
 from holdfast.journal import Commit, ConfigRecord, Journal
 from holdfast.journal.finding import find_commit
 from holdfast.store.local import LocalStore
@@ -118,6 +118,23 @@ def test_candidates_leave_out_commits_that_do_not_count(journal: Journal, root: 
     assert not journal.is_quarantined(5)
     assert next(journal.candidates(attempt=1)).number == 3
     assert journal.is_quarantined(5)
+
+
+def test_a_quarantine_that_the_store_refuses_is_not_reported(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(journal, make_commit(1))
+
+    def refuse(store: LocalStore, name: str, data: bytes) -> None:
+        raise StoreDenied(f"can't write {name}: Read-only file system")
+
+    monkeypatch.setattr(LocalStore, "create", refuse)
+    with pytest.raises(StoreDenied):
+        journal.quarantine(1, "bad", 1)
+    assert "is quarantined" not in caplog.text
+    monkeypatch.undo()
+    journal.quarantine(1, "bad", 1)
+    assert "commit 1 of run 'run' is quarantined: bad" in caplog.text
 
 
 def test_a_quarantine_keeps_its_first_reason(journal: Journal) -> None:
