@@ -30,13 +30,38 @@ SEED_BYTES = 8
 
 _has_gpus = False
 
+# The key of the number of generators that `numpy.random.Generator.spawn` has made from a generator. NumPy's own state
+# lacks this number, which decides what the next spawned generator draws. A state has the key if the number isn't 0.
+SPAWNED = "spawned"
+
+
+def _read_numpy(generator: np.random.Generator) -> dict[str, Any]:
+    state = dict(generator.bit_generator.state)
+    spawned = getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0)
+    return state | ({SPAWNED: spawned} if spawned else {})
+
+
+def _write_numpy(generator: np.random.Generator, state: dict[str, Any]) -> None:
+    own: Any = generator.bit_generator
+    own.state = {key: each for key, each in state.items() if key != SPAWNED}
+    seeds = own.seed_seq
+    missing = state.get(SPAWNED, 0) - getattr(seeds, "n_children_spawned", 0)
+    if missing > 0:
+        seeds.spawn(missing)
+    elif missing < 0:
+        # NumPy can't lower the number, so replace the sequence of seeds.
+        kind = type(seeds)
+        seeds = kind(
+            seeds.entropy, spawn_key=seeds.spawn_key, pool_size=seeds.pool_size,
+            n_children_spawned=state.get(SPAWNED, 0),
+        )  # fmt: skip
+        own.__setstate__((own.state, seeds))
+
+
 # The kinds of generators that a user's code may have, each with the functions that read and write its state.
 KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
     random.Random: (lambda each: each.getstate(), lambda each, state: each.setstate(state)),
-    np.random.Generator: (
-        lambda each: each.bit_generator.state,
-        lambda each, state: setattr(each.bit_generator, "state", state),
-    ),
+    np.random.Generator: (_read_numpy, _write_numpy),
     np.random.RandomState: (lambda each: each.get_state(legacy=False), lambda each, state: each.set_state(state)),
     torch.Generator: (lambda each: each.get_state(), lambda each, state: each.set_state(state)),
 }

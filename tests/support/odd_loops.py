@@ -409,6 +409,18 @@ def has_a_curriculum(run: Run) -> None:
         optimizer.step()
 
 
+def spawns_generators(run: Run) -> None:
+    """A generator for each step, and another one for each few steps, as NumPy advises."""
+    random_numbers = np.random.default_rng(3)
+    own = {"noise": random_numbers.spawn(1)[0]}
+    model, optimizer = _begin(run, random_numbers=random_numbers, own=own)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        if step.number % 4 == 3:
+            own["noise"] = random_numbers.spawn(1)[0]
+        (drawn,) = random_numbers.spawn(1)
+        learn(model, optimizer, float(drawn.random() + own["noise"].random()))
+
+
 ODD_LOOPS = [
     each.__name__
     for each in (
@@ -416,6 +428,6 @@ ODD_LOOPS = [
         averages_returns, has_phases, keeps_the_best, unfreezes, changes_attributes, counts_in_the_optimizer, rounds,
         steps_late, steps_by_turns, trains_adversaries, trains_the_critic_more, trains_the_critic_less, never_zeroes,
         keeps_zeroes, has_its_own_sampler, mines_hard_samples, keeps_the_samplers_weights, has_a_curriculum,
-        prunes_again,
+        prunes_again, spawns_generators,
     )
 ]  # fmt: skip

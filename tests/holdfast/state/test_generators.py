@@ -207,3 +207,19 @@ def test_threads_that_draw_during_a_step_change_no_byte(nursery: Lives, tmp_path
         ends.append((newest.step, newest.checkpoint_sha256))
     assert ends[0] == ends[1]
     assert ends[0][0] == STEPS
+
+
+@pytest.mark.parametrize("made", [np.random.PCG64, np.random.MT19937, np.random.Philox])
+def test_a_restored_generator_spawns_what_the_saved_one_would_have_spawned(made: Any) -> None:
+    """NumPy's own state of a generator lacks the number of generators that it has spawned."""
+    saved = np.random.Generator(made(3))
+    built = state.read_generator(saved)
+    assert "spawned" not in built
+    saved.spawn(2)
+    known = state.read_generator(saved)
+    for restored in (np.random.Generator(made(3)), saved):
+        restored.spawn(restored is saved)
+        state.write_generator(restored, known)
+        assert restored.spawn(1)[0].random() == np.random.Generator(made(3)).spawn(3)[2].random()
+    state.write_generator(saved, built)
+    assert saved.spawn(1)[0].random() == np.random.Generator(made(3)).spawn(1)[0].random()
