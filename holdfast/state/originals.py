@@ -77,6 +77,12 @@ class Originals:
         number = self._by_id.get(id(value))
         return number if number is not None and self._references[number]() is value else None
 
+    def list_objects(self) -> Iterator[tuple[str, Any]]:
+        """Yield each original with a ``state_dict`` that still exists, after its name: ``state['models'][0]``."""
+        for path, refer in zip(self._paths, self._references, strict=True):
+            if has_methods(value := refer()):
+                yield name_path(self._name, path), value
+
     def number_at(self, path: Path | None) -> int | None:
         """Return the number of the original that was at a path; None if the path had no original."""
         return None if path is None else self._numbers.get(path)

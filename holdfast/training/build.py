@@ -28,7 +28,7 @@ from holdfast.training.begun_saves import BegunSaves
 from holdfast.training.cooperation import Cooperation, SeparateRanks
 from holdfast.training.first_batch import FirstBatch
 from holdfast.training.grouping import Grouping
-from holdfast.training.kept import GRADIENTS
+from holdfast.training.kept import GRADIENTS, list_contained
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.optimizers import read_rates
 from holdfast.training.program import Program, build_program
@@ -107,7 +107,7 @@ class Training:
         self.gradients = gradients if isinstance(gradients, Gradients) else None
         self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
         self.scheduler_type = "+".join(self.schedulers.names) or "NoneType"
-        self.grouping = Grouping(self.recipe, program.advice.stepped)
+        self.grouping = Grouping(self.recipe, program.advice.stepped, list_contained(self.recipe))
         self.structure = Structure(_list_roots(self.recipe))
         self.built = copy_built(self.optimizer, self.schedulers, self.recipe)
         # The stages of a pipeline would choose different numbers, but have to compute checksums at the same steps: they
@@ -273,9 +273,11 @@ def cut_epoch(steps: int) -> int:
 def _list_roots(recipe: Recipe) -> dict[str, torch.nn.Module]:
     """Return the modules that `Structure` checks, by the prefix of their layers' names.
 
-    They are the model and the modules among the extras. A module whose own code loads its ``state_dict`` is left out.
+    They are the model, the modules among the extras and the modules in kept containers. A module whose own code loads
+    its ``state_dict`` is left out.
     """
     found: dict[str, Any] = {"": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
+    found |= {f"extras.{name}": each for name, each in list_contained(recipe).items()}
     modules = {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}
     return {name: each for name, each in modules.items() if not has_own_loading(each)}
 

@@ -26,10 +26,11 @@ REGROUPED, FROZEN = "regrouped", "frozen"
 class Grouping:
     """The parameter groups and the frozen parameters as the recipe built them."""
 
-    def __init__(self, recipe: Recipe, advice: str) -> None:
+    def __init__(self, recipe: Recipe, advice: str, contained: Mapping[str, Any]) -> None:
         """
         Args:
             advice: the hint for the error about a parameter that was added after the first step.
+            contained: the modules and optimizers in kept containers, by name.
         """
         self._recipe, self._advice = recipe, advice
         self._parts = [[[*group["params"]] for group in each.param_groups] for each in parts_of(recipe.optimizer)]
@@ -46,6 +47,8 @@ class Grouping:
         self._names = [sorted(known[id(each)] for each in group) for group in groups]
         self._built_counts = self._count()
         self._seen = list_stepped(recipe.optimizer), self._built_counts
+        self._inner = {name: each for name, each in contained.items() if isinstance(each, torch.optim.Optimizer)}
+        self._inner_groups = {name: _list_groups(each) for name, each in self._inner.items()}
 
     def name_known(self) -> dict[int, str]:
         """Return, by parameter id, the names of the parameters that a resumed process can find again.
@@ -80,6 +83,7 @@ class Grouping:
             step: the step that was trained last.
             is_looked_at: whether to check again even if no optimizer's parameters have changed since the last call.
         """
+        self._check_inner(step)
         now, counts = list_stepped(self._recipe.optimizer), self._count()
         is_same = counts == self._seen[1] and len(now) == len(self._seen[0]) and all(map(_is_same, now, self._seen[0]))
         if is_same and not is_looked_at:
@@ -101,6 +105,21 @@ class Grouping:
                 raise RecipeError(
                     f"{where} state of {left[0]}, which it doesn't step any more: torch can't save that state",
                     hint="when you remove the parameter from the optimizer, del optimizer.state[parameter] as well",
+                )
+
+    def _check_inner(self, step: int) -> None:
+        """Raise RecipeError if a step has changed the groups of an optimizer in a kept container.
+
+        The state of such an optimizer doesn't name its parameters, so a resume couldn't make the groups again.
+        """
+        for name, each in self._inner.items():
+            now, built = _list_groups(each), self._inner_groups[name]
+            if len(now) != len(built) or not all(map(_has_same, now, built)):
+                raise RecipeError(
+                    f"{find_place()}after step {step} {name} has other parameter groups than when the loop began: the "
+                    "state of an optimizer in a container doesn't name its parameters, so a resume couldn't find them",
+                    hint="keep the optimizer, and the module with its parameters, under names of their own: "
+                    "run.keep(model=model, optimizer=optimizer)",
                 )
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -175,6 +194,14 @@ def _list_named(recipe: Recipe) -> list[tuple[str, nn.Parameter]]:
         if isinstance(module, nn.Module)
         for name, parameter in module.named_parameters()
     ]
+
+
+def _list_groups(optimizer: torch.optim.Optimizer) -> list[list[nn.Parameter]]:
+    return [[*group["params"]] for group in optimizer.param_groups]
+
+
+def _has_same(one: Sequence[object], other: Sequence[object]) -> bool:
+    return len(one) == len(other) and all(map(_is_same, one, other))
 
 
 def _is_same(one: object, other: object) -> bool:

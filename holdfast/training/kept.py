@@ -1,6 +1,6 @@
 """The objects that a loop passes to `Run.keep`, sorted as in a recipe: modules, optimizers, schedulers, extras."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,11 +13,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast.data import refuse_inexact
+from holdfast.provenance.ownership import is_own
 from holdfast.recipe import Recipe, Stateful
 from holdfast.state import Ties, as_stateful
+from holdfast.state.originals import Originals
+from holdfast.state.slots import read_attributes
 from holdfast.training.left_gradients import Gradients
-from holdfast.training.modes import Modes
-from holdfast.training.optimizers import Optimizers, lay_out_state, list_stepped
+from holdfast.training.modes import InnerModes, Modes
+from holdfast.training.optimizers import Optimizers, lay_out_state, list_stepped, parts_of
 from holdfast.training.pruned import find_pruned
 
 # Names of extras that `Kept` adds itself.
@@ -53,6 +56,7 @@ class Kept(Recipe):
         schedulers: the schedulers, in the order of their names; the loop steps them itself.
         scheduler_names: the names of `schedulers`.
         modules: the modules by name: the model, or its parts.
+        contained: the modules and optimizers in kept containers, by name.
 
     ``data`` is a dataset if ``batch_size`` is given. Without ``batch_size`` it is a loader or an iterable of batches,
     or None if the loop makes its own batches.
@@ -70,6 +74,7 @@ class Kept(Recipe):
     schedulers: list[Any] = field(default_factory=list)
     scheduler_names: list[str] = field(default_factory=list)
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    contained: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def trained(self) -> dict[str, nn.Module]:
@@ -80,7 +85,7 @@ class Kept(Recipe):
 
 
 def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str, Any]:
-    """Return the fields ``model``, ``modules``, ``optimizer``, ``schedulers`` and ``extras`` of a `Kept`.
+    """Return the fields ``model``, ``modules``, ``optimizer``, ``schedulers``, ``extras`` and ``contained``.
 
     A single kept module becomes the model; several modules become a ``ModuleDict`` by name.
 
@@ -110,12 +115,15 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
             extras[name] = as_stateful(name, each, ties)
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     # An optimizer inside another kept optimizer isn't saved separately: the outer optimizer's state contains it.
-    inside = {id(value) for each in optimizers.values() for value in vars(each).values()}
-    optimizers = {name: each for name, each in optimizers.items() if id(each) not in inside}
+    attributes = {id(value) for each in optimizers.values() for value in vars(each).values()}
+    optimizers = {name: each for name, each in optimizers.items() if id(each) not in attributes}
     optimizer: Any = next(iter(optimizers.values())) if len(optimizers) == 1 else Optimizers(optimizers)
+    inside = _list_inner(extras, [*modules.values(), *parts_of(optimizer)])
+    inner_modules = {name: each for name, each in inside.items() if isinstance(each, nn.Module)}
+    inner_optimizers = {name: each for name, each in inside.items() if isinstance(each, torch.optim.Optimizer)}
     own: dict[str, Any] = {
-        MODES: Modes(model, optimizer),
-        GRADIENTS: Gradients(model, optimizer),
+        MODES: Modes(model, parts_of(optimizer), InnerModes(inner_modules, [*inner_optimizers.values()])),
+        GRADIENTS: Gradients(model, optimizer, inner_modules, inner_optimizers),
         ACCUMULATION: Count(accelerator),
     }
     if inner := _find_inner(optimizers):
@@ -126,7 +134,43 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
         "scheduler_names": list(schedulers),
         "extras": extras | own,
+        # Objects of the user's classes load their own state, perhaps with other layers and groups than these.
+        "contained": {name: each for name, each in _list_contained(extras) if inside.get(name) is each},
     }  # fmt: skip
+
+
+def list_contained(recipe: Recipe) -> Mapping[str, Any]:
+    """Return the modules and optimizers in a loop's kept containers, by name; empty for a recipe without a loop."""
+    return recipe.contained if isinstance(recipe, Kept) else {}
+
+
+def _list_inner(extras: Mapping[str, Any], outer: Sequence[Any]) -> dict[str, Any]:
+    """Return the modules and optimizers in kept containers and in kept objects of the user's classes, by name.
+
+    Args:
+        outer: the modules and optimizers that are kept under names of their own.
+    """
+    known = {id(part) for each in outer for part in (each.modules() if isinstance(each, nn.Module) else (each,))}
+    found: dict[str, Any] = {}
+    for name, each in [*_list_contained(extras), *_list_attributes(extras)]:
+        if isinstance(each, nn.Module | torch.optim.Optimizer) and id(each) not in known:
+            known.add(id(each))
+            found[name] = each
+    return found
+
+
+def _list_contained(extras: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the objects with a ``state_dict`` in kept containers, by name."""
+    for extra in extras.values():
+        if isinstance(originals := getattr(extra, "originals", None), Originals):
+            yield from originals.list_objects()
+
+
+def _list_attributes(extras: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of kept objects of the user's classes, by name."""
+    for path, each in [*extras.items(), *_list_contained(extras)]:
+        if is_own(type(each)) and not isinstance(each, nn.Module | torch.optim.Optimizer):
+            yield from ((f"{path}.{key}", value) for key, value in read_attributes(each).items())
 
 
 def list_checkpointed(accelerator: Accelerator, objects: Mapping[str, Any]) -> dict[str, Any]:

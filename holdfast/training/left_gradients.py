@@ -1,6 +1,7 @@
 """The gradients that a step of a user's own loop keeps for the next step, as an object with a state."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,10 +36,18 @@ class Gradients:
             before this call.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Any, modules: Mapping[str, nn.Module] | None = None,
+        optimizers: Mapping[str, torch.optim.Optimizer] | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            modules, optimizers: the modules and optimizers in kept containers, by name.
+        """
         self._model, self._optimizer = model, optimizer
+        self._modules, self._inner = modules or {}, optimizers or {}
         self.lrs: list[float] | None = None
-        self._parts = parts_of(optimizer)
+        self._parts = [*parts_of(optimizer), *self._inner.values()]
         self._ways = [NEW] * len(self._parts)
         self._stepping: set[int] = set()  # the optimizers whose step() was called during this training step
         # By parameter: the gradient that the last step() of its optimizer used, and the gradient's version at that
@@ -53,7 +62,7 @@ class Gradients:
 
         This hook is called before ``step()``.
         """
-        if self.lrs is None:
+        if self.lrs is None and number < len(self._parts) - len(self._inner):
             self.lrs = read_rates(self._optimizer)
         stepped = list_stepped(self._parts[number])
         # Once it is known what the loop does, check one gradient only, because this runs in every training step.
@@ -124,7 +133,7 @@ class Gradients:
             if way == SET_TO_NONE
             for each in list_stepped(part)
         }
-        for name, each in self._list_parameters():
+        for name, each in self._list_all():
             if each.grad is None or (self._is_taken(each) and id(each) in settled):
                 continue
             found[name] = _pack(each.grad)
@@ -136,11 +145,31 @@ class Gradients:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         known = state.get("", {"taken": {}, "ways": [SET_TO_NONE] * len(self._parts)})
-        self._ways, self._taken = list(known["ways"]), {}
-        for name, each in self._list_parameters():
+        # Earlier checkpoints don't record the optimizers in containers.
+        ways = list(known["ways"])
+        self._ways, self._taken = ways + [NEW] * (len(self._parts) - len(ways)), {}
+        for name, each in self._list_all():
             each.grad = _unpack(state[name], each) if name in state else None
             if name in known["taken"]:
                 self._note_taken(each, known["taken"][name])
+
+    def _list_all(self) -> list[tuple[str, Tensor]]:
+        """Return the parameters of `_list_parameters`, and those in kept containers, each with its name."""
+        found = self._list_parameters()
+        known = {id(each) for _, each in found}
+        inner: list[tuple[str, Tensor]] = [
+            named for name, module in self._modules.items() for named in module.named_parameters(prefix=name)
+        ]
+        inner += [
+            (f"{name}.{number}", each)
+            for name, optimizer in self._inner.items()
+            for number, each in enumerate(list_stepped(optimizer))
+        ]
+        for name, each in inner:
+            if id(each) not in known:
+                known.add(id(each))
+                found.append((name, each))
+        return found
 
     def _list_parameters(self) -> list[tuple[str, Tensor]]:
         """Return the model's parameters, and all other parameters that the optimizers step, each with its name."""

@@ -1,6 +1,7 @@
 """Changes to built modules and optimizers that their own ``state_dict`` doesn't contain, as an object with a state."""
 
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from holdfast.errors import StateError
 from holdfast.provenance.hyperparameters import is_hyperparameter
 from holdfast.state import is_sharded
 from holdfast.training.grouping import freeze, list_frozen
-from holdfast.training.optimizers import parts_of
 
 # Attributes of every module and every optimizer, which torch uses itself.
 OF_TORCH = {*vars(nn.Module())} | {*vars(torch.optim.SGD([torch.zeros(1)]))}
@@ -27,16 +27,28 @@ class Modes:
     find, for example, a cache's length without the cache.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: Any, optimizers: Sequence[Any], inner: "InnerModes | None" = None) -> None:
+        """
+        Args:
+            model: a module, or `Modules`.
+            inner: the changes of the modules and optimizers in kept containers.
+        """
+        self._model, self._optimizers, self._inner = model, optimizers, inner
         self._frozen = list_frozen(model)
         self._values = self._list_values()
         self._tensors = {name: _list_tensors(each) for name, each in self._list_objects().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "eval": sorted(name for name, module in self._model.named_modules() if not module.training)
-        }
+        state = {"eval": self._list_evaluated()} | self._list_changes()
+        if self._inner is not None and (inner := self._inner.state_dict()):
+            state["inner"] = inner
+        return state
+
+    def _list_evaluated(self) -> list[str]:
+        return sorted(name for name, module in self._model.named_modules() if not module.training)
+
+    def _list_changes(self) -> dict[str, Any]:
+        state: dict[str, Any] = {}
         if (frozen := list_frozen(self._model)) != self._frozen:
             state["frozen"] = frozen
         if values := self._list_changed():
@@ -67,6 +79,8 @@ class Modes:
             for key, value in changed.items():
                 setattr(objects[name], key, value)
         self._restore_tensors(tensors, state)
+        if self._inner is not None:
+            self._inner.load_state_dict(state.get("inner", {}))
 
     def _restore_tensors(self, changed: dict[str, dict[str, Any]], state: dict[str, Any]) -> None:
         """Set attributes to the saved tensors. Other code may use the present tensors, too, so these aren't written to.
@@ -129,7 +143,7 @@ class Modes:
         }
 
     def _list_objects(self) -> dict[str, Any]:
-        optimizers = {f"optimizer {number}": part for number, part in enumerate(parts_of(self._optimizer))}
+        optimizers = {f"optimizer {number}": part for number, part in enumerate(self._optimizers)}
         return {**dict(self._model.named_modules()), **optimizers}
 
     def _list_changed(self) -> dict[str, dict[str, Any]]:
@@ -142,6 +156,48 @@ class Modes:
             if changed:
                 found[name] = changed
         return found
+
+
+class InnerModes(Modes):
+    """The changes of modules and optimizers in kept containers. The state has only what has changed since the build."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], optimizers: Sequence[Any]) -> None:
+        """
+        Args:
+            modules: the modules, by name.
+        """
+        super().__init__(Modules(modules), optimizers)
+        self._evaluated = self._list_evaluated()
+
+    def state_dict(self) -> dict[str, Any]:
+        evaluated = self._list_evaluated()
+        return ({"eval": evaluated} if evaluated != self._evaluated else {}) | self._list_changes()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict({"eval": self._evaluated} | state)
+
+
+class Modules:
+    """Several modules, with those methods of a single module that list its parts by name."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        seen: set[nn.Module] = set()
+        for name, module in self._modules.items():
+            yield from module.named_modules(memo=seen, prefix=name)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        seen: set[int] = set()
+        for name, module in self._modules.items():
+            for inner, parameter in module.named_parameters(prefix=name):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield inner, parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for _, parameter in self.named_parameters())
 
 
 def _is_equal(one: Any, other: Any) -> bool:

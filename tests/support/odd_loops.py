@@ -409,6 +409,45 @@ def has_a_curriculum(run: Run) -> None:
         optimizer.step()
 
 
+class Agent:
+    """A network and its optimizer, as an object with a state of its own."""
+
+    def __init__(self) -> None:
+        self.network = net()
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def trains_an_ensemble(run: Run) -> None:
+    """Networks in a list, in an object and in a dict: gradients are left, a rate changes, a layer is frozen."""
+    networks, agent = [net(), net()], Agent()
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in networks]
+    members = {"student": {"network": net()}}
+    optimizers.append(torch.optim.SGD(members["student"]["network"].parameters(), lr=0.1))
+    run.keep(networks=networks, optimizers=optimizers, agent=agent, members=members)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        if step.number == 2:
+            networks[0][1].p = 0.5
+            networks[1].eval()
+            agent.network[0].weight.requires_grad_(False)
+        if step.number == 9:
+            networks[1].train()
+            agent.network[0].weight.requires_grad_(True)
+        x = torch.randn(8, 4)
+        for each in (*networks, agent.network, members["student"]["network"]):
+            each(x).square().mean().backward()
+        for count, each in enumerate((*optimizers, agent.optimizer), 2):
+            if step.number % count == 0:
+                each.step()
+                each.zero_grad()
+
+
 def spawns_generators(run: Run) -> None:
     """A generator for each step, and another one for each few steps, as NumPy advises."""
     random_numbers = np.random.default_rng(3)
@@ -428,6 +467,6 @@ ODD_LOOPS = [
         averages_returns, has_phases, keeps_the_best, unfreezes, changes_attributes, counts_in_the_optimizer, rounds,
         steps_late, steps_by_turns, trains_adversaries, trains_the_critic_more, trains_the_critic_less, never_zeroes,
         keeps_zeroes, has_its_own_sampler, mines_hard_samples, keeps_the_samplers_weights, has_a_curriculum,
-        prunes_again, spawns_generators,
+        prunes_again, trains_an_ensemble, spawns_generators,
     )
 ]  # fmt: skip

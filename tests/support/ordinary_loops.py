@@ -548,6 +548,26 @@ def has_a_league(run: Run) -> None:
         league.append(copy.deepcopy(model))
 
 
+def grows_in_a_list(run: Run) -> None:
+    models = [nn.Sequential(nn.Linear(4, 4))]
+    optimizer = torch.optim.SGD(models[0].parameters(), lr=0.1)
+    run.keep(models=models, optimizer=optimizer)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        if step.number == 1:
+            models[0].append(nn.Linear(4, 4))
+        learn(models[0](torch.randn(8, 4)).square().mean(), optimizer)
+
+
+def regroups_in_a_list(run: Run) -> None:
+    model = net()
+    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1)]
+    run.keep(model=model, optimizers=optimizers)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        if step.number == 1:
+            optimizers[0].add_param_group({"params": model[2].parameters()})
+        learn(model(torch.randn(8, 4)).square().mean(), optimizers[0])
+
+
 class Elsewhere(dict[str, float]):
     """Items that can't be listed here."""
 

@@ -82,6 +82,8 @@ def test_an_error_in_an_object_of_the_users_ends_no_search(tmp_path: Path) -> No
     ("loop", "message"),
     [
         ("grows", "the model has other tensors than when the loop began: 1.bias, 1.weight"),
+        ("grows_in_a_list", r"other tensors than when the loop began: extras.models\[0\].1.bias, extras.models"),
+        ("regroups_in_a_list", r"after step 2 optimizers\[0\] has other parameter groups than when the loop began"),
         (
             "has_a_league",
             r"after the first step: run.keep\(league=...\): the container has 2 objects with a state_dict now, and had",
