@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.errors import StateError
 from holdfast.machine import determinism
 
 # The state of a GPU's generator begins with the seed, which has this size in bytes. An offset follows, which grows with
@@ -33,6 +34,13 @@ _has_gpus = False
 # The key of the number of generators that `numpy.random.Generator.spawn` has made from a generator. NumPy's own state
 # lacks this number, which decides what the next spawned generator draws. A state has the key if the number isn't 0.
 SPAWNED = "spawned"
+
+
+# NumPy's bit generators, by name.
+BITS: dict[str, Any] = {
+    each.__name__: each
+    for each in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
+}
 
 
 def _read_numpy(generator: np.random.Generator) -> dict[str, Any]:
@@ -70,6 +78,43 @@ KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
 def is_generator(value: Any) -> bool:
     """Return whether a value is a generator of random numbers."""
     return isinstance(value, tuple(KINDS))
+
+
+def name_generator(generator: Any) -> dict[str, Any]:
+    """Return what `make_generator` needs to create a generator of this kind.
+
+    Raises:
+        StateError: the generator's class, or that of its bit generator, is the user's own.
+    """
+    kind = type(generator)
+    if kind not in KINDS or (kind is np.random.Generator and _name_bits(generator) not in BITS):
+        raise StateError(
+            f"a kept container has a new generator of random numbers, a {kind.__module__}.{kind.__qualname__}, and a "
+            "resume couldn't make it again",
+            hint="make it before run.keep, and put it into the container then",
+        )
+    found: dict[str, Any] = {"kind": f"{kind.__module__.partition('.')[0]}.{kind.__name__}"}
+    if kind is np.random.Generator:
+        found["bits"] = _name_bits(generator)
+        seeds = generator.bit_generator.seed_seq
+        if type(seeds) is np.random.SeedSequence:
+            found["seeds"] = [seeds.entropy, list(seeds.spawn_key), seeds.pool_size]
+    return found
+
+
+def make_generator(named: dict[str, Any]) -> Any:
+    """Return a new generator of the kind that `name_generator` has described."""
+    if named["kind"] == "numpy.Generator":
+        entropy, spawn_key, pool_size = named.get("seeds", [0, [], 4])
+        seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key, pool_size=pool_size)
+        return np.random.Generator(BITS[named["bits"]](seeds))
+    return {"random.Random": random.Random, "torch.Generator": torch.Generator}.get(
+        named["kind"], np.random.RandomState
+    )()
+
+
+def _name_bits(generator: np.random.Generator) -> str:
+    return type(generator.bit_generator).__name__
 
 
 def read_generator(generator: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from holdfast.errors import RecipeError
+from holdfast.state.forms import Form, describe_form
 from holdfast.state.generators import is_generator
 
 # The keys and indices that lead from the outermost container to an item.
@@ -37,7 +38,7 @@ class Originals:
         is_left_out: returns whether an item of a dict is left out of the state, judged by its key.
 
     Attributes:
-        objects: the number of originals with a ``state_dict``, and of generators.
+        objects: the number of originals with a ``state_dict``.
     """
 
     def __init__(self, container: Any, name: str, is_left_out: Callable[[Any], bool] = lambda key: False) -> None:
@@ -49,6 +50,7 @@ class Originals:
         self._numbers: dict[Path, int] = {}
         self._by_id: dict[int, int] = {}
         self._held: list[Any] = []
+        self._forms: dict[int, Form] = {}  # of the originals with a ``state_dict``, and of generators
         self.objects = 0
         for path, value in self._list_items(container, (), set()):
             self._numbers[path] = len(self._paths)
@@ -57,7 +59,9 @@ class Originals:
             self._references.append(_refer_to(value))
             self._learns.append(isinstance(value, Tensor) and value.requires_grad)
             self._devices.append(value.device.type if isinstance(value, Tensor) else "cpu")
-            self.objects += has_methods(value) or is_generator(value)
+            self.objects += has_methods(value)
+            if has_methods(value) or is_generator(value):
+                self._forms[len(self._paths) - 1] = describe_form(value)
 
     def _list_items(self, value: Any, path: Path, within: set[int]) -> Iterator[tuple[Path, Any]]:
         if id(value) in within:
@@ -98,6 +102,10 @@ class Originals:
     def learned(self, number: int) -> bool:
         """Return whether an original is a tensor that required a gradient when the loop began."""
         return self._learns[number]
+
+    def form_of(self, number: int | None) -> Form | None:
+        """Return the form that an original had when the loop began; None unless it has a ``state_dict``."""
+        return self._forms.get(number) if number is not None else None
 
     def device_of(self, number: int | None) -> str:
         """Return the type of an original tensor's device, "cpu" or "cuda"; "cpu" if the original isn't a tensor."""

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from holdfast.errors import StateError
 from holdfast.state.classes import FACTORIES
-from holdfast.state.generators import is_generator, read_generator
+from holdfast.state.forms import describe_form, find_other_part
+from holdfast.state.generators import is_generator, name_generator, read_generator
 from holdfast.state.items import (
     AGAIN,
     CLASS,
@@ -18,9 +20,11 @@ from holdfast.state.items import (
     HOW,
     ITEM,
     LEARNS,
+    MAKE,
     MOVED,
     NEW,
     SAME,
+    SWITCHES,
     VIEW,
     can_make,
     describe_kind,
@@ -55,6 +59,7 @@ class ContainerReader:
         self._name, self._originals, self._ties = name, originals, ties
         self._is_left_out, self._is_strict = is_left_out, is_strict
         self._known: dict[int, Path] = {}  # containers and generators that were read
+        self._new = ""  # the first object at a place that had none when the loop began
         self.objects = 0  # how many of the read items have a state_dict
         self._owned = ties.list_owned()
         self._names = {place_of(tensor): name for name, tensor in self._owned.items() if has_memory(tensor)}
@@ -62,7 +67,14 @@ class ContainerReader:
     def read_all(self, container: Any) -> dict[str, Any]:
         """Return the state of the kept container, including the containers inside it."""
         self._views = Views(self._owned, self._ties, self._originals, container)
-        return self._read(container, (), ())
+        state = self._read(container, (), ())
+        # Whoever keeps the container reports more objects than there were.
+        if self._new and self.objects <= self._originals.objects:
+            raise StateError(
+                f"{self._new}, and no such object was there when the loop began: a resume couldn't make it",
+                hint="make it before run.keep, and put it into the container then",
+            )
+        return state
 
     def _read(self, container: Any, place: Path, origin: Path | None) -> dict[str, Any]:
         """Return the state of a container.
@@ -111,14 +123,16 @@ class ContainerReader:
         elif is_container(value):
             state = self._read(value, place, self._originals.path_of(number) if number is not None else None)
         else:
-            self.objects += 1
+            self.objects += has_methods(value)
             self._known[id(value)] = place
+            if number is None and MOVED not in how:
+                how |= self._check_form(value, place, expected)
             state = {"value": read_generator(value)} if is_generator(value) else value.state_dict()
         return {ITEM: state, HOW: how} if how else state
 
     def _stays(self, value: Any, expected: int) -> bool:
         """Return whether a restore can load the state of ``value`` into the original object that was at its place."""
-        return has_methods(value) and not isinstance(value, nn.Module) and has_methods(self._originals.get(expected))
+        return has_methods(value) and not isinstance(value, nn.Module) and self._originals.form_of(expected) is not None
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
         """Raise StateError if a restore would turn an item into a different value.
@@ -149,6 +163,39 @@ class ContainerReader:
                 f"{name} is a {kind.__module__}.{kind.__qualname__}{own}, which a resume can't rebuild",
                 hint=f"keep a plain dict or list in its place, or make {name} before the loop and don't replace it",
             )
+
+    def _check_form(self, value: Any, place: Path, expected: int | None) -> dict[str, Any]:
+        """Return what a restore needs besides the state of an object that has replaced the original at its place.
+
+        Raises:
+            StateError: the original has another form, so that a restore couldn't make the new object from it.
+        """
+        name, kind, now = name_path(self._name, place), type(value).__qualname__, describe_form(value)
+        built = self._originals.form_of(expected)
+        if is_generator(value):
+            return {MAKE: name_generator(value)} if built != now else {}
+        if built is None:
+            self._new = self._new or f"{name} is a new {kind}"
+            return {}
+        hint = (
+            "make both before run.keep, each at a place of its own, and let a kept number or text say which one a step "
+            "uses; or change the first one in place"
+        )
+        if isinstance(value, torch.optim.Optimizer):
+            hint += ": optimizer.state.clear() removes its moments"
+        if built.kind is not now.kind or isinstance(value, torch.optim.Optimizer):
+            raise StateError(
+                f"{name} is a new {kind}, and a resume would load its state into the {built.kind.__qualname__} that "
+                "was there when the loop began",
+                hint=hint,
+            )
+        if part := find_other_part(built, now):
+            raise StateError(
+                f"{name} is a new {kind}, and its {part} isn't that of the one that was there when the loop began: a "
+                "resume couldn't make it again",
+                hint=hint,
+            )
+        return {SWITCHES: now.switches} if now.switches != built.switches else {}
 
     def _describe(self, value: Tensor, number: int | None, expected: int | None) -> dict[str, Any]:
         """Return what a restore needs besides a tensor's elements: class, device, and whether it requires a gradient.

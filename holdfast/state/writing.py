@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import StateError
-from holdfast.state.generators import clone_generator, is_generator, write_generator
+from holdfast.state.forms import set_switches
+from holdfast.state.generators import clone_generator, is_generator, make_generator, write_generator
 from holdfast.state.items import (
     AGAIN,
     CLASS,
@@ -17,9 +18,11 @@ from holdfast.state.items import (
     HOW,
     ITEM,
     LEARNS,
+    MAKE,
     MOVED,
     NEW,
     SAME,
+    SWITCHES,
     VIEW,
     describe_kind,
     inside,
@@ -108,10 +111,14 @@ class ContainerWriter:
                     hint="build the modules that the run had when it saved the checkpoint",
                 )
             return self._owned[name] if key == SAME else self._owned[name].detach()
-        if NEW in how and is_generator(template) and not isinstance(saved["value"], list):
+        if MAKE in how:
+            own = make_generator(how[MAKE])
+        elif NEW in how and is_generator(template) and not isinstance(saved["value"], list):
             own = clone_generator(template)
         elif NEW in how and isinstance(template, nn.Module):
             own = copy.deepcopy(template)
+            if SWITCHES in how:
+                set_switches(own, how[SWITCHES])
         if is_stateful(own) and not is_container(own):
             self._made[place] = own
             write_generator(own, saved["value"]) if is_generator(own) else own.load_state_dict(saved)

@@ -460,6 +460,76 @@ def spawns_generators(run: Run) -> None:
         learn(model, optimizer, float(drawn.random() + own["noise"].random()))
 
 
+def replaces_modules(run: Run) -> None:
+    """A league of snapshots with rates and modes of their own, and a loss without its smoothing after some steps."""
+    league = [net() for _ in range(3)]
+    state = {"loss": nn.CrossEntropyLoss(label_smoothing=0.2)}
+    model, optimizer = _begin(run, league=league, state=state)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        if step.number == 7:
+            state["loss"] = nn.CrossEntropyLoss()
+        if step.number % 3 == 2:
+            snapshot = copy.deepcopy(model)
+            snapshot[1].p = 0.05 * step.number
+            league[:] = [*league[1:], snapshot.train(step.number % 2 == 0).requires_grad_(False)]
+        x = torch.randn(8, 4)
+        targets = sum(each(x) for each in league).softmax(1).detach()  # type: ignore[union-attr]
+        loss = state["loss"](model(x), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def makes_generators(run: Run) -> None:
+    """Generators of all kinds, which the steps put into a dict and a list, in place of others or of nothing."""
+    kinds = [
+        lambda seed: random.Random(seed),
+        lambda seed: np.random.default_rng(seed),
+        lambda seed: np.random.Generator(np.random.Philox(seed)),
+        lambda seed: np.random.RandomState(seed),
+        lambda seed: torch.Generator().manual_seed(seed),
+    ]
+    state: dict[str, Any] = {"own": kinds[0](0), "later": None, "all": []}
+    model, optimizer = _begin(run, state=state)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        state["own"] = kinds[step.number % 5](step.number) if step.number % 3 == 2 else state["own"]
+        state["later"] = state["later"] or np.random.default_rng(7)
+        state["all"].append(kinds[step.number % 5](step.number))
+        drawn = [_draw(each) for each in (state["own"], *state["all"], *state["later"].spawn(1))]
+        learn(model, optimizer, sum(drawn))
+
+
+def _draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return torch.rand((), generator=generator).item()
+    return float(generator.random_sample() if isinstance(generator, np.random.RandomState) else generator.random())
+
+
+class Lazy(Sampler[int]):
+    """Makes its generator when it is needed first."""
+
+    def __init__(self) -> None:
+        self.generator: Any = None
+
+    def __len__(self) -> int:
+        return 4 * PER_EPOCH
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = self.generator or np.random.default_rng(4)
+        yield from self.generator.permutation(len(self)).tolist()
+
+
+def has_a_lazy_sampler(run: Run) -> None:
+    model, optimizer = _begin(run)
+    points = torch.linspace(-1, 1, 4 * PER_EPOCH * 4).view(-1, 4)
+    for step in run.steps(DataLoader(TensorDataset(points), 4, sampler=Lazy())):
+        (batch,) = step.batch
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 ODD_LOOPS = [
     each.__name__
     for each in (
@@ -467,6 +537,7 @@ ODD_LOOPS = [
         averages_returns, has_phases, keeps_the_best, unfreezes, changes_attributes, counts_in_the_optimizer, rounds,
         steps_late, steps_by_turns, trains_adversaries, trains_the_critic_more, trains_the_critic_less, never_zeroes,
         keeps_zeroes, has_its_own_sampler, mines_hard_samples, keeps_the_samplers_weights, has_a_curriculum,
-        prunes_again, trains_an_ensemble, spawns_generators,
+        prunes_again, trains_an_ensemble, spawns_generators, replaces_modules,
+        makes_generators, has_a_lazy_sampler,
     )
 ]  # fmt: skip

@@ -568,6 +568,35 @@ def regroups_in_a_list(run: Run) -> None:
         learn(model(torch.randn(8, 4)).square().mean(), optimizers[0])
 
 
+def _replace(run: Run, built: Any, make_other: Any) -> None:
+    """Replace an object of a kept container in the first step."""
+    model, state = net(), {"object": built}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.keep(model=model, optimizer=optimizer, state=state)
+    for _ in run.steps(per_epoch=PER_EPOCH):
+        state["object"] = make_other()
+        learn(model(torch.randn(8, 4)).square().mean(), optimizer)
+
+
+def replaces_a_loss(run: Run) -> None:
+    _replace(run, nn.MSELoss(), nn.L1Loss)
+
+
+def replaces_a_layer(run: Run) -> None:
+    _replace(run, nn.Conv1d(2, 2, 1, stride=1), lambda: nn.Conv1d(2, 2, 1, stride=2))
+
+
+def replaces_an_optimizer(run: Run) -> None:
+    weight = torch.zeros(3, requires_grad=True)
+    _replace(run, torch.optim.Adam([weight]), lambda: torch.optim.Adam([weight]))
+
+
+def replaces_a_scheduler(run: Run) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(3, requires_grad=True)], lr=0.1)
+    schedulers = torch.optim.lr_scheduler
+    _replace(run, schedulers.LinearLR(optimizer), lambda: schedulers.CosineAnnealingLR(optimizer, 9))
+
+
 class Elsewhere(dict[str, float]):
     """Items that can't be listed here."""
 
