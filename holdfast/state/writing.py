@@ -1,6 +1,8 @@
 """The restore of a container's items from their saved state, if the container was passed to `run.keep`."""
 
+import contextlib
 import copy
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -121,7 +123,11 @@ class ContainerWriter:
                 set_switches(own, how[SWITCHES])
         if is_stateful(own) and not is_container(own):
             self._made[place] = own
-            write_generator(own, saved["value"]) if is_generator(own) else own.load_state_dict(saved)
+            if is_generator(own):
+                write_generator(own, saved["value"])
+            else:
+                with rates_in_place([own] if isinstance(own, torch.optim.Optimizer) else []):
+                    own.load_state_dict(saved)
             return own
         if not isinstance(saved.get("value"), dict | list):
             raise StateError(
@@ -201,6 +207,29 @@ def _finish(value: Tensor, how: dict[str, Any]) -> Tensor:
     if how.get(CLASS) == "Parameter":
         return nn.Parameter(value, requires_grad=how.get(LEARNS, False))
     return value.requires_grad_() if how.get(LEARNS) else value
+
+
+@contextlib.contextmanager
+def rates_in_place(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Restore tensors among the settings of parameter groups in place, such as a learning rate, after the block.
+
+    The block loads the optimizers' states. torch puts new tensors into the groups, but a loop or another group may
+    refer to the tensors that were there.
+    """
+    found = [
+        (each, number, key, value)
+        for each in optimizers
+        for number, group in enumerate(each.param_groups)
+        for key, value in group.items()
+        if isinstance(value, Tensor)
+    ]
+    yield
+    for optimizer, number, key, own in found:
+        now = optimizer.param_groups[number].get(key)
+        if isinstance(now, Tensor) and (now.shape, now.dtype) == (own.shape, own.dtype):
+            with torch.no_grad():
+                own.copy_(now)
+            optimizer.param_groups[number][key] = own
 
 
 def has_same_bits(one: Any, other: Any) -> bool:

@@ -13,6 +13,7 @@ from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
 from holdfast.state import from_payload, has_shards, is_sharded, lies_by_rows, strides_of, to_payload
 from holdfast.state.layout import index_once, is_expanded
+from holdfast.state.writing import rates_in_place
 from holdfast.training.build import Training
 from holdfast.training.elastic import DATA_RANKS, digest_state, restore_generators, take_extras
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
@@ -228,7 +229,8 @@ def load_optimizer(training: Training, saved: dict[str, Any], *, are_laid_out: b
         numbered = numbered_state(training, saved)
     except ValueError as error:
         raise _unfit("optimizer", str(error)) from None
-    load("optimizer", training.optimizer, numbered)
+    with rates_in_place(parts_of(training.recipe.optimizer)):
+        load("optimizer", training.optimizer, numbered)
     _keep_dtypes(training.recipe.optimizer, numbered)
     _check_shards(training)
     lay_out_state(training.recipe.optimizer, are_saved=are_laid_out)

@@ -530,6 +530,27 @@ def has_a_lazy_sampler(run: Run) -> None:
         optimizer.step()
 
 
+def decays_a_tensor(run: Run) -> None:
+    """Rates as tensors, to which the loop and two groups refer: one is kept, too, and one belongs to a list."""
+    model, other = net(), net()
+    rates = [torch.tensor(0.05), torch.tensor(0.1), torch.tensor(0.2)]
+    one = torch.optim.Adam(model.parameters(), lr=rates[0], foreach=False)
+    two = torch.optim.SGD([{"params": other[0].parameters()}, {"params": other[3].parameters()}], lr=rates[1])
+    weight = torch.ones(4, requires_grad=True)
+    listed = [torch.optim.SGD([weight], lr=rates[2])]
+    run.keep(model=model, other=other, one=one, two=two, weight=weight, listed=listed, rate=rates[0])
+    for _ in run.steps(per_epoch=PER_EPOCH):
+        x = torch.randn(8, 4)
+        loss = model(x).square().mean() + other(x * weight).square().mean()
+        for each in (one, two, *listed):
+            each.zero_grad()
+        loss.backward()
+        for each in (one, two, *listed):
+            each.step()
+        for rate in rates:
+            rate.mul_(0.9)
+
+
 ODD_LOOPS = [
     each.__name__
     for each in (
@@ -538,6 +559,6 @@ ODD_LOOPS = [
         steps_late, steps_by_turns, trains_adversaries, trains_the_critic_more, trains_the_critic_less, never_zeroes,
         keeps_zeroes, has_its_own_sampler, mines_hard_samples, keeps_the_samplers_weights, has_a_curriculum,
         prunes_again, trains_an_ensemble, spawns_generators, replaces_modules,
-        makes_generators, has_a_lazy_sampler,
+        makes_generators, has_a_lazy_sampler, decays_a_tensor,
     )
 ]  # fmt: skip
