@@ -22,17 +22,17 @@ class Structure:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
-        self._built = self._describe()
+        self._built, self._dtypes = self._describe(), self._list_dtypes()
         self._look()
 
     def check(self, step: int) -> bool:
-        """Check the modules after a step. Return whether any of their layers or tensors is a new object.
+        """Check the modules after a step. Return whether any layer or tensor is a new object, or has another dtype.
 
         Modules whose own code loads their ``state_dict`` aren't checked, because this code may build missing layers.
 
         Raises:
-            RecipeError: a step has built or removed layers or tensors, or has tied parameters: no resume could restore
-                such a state.
+            RecipeError: a step has built or removed layers or tensors, has tied parameters, or has changed the dtype of
+                one: no resume could restore such a state.
         """
         if self._is_as_seen():
             return False
@@ -40,6 +40,7 @@ class Structure:
         now, built = self._describe(), self._built
         found = sorted(name for name in now.keys() | built.keys() if now.get(name) != built.get(name))
         if not found:
+            self._check_dtypes(step)
             return True
         tensors = [name for name in found if not isinstance(now.get(name, built.get(name)), type)]
         is_new = any((name in now) != (name in built) for name in tensors)
@@ -51,6 +52,21 @@ class Structure:
             hint="build all layers, adapters and ties before the first step, and let a kept number say how many the "
             "model uses",
         )
+
+    def _check_dtypes(self, step: int) -> None:
+        now = self._list_dtypes()
+        other = next((name for name, dtype in self._dtypes.items() if now[name] != dtype), None)
+        if other is not None:
+            raise RecipeError(
+                f"{find_place()}after step {step} {other} is {now[other]}, and was {self._dtypes[other]} when the loop "
+                "began: a run that resumes builds the parameter as it was, and would round it",
+                hint="build the model with one dtype, and change the precision with torch.autocast",
+            )
+
+    def _list_dtypes(self) -> dict[str, Any]:
+        """Return the dtypes of all parameters, by name."""
+        found = [each.named_parameters(prefix=name) for name, each in self._modules.items()]
+        return {name: parameter.dtype for each in found for name, parameter in each}
 
     def _describe(self) -> dict[str, Any]:
         """Return what `check` compares, by name: a layer's class, a parameter's first name, or "" for a saved buffer.
@@ -72,7 +88,7 @@ class Structure:
         return found
 
     def _look(self) -> None:
-        """Remember which layers and tensors the modules have, for `_is_as_seen`."""
+        """Remember which layers, tensors and dtypes the modules have, for `_is_as_seen`."""
         self._all = [each for root in self._modules.values() for each in root.modules()]
         self._seen = self._list_parts()
 
@@ -88,7 +104,12 @@ class Structure:
         return [
             part
             for module in self._all
-            for part in (*module._modules.values(), *module._parameters.values(), *module._buffers)
+            for part in (
+                *module._modules.values(),
+                *module._parameters.values(),
+                *(getattr(each, "dtype", None) for each in module._parameters.values()),
+                *module._buffers,
+            )
         ]
 
 

@@ -548,6 +548,16 @@ def has_a_league(run: Run) -> None:
         league.append(copy.deepcopy(model))
 
 
+def rounds_its_weights(run: Run) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        if step.number == 1:
+            model.bfloat16()
+        learn(model(torch.randn(8, 4).to(model[0].weight.dtype)).float().square().mean(), optimizer)
+
+
 def grows_in_a_list(run: Run) -> None:
     models = [nn.Sequential(nn.Linear(4, 4))]
     optimizer = torch.optim.SGD(models[0].parameters(), lr=0.1)

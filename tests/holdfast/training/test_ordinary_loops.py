@@ -82,6 +82,7 @@ def test_an_error_in_an_object_of_the_users_ends_no_search(tmp_path: Path) -> No
     ("loop", "message"),
     [
         ("grows", "the model has other tensors than when the loop began: 1.bias, 1.weight"),
+        ("rounds_its_weights", "after step 2 0.weight is torch.bfloat16, and was torch.float32 when the loop began"),
         ("grows_in_a_list", r"other tensors than when the loop began: extras.models\[0\].1.bias, extras.models"),
         ("regroups_in_a_list", r"after step 2 optimizers\[0\] has other parameter groups than when the loop began"),
         ("replaces_a_loss", r"state\['object'\] is a new L1Loss, and a resume would load its state into the MSELoss"),
