@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from holdfast import __version__
-from holdfast.errors import ConfigError, NotTrusted
+from holdfast.errors import ConfigError, NotTrusted, WrongUse
 from holdfast.journal import Commit, Journal, now
 from holdfast.journal.signature import PAYLOAD_TYPE, SigningKey, TrustedKey, open_envelope
 from holdfast.keeping.export import hash_export
@@ -128,11 +128,16 @@ def describe_commit(journal: Journal, commit: Commit, model: Path | None = None,
 
     Raises:
         ConfigError: no file of the model contains the commit's weights.
-        WrongUse: the settings of a commit were lost.
+        WrongUse: the settings of a commit were lost, or a commit of the chain is quarantined.
         NameMissing, RecordDamaged: a record of the chain is lost or damaged.
     """
     journal.read_run()
     line = list_line(journal, commit.number)
+    if quarantined := {each.number for each, _ in line} & {*journal.numbers("quarantine")}:
+        raise WrongUse(
+            f"commit {min(quarantined)} of run {journal.run!r} is quarantined: no audit would accept the receipt",
+            hint="holdfast verify lists the commits that count",
+        )
     links, attempts = describe_line(journal, line)
     chain = Chain(
         run=journal.run,

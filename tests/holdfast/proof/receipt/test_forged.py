@@ -17,7 +17,7 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD
-from holdfast.errors import CheckpointDamaged, NotTrusted
+from holdfast.errors import CheckpointDamaged, NotTrusted, WrongUse
 from holdfast.journal import AuditRecord, Journal, now, record_audit, record_name
 from holdfast.journal.records import AttemptRecord, FileRecord, Origin
 from holdfast.proof.receipt import ReceiptAudit, check_receipt, describe_commit, open_receipt, seal_receipt
@@ -552,6 +552,14 @@ def test_weights_that_the_run_has_not_trained_are_named(journal: Journal, receip
     packed = journal.read_run().model_copy(update={"packed": True})
     journal.store.replace("run.json", packed.to_bytes())
     assert "which was unpacked" in describe_untrained(reopen(journal), told, first)
+
+
+def test_no_receipt_is_made_that_its_audit_would_refuse(journal: Journal) -> None:
+    journal.quarantine(3, "damaged", 2)
+    for number in (3, 4):  # commit 4 continues commit 3
+        with pytest.raises(WrongUse, match="commit 3 of run 'r' is quarantined: no audit would accept"):
+            make(journal, number)
+    assert make(journal, 2)
 
 
 @pytest.mark.parametrize("name", [PAYLOAD, METADATA, METRICS])
