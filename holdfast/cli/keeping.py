@@ -190,6 +190,7 @@ def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT
         raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
     print(f"{sha256}  {out}")
     print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
+    _warn_if_quarantined(journal, found)
 
 
 @app.command(
@@ -280,6 +281,13 @@ def export_weights(
     names = export(journal, found, Path(out).absolute(), form, part)
     print(f"{out}: {len(names)} tensors")
     print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
+    _warn_if_quarantined(journal, found)
+
+
+def _warn_if_quarantined(journal: Journal, commit: Commit) -> None:
+    """Print a line if a person has asked for a commit by its number that the run doesn't use any more."""
+    if journal.is_quarantined(commit.number):
+        print(f"commit {commit.number} is in quarantine: the run doesn't use it any more, and its weights may be wrong")
 
 
 def _split_out(what: tuple[str, ...], out: str, example: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from holdfast.checkpoint import save
 from holdfast.cli import app, run_app
+from holdfast.journal.finding import open_journal
 from holdfast.state import to_payload
 from holdfast.store import open_store
 from holdfast.training.saving import describe_configs
@@ -181,3 +182,14 @@ def test_a_damaged_checkpoint_is_not_exported(run: str, tmp_path: Path, capsys: 
     assert run_app(app, ["export", run, str(tmp_path / "out")]) == 2
     assert "is damaged" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_taking_out_a_quarantined_commit_says_so(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = open_journal(run)
+    for command in ("export", "pack"):
+        assert run_app(app, [command, run, "2", str(tmp_path / f"sound-{command}")]) == 0
+        assert "in quarantine" not in capsys.readouterr().out
+    journal.quarantine(2, "a test", journal.attempts())
+    for command in ("export", "pack"):
+        assert run_app(app, [command, run, "2", str(tmp_path / command)]) == 0
+        assert "commit 2 is in quarantine: the run doesn't use it any more" in capsys.readouterr().out
