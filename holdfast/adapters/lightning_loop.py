@@ -103,9 +103,11 @@ class Boundary:
         return HeldLoader(loader, self)
 
     def open(self) -> bool:
-        """Register the state with the run, and begin the first step. Return whether this call has resumed the run.
+        """Register the state with the run, and begin the first step. Further calls do nothing, and return False.
 
-        Further calls do nothing, and return False.
+        Returns:
+            whether the run resumes in this call, after Lightning has begun the epoch. A run that was complete, and has
+            been extended, resumes before that: its last checkpoint was saved when Lightning had ended its loop.
 
         Raises:
             StopIteration: the run has no further step.
@@ -117,7 +119,10 @@ class Boundary:
         self._keep()
         self._step = next(self._steps)
         self._is_first, self._known = True, {**self._trainer._logger_connector._callback_metrics}
-        if self._step.number:
+        is_at_end = (
+            self._step.number % self.length == 0 and self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        )
+        if self._step.number and not is_at_end:
             self._resumed = self._counters.state_dict()
         return self._resumed is not None
 

@@ -87,6 +87,17 @@ def test_cut_at_many_steps_it_ends_on_the_same_bytes(tmp_path: Path, program: st
     assert seen == lit.SEEN
 
 
+@pytest.mark.parametrize(("program", "how"), [*PROGRAMS, ("stateful", "")], ids=lambda value: value)
+def test_a_complete_run_that_is_extended_ends_on_the_same_bytes(tmp_path: Path, program: str, how: str) -> None:
+    if how == "step":
+        pytest.skip("its schedule has the run's length, so that a longer run is refused as drift")
+    config = make_config(tmp_path, f"lit:{program}", **make_settings(tmp_path, program, how))
+    straight, _ = live(config)
+    saved, _ = live(config.model_copy(update={"epochs": EPOCHS - 1}))
+    saved, _ = live(config, saved=saved)
+    assert content_id(saved) == content_id(straight)
+
+
 @pytest.mark.parametrize(("program", "how"), PROGRAMS, ids=lambda value: value)
 def test_it_trains_as_lightning_alone(tmp_path: Path, program: str, how: str) -> None:
     """Weights are equal bit for bit, and callbacks and loggers see the same."""
