@@ -126,8 +126,7 @@ class Line:
         self.pins_spikes = False  # whether each commit with spikes pins the checkpoints before it
         self._begun: Commit | None = None
         self._metadata: dict[str, checkpoint.Metadata] = {}  # by the checkpoint's folder; read once
-        self._latest: Latest | None = None
-        self._has_read_latest = False
+        self._latest: tuple[Latest | None] | None = None  # None until latest.json is read or written
         self._has_resumed = False
         self._tripped: dict[int, GateTripped] = {}
         self._taken: set[str] = set()  # folders of checkpoints that can't be adopted
@@ -396,14 +395,14 @@ class Line:
 
         If this attempt hasn't written it, read it once from the store.
         """
-        if not self._has_read_latest:
-            self._latest, self._has_read_latest = self.journal.read_latest(), True
-        return self._latest
+        if self._latest is None:
+            self._latest = (self.journal.read_latest(),)
+        return self._latest[0]
 
     def _publish_latest(self, commit: Commit, metadata: checkpoint.Metadata) -> None:
         latest = describe_latest(commit, metadata)
         self.journal.publish_latest(latest)
-        self._latest, self._has_read_latest = latest, True
+        self._latest = (latest,)
 
     def _mend_copies(self, commit: Commit) -> None:
         """Publish missing copies of a commit's files, as after a kill, if the checkpoint still has the files."""
