@@ -140,6 +140,8 @@ def audit_command(
         for name, value in (chosen | {"--on-fault": on_fault != "record"}).items():
             _refuse_both({"--rank": rank, name: value})
         return _audit_part(audit_part(journal, find_commit(journal, commit), rank, Trust(recipe, trust_records)), json)
+    if ranks is not None and ranks < 1:
+        raise WrongUse(f"--ranks {ranks}: expected at least 1")
     start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
     is_random = random is not None or share is not None
     seed = (secrets.randbelow(2**31) if seed is None else seed) if is_random else None

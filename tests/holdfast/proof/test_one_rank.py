@@ -116,3 +116,10 @@ def test_one_rank_and_other_choices_exclude_each_other(tmp_path: Path, other: tu
     train_line(line)
     with pytest.raises(WrongUse, match=f"--rank and {other[0]} exclude each other"):
         app(["audit", f"{line.journal.store_url}/{line.journal.run}", "--rank", "1", *other], exit_on_error=False)
+
+
+def test_an_audit_on_no_ranks_is_refused(tmp_path: Path) -> None:
+    line = make_line(LocalStore(str(tmp_path)))
+    train_line(line)
+    with pytest.raises(WrongUse, match="--ranks 0: expected at least 1"):
+        app(["audit", f"{line.journal.store_url}/{line.journal.run}", "--ranks", "0"], exit_on_error=False)
