@@ -26,7 +26,7 @@ def open_journal(run: str) -> Journal:
         RunUnknown: the text contains no run name.
     """
     store, slash, name = run.rstrip("/").rpartition("/")
-    if name in ("", ".", "..") or name.endswith(":"):
+    if name in ("", ".", "..") or name.endswith(":") or store.endswith(":/"):  # a bucket alone is a store
         raise RunUnknown(f"{run!r} is not a run", hint="name a run as <store>/<run>, for example runs/language")
     return Journal(open_store(store or ("/" if slash else DEFAULT_STORE)), name)
 

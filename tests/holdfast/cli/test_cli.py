@@ -720,6 +720,8 @@ def test_a_run_without_a_store_is_in_the_default_store(
     for name in (".", "..", ""):
         assert run_app(app, ["show", name]) == 1
         assert f"{name!r} is not a run" in capsys.readouterr().err
+    assert run_app(app, ["pack", "s3://bucket", "a.tar"]) == 1
+    assert "'s3://bucket' is not a run" in capsys.readouterr().err
 
 
 def test_show_names_the_attempt_that_has_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
