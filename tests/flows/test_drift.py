@@ -120,7 +120,10 @@ def test_an_accepted_change_that_the_checkpoint_does_not_fit_is_wrong_use(engine
     before = engine.standing()
     done = engine.run("epochs=2", "settings.width=32", 'resume.accept_drift=["width"]')
     assert done.returncode == 1, done.stderr
-    assert "error: epoch-0001 can't be resumed with the accepted settings.width: the saved model doesn't" in done.stderr
+    assert (
+        "error: epoch-0001 can't be resumed with the accepted changes of settings.width: the saved model doesn't"
+        in done.stderr
+    )
     assert "size mismatch for 0.weight" in done.stderr
     assert "\n  settings.width: saved 16, now 32\n" in done.stderr
     assert "hint: put the saved values back, or train as a run of another name (--set run=...)" in done.stderr

@@ -54,7 +54,9 @@ def test_the_code_at_the_epochs_end_makes_no_difference(store: str, commit: str)
     assert found.is_equal, str(found)
     assert found.equal_until == (COMPLETE - 3 if commit else COMPLETE + EPOCH)
     (note,) = found.notes
-    assert note.startswith(f"the states at step {COMPLETE} weren't compared: extended{commit} was complete there")
+    assert note.startswith(
+        f"the states at step {COMPLETE} weren't compared: extended{commit} was complete at this step"
+    )
 
 
 def test_a_pruned_end_makes_none_either(store: str, tmp_path: Path) -> None:
