@@ -452,6 +452,8 @@ class Attempt:
 
     def _await_saved(self, stop: int) -> Saved | None:
         ranks, began = self.ranks.own, time.monotonic()
+        if self._is_fresh:  # before the order to train, because short steps would end before an order that comes later
+            self._pass_on_notice()
         self._is_fresh = False
         self.ranks.note_training()
         self._order_steps(stop)
