@@ -160,7 +160,8 @@ def test_a_run_that_was_killed_twice_counts_its_restarts_on_the_same_port(engine
     for number in (1, 2, 3):
         with scraped(port) as found:
             faulty = fault("commit-recorded", 2, "self", engine.folder / f"struck{number}") if number < 3 else {}
-            done = engine.run(metrics, TOY_DELAY_S="0.2", **faulty)
+            # Slow steps, because on a busy machine a scrape takes a second, and a killed attempt is short.
+            done = engine.run(metrics, TOY_DELAY_S="0.8" if number < 3 else "0.2", **faulty)
         assert "can't be served" not in done.stderr + done.stdout
         own = [each for each in found if value(each, "holdfast_restarts_total", reason="vanished") is not None]
         assert own, f"attempt {number} was not scraped"
