@@ -17,6 +17,7 @@ from holdfast.journal.spikes import UsualLoss, make_usual
 from holdfast.proof.explanation import Explanation, explain_step
 from holdfast.recipe.permission import Trust
 from holdfast.store import open_store
+from tests.conftest import IS_SOAK
 from tests.support.spiking import BATCH, POISONED, SAMPLES, SPIKE_STEP
 
 STEP = 20
@@ -87,7 +88,7 @@ def find_poisoned_step(journal: Journal) -> int:
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 class TestWithRanks:
-    @pytest.mark.parametrize("fields", [{}, {"ranks": 2}, {"ranks": 2, "virtual_ranks": 4}], ids=str)
+    @pytest.mark.parametrize("fields", [{}, *[{"ranks": 2}] * IS_SOAK, {"ranks": 2, "virtual_ranks": 4}], ids=str)
     def test_a_sample_is_named(self, fields: dict[str, Any], tmp_path: Path) -> None:
         journal, trust = train(tmp_path, "tests.support.spiking:spike", {"cause": "data"}, **fields)
         step = find_poisoned_step(journal)
