@@ -59,7 +59,7 @@ class Durations:
 
 
 class Slowing:
-    """How much concurrent saves slow steps: hashing and writing take cores and memory bandwidth."""
+    """The slowing of steps by concurrent saves: hashing and writing take cores and memory bandwidth."""
 
     def __init__(self) -> None:
         self._alone_s: collections.deque[float] = collections.deque(maxlen=RECENT)

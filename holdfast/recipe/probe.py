@@ -76,7 +76,7 @@ class Gate:
 
 
 class Probe(BaseModel):
-    """What the probe has measured: a few outputs of the model, which show whether a resumed model equals the saved one.
+    """The numbers of the probe: a few outputs of the model, which show whether a resumed model equals the saved model.
 
     Attributes:
         sha256: the SHA-256 of all outputs; empty if the recipe has nothing to probe.

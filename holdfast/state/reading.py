@@ -68,7 +68,7 @@ class ContainerReader:
         """Return the state of the kept container, including the containers inside it."""
         self._views = Views(self._owned, self._ties, self._originals, container)
         state = self._read(container, (), ())
-        # Whoever keeps the container reports more objects than there were.
+        # If the container has more objects than when the loop began, the caller reports that, with the numbers.
         if self._new and self.objects <= self._originals.objects:
             raise StateError(
                 f"{self._new}, and no such object was there when the loop began: a resume couldn't make it",
