@@ -3,8 +3,8 @@
 # make test-full      every test: kills, servers, clouds, and the next two      make lint    format, lint, types, layers
 # make test-extras    other people's loops, metric sinks, data streams and Ray      make test-pools    work pools of every kind, several nodes
 # make test-titan     runs of torchtitan's own Trainer on a CPU, in an environment of its own
-# make test-gpus      tests of ranks on this machine's GPUs, with NCCL
-# make test-kernels   tests that train, with the kernels of another CPU      make test-kernels TRAINING=tests    the suite
+# make test-gpus      ten minutes on this machine's GPUs: measurements, then the tests of ranks, with NCCL
+# make test-kernels   tests that train, with the kernels of a different CPU      make test-kernels TRAINING=tests    the suite
 # make test-versions  the oldest and the newest torch, accelerate, Prefect, transformers and Lightning: docs/versions.md
 # make up      a server, work pools and workers on this machine      make down    end them      make up POSTGRES=1
 #              make up GPUS=2, or GPUS=all: a worker for each GPU, so that two runs never share one
@@ -13,12 +13,12 @@
 # make docs    generate pages from the code: the reference in docs/, and docs/rooms.md      make map    list every file
 # make site    make a site of the pages in build/site, with a search and without a network
 # make image   build the container images with docker or podman      make up-compose    run everything in containers
-# make dist    build wheel, sdist, list of components (SBOM) and licences in dist/      make check-infra    check infra/
+# make wheel   build wheel and sdist in dist/, in seconds      make check-infra    check infra/
+# make dist    make wheel, then check both, and add a list of components (SBOM) and licences: what a release publishes
 # make bench   measure the costs, as a table and bench.json  make bench ARGS="--full"
-# make bench-preempt    kill a run at the compressed times of a recorded pool: a quarter of an hour; ARGS="--full": an hour
 # make soak    search for faults, for hours: 100,000 random lives of a run on a disk, 10,000 on an object store, every
 #              combination of the resume matrix with loader workers, more flipped bits, more races of two writers, more
-#              kills, on pools too; and the suite with the kernels of another CPU
+#              kills, on pools too; and the suite with the kernels of a different CPU
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 CONFIG ?= holdfast/recipes/language.toml
 ARGS ?=
 WORKERS ?= 2
-TRAINING ?= tests/holdfast/proof/comparison tests/holdfast/memory tests/holdfast/state tests/holdfast/testing \
+TRAINING ?= tests/holdfast/extensions/compare tests/holdfast/memory tests/holdfast/state tests/holdfast/testing \
 	tests/holdfast/proof/test_proof.py tests/holdfast/training/test_health.py tests/holdfast/training/test_merging.py
 
 # Turn Prefect's anonymous usage data off, unless you have set this variable yourself.
@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests' own files are UTF-8, whatever the locale. test_any_machine tests another locale.
 test test-full test-extras test-titan test-gpus test-kernels test-versions check: export PYTHONUTF8 := 1
 
-.PHONY: setup train up down test test-full test-extras test-titan test-pools test-gpus test-kernels test-versions lint check bench soak docs site site-archive map screenshots image up-compose down-compose check-infra dist clean bench-preempt
+.PHONY: setup train up down test test-full test-extras test-titan test-pools test-image test-gpus test-kernels test-versions lint check bench soak docs site site-archive map screenshots image up-compose down-compose check-infra wheel dist clean
 .DEFAULT_GOAL := train
 
 setup: .venv/ready
@@ -63,18 +63,18 @@ up: .venv/ready
 down: .venv/ready
 	@$(BIN)/python -m deployments.local down
 
-# The server for the tests of az://.
+# The server for the tests of az://. This command of npm and the next two write into one folder, one after the other.
 .venv/azurite: .venv/ready
 	@npm install --silent --no-audit --no-fund --prefix .venv azurite@3.35.0 2> /dev/null && touch $@ || \
 		echo "Azurite can't be installed with npm: the tests of az:// are skipped"
 
 # The checks of the report's accessibility.
-.venv/axe: .venv/ready
+.venv/axe: .venv/ready | .venv/azurite
 	@npm install --silent --no-audit --no-fund --prefix .venv axe-core@4.14.1 2> /dev/null && touch $@ || \
 		echo "axe-core can't be installed with npm: the tests of the report's accessibility are skipped"
 
 # The type checker that editors have, beside mypy, for the tests of the wheel's type hints.
-.venv/pyright: .venv/ready
+.venv/pyright: .venv/ready | .venv/axe
 	@npm install --silent --no-audit --no-fund --prefix .venv pyright@1.1.414 2> /dev/null && touch $@ || \
 		echo "pyright can't be installed with npm: a test of the wheel's type hints is skipped"
 
@@ -83,7 +83,7 @@ down: .venv/ready
 	@$(PIP) --group extras
 	@touch $@
 
-# MLflow's server for the tests of its sink, in an environment of its own: its pins and Prefect's exclude each other.
+# MLflow's server for the test of the sink in docs/metrics.md, in an environment of its own: its pins and Prefect's exclude each other.
 .venv/mlflow/ready: .venv/ready
 	@{ $(PYTHON) -m venv --clear .venv/mlflow && .venv/mlflow/bin/python -m pip install --quiet mlflow 2> /dev/null; } \
 		&& touch $@ || { rm -rf .venv/mlflow; echo "MLflow can't be installed with pip: the test of its sink is skipped"; }
@@ -116,12 +116,15 @@ test-extras: .venv/extras .venv/mlflow/ready .venv/signing/ready .venv/titan/rea
 test-titan: .venv/titan/ready
 	$(BIN)/python -m pytest tests/holdfast/adapters/test_torchtitan.py $(ARGS)
 
-# Tests of containers need the image of `infra/image rank-cpu`; without it, or without an engine, they are skipped and
-# say so.
-test-pools: export CONTAINERS_CONF := $(CURDIR)/tests/support/containers.conf
-test-pools: .venv/ready
+test-image test-pools: export CONTAINERS_CONF := $(CURDIR)/tests/support/containers.conf
+
+# Tests of containers need it; without it, or without an engine, they are skipped and say so.
+test-image:
 	@infra/image rank-cpu || BASE=debian infra/image rank-cpu || echo "there is no image: tests are skipped"
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "pool and not extras" $(ARGS)
+
+# Two processes, because each has a server and workers of its own.
+test-pools: .venv/ready test-image
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "pool and not extras" $(ARGS)
 
 # Without a GPU this says so, runs nothing and succeeds.
 test-gpus: .venv/ready
@@ -158,7 +161,18 @@ check: lint
 check-infra: .venv/tools/ready
 	@.venv/tools/bin/python infra/check.py
 
-dist: .venv/tools/ready
+# An environment without torch, outside of .venv, which setup clears.
+build/packaging/ready: constraints.txt
+	@$(PYTHON) -m venv --clear build/packaging
+	@build/packaging/bin/python -m pip install --quiet --constraint constraints.txt build hatchling
+	@touch $@
+
+wheel: build/packaging/ready
+	@rm -rf dist
+	@build/packaging/bin/python -m build --no-isolation --outdir dist
+
+# Checks of the packages in dist/, with the environment in which the tests run.
+dist: wheel .venv/tools/ready
 	@.venv/tools/bin/python infra/release.py
 
 # The search is random, covers more cases than make test, and prints how to repeat each failure.
@@ -201,9 +215,6 @@ screenshots: .venv/extras
 bench: .venv/ready .venv/peers/ready
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-bench-preempt: .venv/ready
-	@$(BIN)/python -m tests.bench preempt $(ARGS)
-
 # Variables such as BASE and WHEELS are in infra/image.
 image:
 	@infra/image
@@ -223,4 +234,4 @@ down-compose: infra/.env
 	@$(COMPOSE) --file infra/compose.yaml --env-file infra/.env down
 
 clean:
-	rm -rf .venv
+	rm -rf .venv build/packaging

@@ -26,6 +26,14 @@ from tasks.liveness import CANCELLED_AFTER_S, EVERY_S, NOT_BEGUN_AFTER_S
 # A flow run counts as lost after this many seconds without a heartbeat: longer than `tasks.liveness.DOUBTED_FOR_S`. The
 # server's shortest window is 10 seconds.
 LOST_AFTER_S = max(10.0, 3 * EVERY_S + 1)
+# The names that earlier versions gave to automations, by their present names. An automation keeps its actions.
+EARLIER = {
+    "holdfast: crash a flow run without heartbeats": "holdfast: a lost heartbeat is a crash",
+    "holdfast: finish the cancellation of a lost flow run": "holdfast: a cancel that nobody carries out",
+    "holdfast: crash an attempt that no worker starts": "holdfast: what never begins is a crash",
+    "holdfast: alarm when a commit is overdue": "holdfast: no commit for a long time",
+    "holdfast: alarm when train has failed": "holdfast: a run is lost",
+}
 ANY_STATE = "prefect.flow-run.*"
 FINAL_STATES = {f"prefect.flow-run.{name}" for name in ("Cancelled", "Completed", "Crashed", "Failed")}
 
@@ -34,25 +42,25 @@ def describe_automations() -> list[AutomationCore]:
     """Return the descriptions of all automations."""
     return [
         AutomationCore(
-            name="holdfast: a lost heartbeat is a crash",
+            name="holdfast: crash a flow run without heartbeats",
             description="Sets a train or an attempt to Crashed when its process or machine is gone. A false alarm does "
             "no harm: the next attempt fences the last one off.",
             trigger=_missing(EVENT, {EVENT, LAST_EVENT, ANY_STATE}, LOST_AFTER_S),
             actions=[_crash("vanished", f"no heartbeat for {LOST_AFTER_S:.0f} s: its process or its machine is gone")],
         ),
         AutomationCore(
-            name="holdfast: a cancel that nobody carries out",
+            name="holdfast: finish the cancellation of a lost flow run",
             description="Sets a train or an attempt to Cancelled when it is being cancelled and its process is gone.",
             trigger=_missing(
                 "prefect.flow-run.Cancelling",
                 {CANCELLING_EVENT, LAST_EVENT, *FINAL_STATES},
                 CANCELLED_AFTER_S,
-                match_related={"prefect.resource.role": "flow", "prefect.resource.name": ["train", "attempt", "drill"]},
+                match_related={"prefect.resource.role": "flow", "prefect.resource.name": ["train", "attempt"]},
             ),
             actions=[ChangeFlowRunState(state=StateType.CANCELLED, message="cancelled; its process was gone already")],
         ),
         AutomationCore(
-            name="holdfast: what never begins is a crash",
+            name="holdfast: crash an attempt that no worker starts",
             description="Sets an attempt to Crashed when a worker took it and died before starting it.",
             trigger=_missing(
                 "prefect.flow-run.Pending",
@@ -63,7 +71,7 @@ def describe_automations() -> list[AutomationCore]:
             actions=[_crash("vanished", f"a worker took it, but did not start it within {NOT_BEGUN_AFTER_S:.0f} s")],
         ),
         AutomationCore(
-            name="holdfast: no commit for a long time",
+            name="holdfast: alarm when a commit is overdue",
             description=f"An alarm: an attempt lives, and has made no commit for {OVERDUE_INTERVALS:.0f} of its usual "
             "intervals. Add an action of your own, such as a notification.",
             trigger=EventTrigger(
@@ -77,7 +85,7 @@ def describe_automations() -> list[AutomationCore]:
             actions=[DoNothing()],
         ),
         AutomationCore(
-            name="holdfast: a run is lost",
+            name="holdfast: alarm when train has failed",
             description="An alarm: train has failed or crashed, so nothing starts another attempt. Add an action of "
             "your own, such as a notification.",
             trigger=EventTrigger(
@@ -118,7 +126,8 @@ def make_automations() -> None:
     """
     with get_client(sync_client=True) as client:
         for described in describe_automations():
-            automation, known = described, client.read_automations_by_name(described.name)
+            names = described.name, EARLIER[described.name]
+            automation, known = described, [each for name in names for each in client.read_automations_by_name(name)]
             if known and automation.actions == [DoNothing()]:  # keep the actions that people have added to an alarm
                 automation = automation.model_copy(update={"actions": known[0].actions})
             if not known:

@@ -1,6 +1,5 @@
 """The ledger of `make up`: its processes on this machine, by id and start time, so that `make down` ends only these."""
 
-import calendar
 import contextlib
 import fcntl
 import json
@@ -17,16 +16,13 @@ from typing import Any
 import psutil
 
 from holdfast.errors import ConfigError, RunStopped
+from holdfast.store.modules import describe_modules
 from tasks.credentials import STARTED, open_state, private, read_started
+from tasks.processes import began_at, is_recorded_process
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 300.0
 DOWN_WITHIN_S = 60.0
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Two readings of the same start time may differ by this many seconds, because the kernel and ps round the boot time to
-# a second.
-ROUNDED_BY_S = 1.5
-DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class ProcessLedger:
@@ -109,63 +105,6 @@ def check_current(ledger: ProcessLedger) -> None:
             raise ConfigError(f"{name} is up already, started {was}", hint="make down, then try again")
 
 
-def began_at(pid: int) -> str:
-    """Return when a process began: the id of this machine's boot, and the seconds from the boot to the start.
-
-    Unlike a clock time, this value doesn't change if somebody sets the clock. It is empty if there is no such process,
-    or if the process is a zombie.
-    """
-    try:
-        process = psutil.Process(pid)
-        if has_ended(process):
-            return ""
-        return f"{_read_boot_id()} {process.create_time() - psutil.boot_time():.2f}"
-    except psutil.NoSuchProcess:
-        return ""
-
-
-def is_recorded_process(pid: int, began: str) -> bool:
-    """Return whether the process with this id is alive and is the recorded process.
-
-    Return False for an unreadable record, so that no process is ended by mistake.
-
-    Args:
-        began: the process's start as `began_at` returned it, or as an earlier version recorded it: the text of
-            ``ps -o lstart`` in UTC.
-    """
-    found = began_at(pid)
-    if not found or not began:
-        return False
-    boot_id, _, since_boot = found.rpartition(" ")
-    recorded_id, _, recorded = began.rpartition(" ")
-    try:
-        if recorded_id == boot_id:
-            return abs(float(recorded) - float(since_boot)) < ROUNDED_BY_S
-        booted_at = float(psutil.boot_time())
-        return abs(calendar.timegm(time.strptime(began)) - booted_at - float(since_boot)) < ROUNDED_BY_S
-    except ValueError:
-        return False
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Return whether a process has ended, even if its parent has not yet waited for it (a zombie).
-
-    A killed process is a zombie as soon as its main thread has ended. Until its other threads end, it keeps its ports.
-
-    Raises:
-        psutil.NoSuchProcess: the process is gone.
-    """
-    return process.status() in DEAD and process.num_threads() <= 1
-
-
-def _read_boot_id() -> str:
-    """Return the id of this machine's boot; a dash on a system without such ids."""
-    try:
-        return BOOT_ID.read_text("utf-8").strip()
-    except OSError:
-        return "-"
-
-
 def own_temporary() -> str:
     """Return this user's own folder for temporary files; create it if it is missing.
 
@@ -197,7 +136,7 @@ def launch_process(
     with open(ledger.folder / f"{name}.log", "ab", opener=private) as log:
         process = subprocess.Popen(
             command,
-            env=os.environ | environment,
+            env={**os.environ, **describe_modules(), **environment},
             cwd="/" if user else ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -37,6 +37,7 @@ from holdfast.errors import ConfigError
 from holdfast.recipe.permission import RECIPES
 from holdfast.terminal.command import run_app
 from tasks.credentials import AUTH, STATE, make_secret, new_auth, open_state
+from tasks.lost_runs import end_lost
 from tasks.server import bypass_proxy, choose_port, describe_server, is_healthy
 
 USUAL_PORT = 4200
@@ -196,6 +197,8 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
             set_up("process")
+            for flow_run in end_lost():
+                print(f"crashed     {flow_run.name}   its process is gone")
         os.environ[RECIPES] = allow_recipes(recipes)  # the workers and their flow runs inherit this variable
         start_worker(ledger, "stable", url)
         start_gpu_workers(ledger, plan, url)

@@ -29,7 +29,7 @@ from holdfast.terminal.command import run_app
 from tasks.server import bypass_proxy, check_access
 
 POOLS = {
-    "stable": "For flows that only watch and tidy up: train, prune, sweep, drill.",
+    "stable": "For flows that only watch and tidy up: train, prune and sweep.",
     "gpu": "For flows that use the GPU: attempt, evaluate, audit.",
 }
 # A server that was just started answers after ten seconds, or later on a busy machine.
@@ -124,7 +124,7 @@ def describe_process() -> Template:
     workspace, which takes seconds.
     """
     template = ProcessWorker.get_default_base_job_template()
-    command = f"{shlex.quote(sys.executable)} -m prefect.engine"
+    command = f"{shlex.quote(sys.executable)} -m tasks.engine"
     return set_defaults(template, {"command": command, "working_dir": str(ROOT)})
 
 
@@ -167,7 +167,7 @@ def make_pool(name: str, kind: str, template: Template) -> None:
     """Make a work pool, or update its base job template.
 
     Raises:
-        ConfigError: the server has a pool of this name and of another kind.
+        ConfigError: the server has a pool of this name and of a different kind.
     """
     with get_client(sync_client=True) as client:
         try:

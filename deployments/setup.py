@@ -46,7 +46,7 @@ def set_up(kind: Kind, values: Mapping[str, Any] = MappingProxyType({}), store: 
     """Make the work pools, the automations and the deployments on the configured server, or update them.
 
     Raises:
-        ConfigError: a variable isn't in the job template, or the server has a pool of another kind.
+        ConfigError: a variable isn't in the job template, or the server has a pool of a different kind.
         RunStopped: the server refuses a deployment.
     """
     make_pools(kind, values=values)

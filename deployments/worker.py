@@ -14,6 +14,7 @@ import tasks.untracked  # noqa: F401
 from cyclopts import App
 
 from deployments.ledger import own_temporary, tell_workers
+from holdfast.store.modules import describe_modules
 from holdfast.terminal import interrupt
 from holdfast.terminal.command import run_app
 
@@ -28,7 +29,7 @@ def main(pool: str, /) -> int:
         pool: the name of the work pool.
     """
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--with-healthcheck"]
-    environment = os.environ | {"TMPDIR": own_temporary()}
+    environment = os.environ | describe_modules() | {"TMPDIR": own_temporary()}
     signal.signal(signal.SIGTERM, interrupt.end)
     # Start the worker in a new session, so that Ctrl-C reaches only this process.
     worker = subprocess.Popen(command, env=environment, start_new_session=True)

@@ -14,9 +14,8 @@ from holdfast.attempt.progress import CommitLines, ProgressView
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.ledger.standing import Outcome
-from holdfast.proof.drill import Striker
 from holdfast.terminal import interrupt
-from tasks import own_run, pool
+from tasks import lost_runs, own_run, pool
 from tasks.chunks import ACTS
 from tasks.heartbeat import heartbeat
 from tasks.hooks import CommitEvents, final_state
@@ -40,6 +39,9 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
     asked = own_run.Asked(config.resume.stop_within_s)
     with contextlib.ExitStack() as here:
         here.enter_context(heartbeat())
+        if not asked.is_on_pool:
+            pool.tag_run(config)
+        lost_runs.name_process()
         # On a pool, keep Prefect's signal handler, because only this handler lets a flow run know why it gets SIGTERM.
         # There the supervisor starts the next attempt, so don't queue the Slurm job again either.
         if not asked.is_on_pool:
@@ -50,7 +52,7 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
         try:
             outcome = live(
                 config,
-                [CommitLines(), ArtifactReport(), CommitEvents(), ProgressView(), Striker()],
+                [CommitLines(), ArtifactReport(), CommitEvents(), ProgressView()],
                 ACTS,
                 number=pool.choose_number(config, number),
                 sources=asked.sources,
@@ -58,8 +60,8 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
             )
         except (HoldfastError, TerminationSignal, KeyboardInterrupt) as error:
             ending = asked.ending or asked.find_ending(error)
-            if not asked.is_on_pool or ending.reason == "cancelled":
+            if not asked.is_on_pool:
                 raise
-            return final_state(ending)
+            return final_state(ending, config)
         asked.raise_if_paused()
-        return final_state(asked.ending or asked.find_ending(None)) if asked.is_on_pool else outcome
+        return final_state(asked.ending or asked.find_ending(None), config) if asked.is_on_pool else outcome

@@ -4,8 +4,9 @@ import logging
 import random
 import secrets
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any
 
 import tasks.untracked  # noqa: F401
 
@@ -13,12 +14,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from holdfast.errors import ConfigError, Damage, RunStopped
 from holdfast.journal import AuditVerdict, Commit, Journal, list_audits, list_runs, read_verdict
+from holdfast.journal.answers import describe_unanswered
 from holdfast.journal.audits import list_waiting
 from holdfast.proof.audit import Audit, OnFault, choose_commits, go_back_now, keep_verdict
-from holdfast.proof.rollback import choose_to_certify
+from holdfast.proof.rollback import choose_to_certify, find_base
 from holdfast.proof.share import choose_by_share
 from holdfast.store import open_store
-from tasks.auditing import PUT_BACK_S, ask_another, ask_elsewhere, audit_one, is_for_another
+from tasks.auditing import PUT_BACK_S, ask_another, ask_elsewhere, audit_one, find_config, is_for_another
 from tasks.served import served_flow
 
 log = logging.getLogger("holdfast.audit")
@@ -42,6 +44,7 @@ def audit(
     tries: NonNegativeInt = 30,
     is_asked: bool = False,
     on_fault: OnFault = "record",
+    configs: tuple[str, ...] = (),
 ) -> dict[str, list[Audit]]:
     """Train chunks of each run again, and compare the bytes. Write only records of audits and quarantines.
 
@@ -65,10 +68,13 @@ def audit(
         tries: How often a replay for another host may be put back into the queue.
         is_asked: Whether an earlier audit has asked for this audit. If there is a verdict on the commit meanwhile,
             nothing is trained.
-        on_fault: What to do besides the record if a machine has computed wrongly. rollback: quarantine the commits that
-            this machine has trained since the newest certified commit, so that the run continues from the certified
-            commit. stop: hold the run. Then a live attempt ends at its next commit, and no new attempt begins until
+        on_fault: What to do besides the record if a machine has computed wrongly. rollback: quarantine the machine's
+            first commit that no audit certifies, and all later commits, so that the run continues from the commit
+            before. stop: hold the run. Then a live attempt ends at its next commit, and no new attempt begins until
             holdfast release.
+        configs: Files of your configurations of runs, TOML, on the worker. A run that one of them names is trained with
+            it. Of any other run the records are used, if the recipe is yours or Holdfast's, and if no setting names a
+            file or an address.
 
     Raises:
         Damage: bytes differ that are promised to be equal, or a checkpoint is damaged. All runs were audited.
@@ -76,7 +82,8 @@ def audit(
     """
     if (commit or from_commit is not None or is_asked) and not (run and commit):
         raise ConfigError("commit, from_commit and is_asked need a run and a commit", hint="give both run and commit")
-    if is_asked and not _is_ours(store, run, commit, tries, on_fault):
+    consequences = {"on_fault": on_fault, "configs": configs}
+    if is_asked and not _is_ours(store, run, commit, from_commit, tries, consequences):
         return {}
     seed = secrets.randbelow(2**31) if seed is None else seed
     by_chance = {} if commit else {"seed": seed, "share": share or None}
@@ -85,7 +92,8 @@ def audit(
     failed: list[str] = []
     for journal, number in _choose(store, share or commits, seed, runs, run, commit):
         name = f"commit {number} of run {journal.run}"
-        state = audit_one(store, journal.run, number, from_commit, **by_chance, return_state=True)
+        config = find_config(configs, store, journal.run)
+        state = audit_one(store, journal.run, number, from_commit, **by_chance, config=config, return_state=True)
         found = state.result(raise_on_failure=False)
         if not isinstance(found, Audit):
             log.warning("%s was not audited: %s", name, found)
@@ -95,15 +103,23 @@ def audit(
         log.log(logging.WARNING if found.is_failed else logging.INFO, "run %s: %s", journal.run, found)
         if found.is_failed:
             damaged.append(name)
-        _follow(store, journal, number, tries, on_fault)
+        _follow(store, journal, number, tries, consequences)
+    _warn_of_verdicts(store, audits)
     if damaged:
         raise Damage(
-            f"damaged, or trained again to other bytes: {', '.join(damaged)}",
+            f"damaged, or trained again to different bytes: {', '.join(damaged)}",
             hint=f"to audit one commit again: holdfast audit {store}/<run> --commit <number>",
         )
     if failed:
         raise RunStopped(f"not audited: {', '.join(failed)}")
     return audits
+
+
+def _warn_of_verdicts(store: str, runs: Iterable[str]) -> None:
+    """Log the verdicts on these runs that nobody has answered, also those of earlier audits."""
+    for run in runs:
+        for line in describe_unanswered(Journal(open_store(store), run)):
+            log.warning("run %s has a verdict without an answer: %s", run, line)
 
 
 def choose_some(journals: list[Journal], most: int | None, seed: int | None) -> list[Journal]:
@@ -140,33 +156,43 @@ def _choose_of(journal: Journal, most: int | float, seed: int) -> list[Commit]:
     return chosen
 
 
-def _is_ours(store: str, run: str, commit: int, tries: int, on_fault: OnFault) -> bool:
-    """Return whether this host should do a replay for an earlier audit. If not, put the replay back into the queue."""
+def _is_ours(store: str, run: str, commit: int, start: int | None, tries: int, parameters: dict[str, Any]) -> bool:
+    """Return whether this host should do a replay for an earlier audit. If not, put the replay back into the queue.
+
+    Args:
+        start: the commit from which the replay was to begin; None if the audit may choose.
+        parameters: further parameters of the flow.
+    """
     journal = Journal(open_store(store), run)
     verdict = _read_verdict(journal, commit)
     if verdict and (verdict.ask is None or verdict.ask.commit != commit):
         log.info("run %s: %s", run, verdict.describe())
         return False
-    ask = verdict.ask if verdict and verdict.ask else ask_elsewhere(journal, commit)
+    asked = replace(ask_elsewhere(journal, commit), from_commit=start)
+    ask = verdict.ask if verdict and verdict.ask else asked
     if not is_for_another(ask, tries):
         return True
-    if not tries or not ask_another(store, run, ask, tries - 1, {"on_fault": on_fault}, PUT_BACK_S):
+    if not tries or not ask_another(store, run, ask, tries - 1, parameters, PUT_BACK_S):
         said = verdict.describe() if verdict else f"commit {commit}: only {', '.join(ask.answered)} has trained it"
         log.warning("run %s: no other host has answered: %s", run, said)
     return False
 
 
-def _follow(store: str, journal: Journal, commit: int, tries: int, on_fault: OnFault) -> None:
+def _follow(store: str, journal: Journal, commit: int, tries: int, parameters: dict[str, Any]) -> None:
     """Log the verdict on a commit if its trainings differ, or if its parent must be audited, too.
 
     If another host's replay is needed for a verdict, or for a commit to roll back to, ask for this replay.
+
+    Args:
+        parameters: further parameters of the flow.
     """
+    on_fault: OnFault = parameters["on_fault"]
     verdict = _read_verdict(journal, commit)
     if verdict and verdict.kind == "certified":
         for line in go_back_now(journal) if on_fault == "rollback" else ():
             log.warning("%s", line)
         for waiting in list_waiting(journal, commit):
-            ask_another(store, journal.run, waiting, tries, {"on_fault": on_fault})
+            ask_another(store, journal.run, waiting, tries, parameters)
     if verdict is None or not (verdict.deviating or (verdict.ask and verdict.ask.commit != commit)):
         return
     log.warning("run %s, commit %d:\n%s", journal.run, commit, verdict)
@@ -174,9 +200,9 @@ def _follow(store: str, journal: Journal, commit: int, tries: int, on_fault: OnF
         log.warning("%s", line)
     ask = verdict.ask if len(list_audits(journal)[commit]) < MOST_AUDITS else None
     if on_fault == "rollback" and verdict.kind == "machine" and (right := choose_to_certify(journal, verdict)):
-        ask = ask_elsewhere(journal, right.number)
+        ask = replace(ask_elsewhere(journal, right.number), from_commit=find_base(journal, verdict))
     if ask:
-        ask_another(store, journal.run, ask, tries, {"on_fault": on_fault})
+        ask_another(store, journal.run, ask, tries, parameters)
 
 
 def _read_verdict(journal: Journal, commit: int) -> AuditVerdict | None:

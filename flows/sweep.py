@@ -15,10 +15,10 @@ from flows.grid import expand, find_best
 from flows.train import train
 from holdfast.config import KeepBest, RunConfig
 from holdfast.errors import ConfigError, HoldfastError, RunStopped
+from holdfast.extending import find_view
 from holdfast.journal import Commit, Journal
 from holdfast.journal.reading import read_all
 from holdfast.ledger.standing import read_standing
-from holdfast.looking.report import Gatherer, make_comparison
 from holdfast.store import open_store
 from tasks import pool
 from tasks.liveness import ProcessWatch
@@ -91,10 +91,13 @@ def _train_on_pool(configs: list[RunConfig], at_once: int) -> dict[str, str]:
 
 def write_report(config: RunConfig, configs: list[RunConfig]) -> None:
     """Write ``<run>-sweep.html`` into the store: the curves, settings and results of the sweep's runs."""
+    compare_runs = find_view("comparison")
+    if compare_runs is None:
+        return
     store = open_store(config.store)
     journals = [journal for each in configs if (journal := Journal(store, each.run)).exists()]
     try:
-        page = make_comparison(read_all(lambda journal: Gatherer(journal).gather(), journals))
+        page = compare_runs(journals)
         store.replace(f"{config.run}-sweep.html", page.encode())
     except HoldfastError as error:  # a missing report doesn't harm the runs
         log.warning("the report of the sweep can't be written: %s", error)

@@ -11,6 +11,7 @@ import tasks.untracked  # noqa: F401
 
 from cyclopts import App, Parameter
 from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
 from flows.attempt import attempt
@@ -22,10 +23,11 @@ from holdfast.journal import Journal
 from holdfast.keeping.retention import prune_run
 from holdfast.ledger.standing import Outcome, TrainResult, read_standing, stopped_early
 from holdfast.store import open_store
-from holdfast.terminal import interrupt
+from holdfast.terminal import interrupt, stamp
 from holdfast.terminal.command import EXIT_CODES, run_app
-from tasks import own_run, pool
+from tasks import lost_runs, own_run, pool
 from tasks.heartbeat import heartbeat
+from tasks.hooks import cancelled_state
 from tasks.reporting import make_summary
 from tasks.served import served_flow
 from tasks.server import check_configured, server
@@ -54,19 +56,26 @@ def train(config: RunConfig) -> TrainResult | State[Any]:
 def train_run(config: RunConfig) -> TrainResult | State[Any]:
     """Train a run here or on a pool, as its configuration says. Show its state as an artifact."""
     journal = Journal(open_store(config.store), config.run)
+    result: TrainResult | State[Any]
     try:
         result = _train(config, journal)
     except HoldfastError:
         if journal.exists():
             make_summary(journal)
         raise
+    except TerminationSignal:
+        if not own_run.is_being_cancelled():
+            raise
+        result = cancelled_state(config, own_run.BY_A_PERSON)
     make_summary(journal)
     return result
 
 
 def _train(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
     newest = journal.newest()
-    pool.tag_train(config)
+    pool.tag_run(config)
+    lost_runs.name_process()
+    lost_runs.end_lost(pool.tag_of(config))
     if config.where == "here":
         outcome = attempt(config, journal.next_attempt())
         assert isinstance(outcome, Outcome)
@@ -115,7 +124,7 @@ def main(
         result = train(settings)
     if not isinstance(result, TrainResult) or not result.complete:
         raise stopped_early(settings.run)
-    print(result.describe(settings.store))
+    print(f"{stamp(sys.stdout)}{result.describe(settings.store)}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ Python::
 Under torchrun, ``accelerate launch`` or srun call `attach` in the script that they start.
 
 You may import the names in ``holdfast.__all__``, and names that the documentation imports from ``holdfast.adapters``,
-``attempt``, ``errors``, ``looking.sinks``, ``recipes``, ``schedule``, ``store`` and ``testing``. All other names are
-private and may change in any version.
+``attempt``, ``config``, ``errors``, ``extending``, ``looking.sinks``, ``recipes``, ``schedule``, ``store`` and
+``testing``. All other names are private and may change in any version.
 
 ``import holdfast`` imports neither torch, nor Prefect, nor a cloud's SDK: some names are imported at their first use.
 """

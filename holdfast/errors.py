@@ -6,7 +6,7 @@
     ├── WrongUse                     exit 1: the user can correct it before anything runs
     │   ├── ConfigError              (ValueError)         a setting is missing, unknown or out of range
     │   ├── RecipeError              (ValueError)         the recipe can't be found or built
-    │   ├── ConfigDrift              (RuntimeError)       the run exists with other settings
+    │   ├── ConfigDrift              (RuntimeError)       the run exists with different settings
     │   ├── RunUnknown               (LookupError)        there is no such run on the store
     │   └── DeterminismError         (RuntimeError)       the requested bit-exactness is impossible here
     ├── Damage                       exit 2: bytes on the store are not what was committed
@@ -34,6 +34,7 @@
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
         ├── SelfTestFailed           (RuntimeError)       a rank's device computes wrong bits
         ├── MachineQuarantined       (RuntimeError)       this machine has computed wrongly; another machine may train
+        ├── MachineRefused           (RuntimeError)       an extension refuses this machine; another machine may train
         ├── NodesMissing             (TimeoutError)       too few nodes connected to the rendezvous
         ├── ParentQuarantined        (RuntimeError)       a commit's parent was quarantined meanwhile
         ├── FolderTaken              (FileExistsError)    a checkpoint's folder is another commit's, or being deleted
@@ -56,8 +57,8 @@ Check = Literal["state", "results", "health"]
 IN_LOG = "the traceback is in the attempt's log"
 
 # The hints of errors whose remedy is longer than a line; see `choose_hint`.
-AFTER_AN_END = "docs/troubleshooting.md#what-to-do-when-an-attempt-ends says what to do"
-AFTER_AN_ERROR = "docs/troubleshooting.md#what-to-do-after-an-error says what to do"
+AFTER_AN_END = "holdfast docs troubleshooting#what-to-do-when-an-attempt-ends says what to do"
+AFTER_AN_ERROR = "holdfast docs troubleshooting#what-to-do-after-an-error says what to do"
 
 
 class HoldfastError(Exception):
@@ -159,7 +160,7 @@ class GateTripped(Damage, RuntimeError):
 
 
 class Inexact(Damage, RuntimeError):
-    """New ranks that start from a commit train other steps than the ranks that never stopped."""
+    """New ranks that start from a commit train different steps than the ranks that never stopped."""
 
     reason = "inexact"
 
@@ -263,7 +264,7 @@ class GpuUnhealthy(RunStopped, RuntimeError):
 
 
 class SelfTestFailed(RunStopped, RuntimeError):
-    """A rank's device gave other bits for an equal computation."""
+    """A rank's device gave different bits for an equal computation."""
 
     reason = "self_test_failed"
 
@@ -272,6 +273,12 @@ class MachineQuarantined(RunStopped, RuntimeError):
     """This machine, or a GPU of it, has computed wrongly, and the store has quarantined it."""
 
     reason = "machine_quarantined"
+
+
+class MachineRefused(RunStopped, RuntimeError):
+    """An extension refuses this machine for a run."""
+
+    reason = "machine_refused"
 
 
 class NodesMissing(RunStopped, TimeoutError):

@@ -1,19 +1,18 @@
-"""Build the files that a release publishes, and check them: ``make dist``.
+"""Check the wheel and the sdist that ``make wheel`` has built, and add what a release publishes: ``make dist``.
 
 ::
 
     .venv/tools/bin/python infra/release.py [FOLDER]
 
-The folder, ``dist`` by default, then contains the wheel, the sdist, a list of the components of the environment in
-which both are tested (SBOM, as CycloneDX JSON), the licences of these components, and the SHA-256 of each file. The
-exit code is 1 if a check finds a fault. In a GitHub workflow that a tag has started, the tag must name the version.
+The folder, ``dist`` by default, then also contains a list of the components of the environment in which both are tested
+(SBOM, as CycloneDX JSON), the licences of these components, and the SHA-256 of each file. The exit code is 1 if a check
+finds a fault. In a GitHub workflow that a tag has started, the tag must name the version.
 """
 
 import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -52,14 +51,14 @@ class Fault(Exception):
 
 
 def main(folder: Path) -> None:
-    """Build all files of a release into a new folder, and check them."""
+    """Check the wheel and the sdist in a folder, and add the other files of a release."""
     version = read_version()
     if os.environ.get("GITHUB_REF_TYPE") == "tag":
         check_tag(os.environ["GITHUB_REF_NAME"], version)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    run(PYTHON, "-m", "hatchling", "build", "--directory", folder)
-    run(BIN / "twine", "check", "--strict", *sorted(folder.iterdir()))
+    packages = [folder / f"{STEM}-{version}-py3-none-any.whl", folder / f"{STEM}-{version}.tar.gz"]
+    if missing := [package.name for package in packages if not package.is_file()]:
+        raise Fault(f"{folder} has no {' and no '.join(missing)}: run make wheel first")
+    run(BIN / "twine", "check", "--strict", *packages)
     write_components(folder / f"{STEM}-{version}.cdx.json", version)
     write_licences(folder / f"{STEM}-{version}.licences.md")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.iterdir())]

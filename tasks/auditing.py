@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,11 +14,14 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
+from holdfast.config import RunConfig, load_config
 from holdfast.journal import Ask, Journal
 from holdfast.journal.audits import UNREADABLE, read_machines
 from holdfast.machine.host import name_host
 from holdfast.proof.audit import Audit, audit_commit, keep_audit
+from holdfast.recipe.trust import BY_DEFAULT, Trust
 from holdfast.store import open_store
+from holdfast.store.permission import split_store
 from tasks import hooks
 from tasks.asking import ask_server
 
@@ -43,6 +47,7 @@ def audit_one(
     start: int | None = None,
     seed: int | None = None,
     share: float | None = None,
+    config: str = "",
 ) -> Audit:
     """Train one commit's chunk again, and compare the bytes. If a resume began the chunk, resume in the same way first.
 
@@ -55,11 +60,23 @@ def audit_one(
         start: The commit to begin with; by default the audit chooses.
         seed: The seed with which the commit was chosen, for the audit's record.
         share: The share of the run's training time by which the commit was chosen, for the audit's record.
+        config: The file of your configuration of the run; by default the run's records are used as far as they may be.
     """
     journal = Journal(open_store(store), run)
-    audit = audit_commit(journal, journal.read_commit(commit), start)
+    trust = Trust(config=load_config(config)) if config else BY_DEFAULT
+    audit = audit_commit(journal, journal.read_commit(commit), start, trust=trust)
     keep_audit(journal, audit, seed, share)
     return audit
+
+
+def find_config(configs: Sequence[str], store: str, run: str) -> str:
+    """Return the file, among these configurations, of a run on a store; empty if there is none."""
+    place = split_store(store), run
+    return next((each for each in configs if place == _read_place(load_config(each))), "")
+
+
+def _read_place(config: RunConfig) -> tuple[tuple[str, ...], str]:
+    return split_store(config.store), config.run
 
 
 def ask_elsewhere(journal: Journal, commit: int) -> Ask:

@@ -6,12 +6,15 @@ alone decides where a run continues.
 """
 
 import functools
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled
 
 from holdfast.attempt import RETRIES, RETRY_AFTER_S, Acts, Attempt, Chunk, Line, Proposal, publish_commit
 from holdfast.checkpoint import Saved
@@ -25,8 +28,21 @@ UNSTORED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 RETRIED: dict[str, Any] = {"retries": RETRIES, "retry_delay_seconds": RETRY_AFTER_S, **UNSTORED}
 
 
-def uncover(call: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a task's function. If an error hides the exception of a signal, the wrapper raises the signal's exception.
+def stoppable(body: Callable[P, R]) -> Callable[P, R | State[Any]]:
+    """Wrap a task's body. If the process is told to end meanwhile, the task is Cancelled; Prefect would log a crash."""
+
+    @functools.wraps(body)
+    def stopped(*arguments: P.args, **named: P.kwargs) -> R | State[Any]:
+        try:
+            return body(*arguments, **named)
+        except TerminationSignal:
+            return Cancelled(message="told to end: the attempt saves what is trained")
+
+    return stopped
+
+
+def uncover(call: Callable[P, R | State[Any]]) -> Callable[P, R]:
+    """Wrap a task's function. If a signal has ended the task, or an error hides this, raise the signal's exception.
 
     If the signal comes while Prefect is starting a task, Prefect 3.9.1 raises ``ValueError: Task run is not set`` while
     it handles the signal. Without the wrapper, the attempt would end as failed and save nothing.
@@ -35,12 +51,15 @@ def uncover(call: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(call)
     def uncovered(*arguments: P.args, **named: P.kwargs) -> R:
         try:
-            return call(*arguments, **named)
+            found = call(*arguments, **named)
         except Exception as error:
             for each in _list_contexts(error):
                 if isinstance(each, TerminationSignal):
                     raise each from None
             raise
+        if isinstance(found, State):
+            raise TerminationSignal(signal=signal.SIGTERM)
+        return found
 
     return uncovered
 
@@ -54,6 +73,7 @@ def _list_contexts(error: BaseException) -> Iterator[BaseException]:
 
 
 @task(task_run_name="open attempt {attempt.number}", retry_condition_fn=hooks.should_open_again, **RETRIED)
+@stoppable
 def open_run(attempt: Attempt) -> None:
     """Start the ranks, claim the attempt and find where the run continues. A retry continues in new ranks.
 
@@ -64,6 +84,7 @@ def open_run(attempt: Attempt) -> None:
 
 
 @task(task_run_name="{chunk}", retry_condition_fn=hooks.should_train_again, **RETRIED)
+@stoppable
 def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
     """Train a chunk and return its durable checkpoint. The checkpoint doesn't count until it is committed.
 
@@ -78,6 +99,7 @@ def train_chunk(attempt: Attempt, chunk: Chunk) -> Saved | None:
 
 
 @task(task_run_name="commit {proposal.saved.path}", retries=0, **UNSTORED)
+@stoppable
 def commit_chunk(line: Line, proposal: Proposal) -> Commit:
     """Commit a checkpoint, so that it counts, while the ranks already train the next chunk.
 

@@ -22,9 +22,13 @@ from prefect.events import emit_event
 from prefect.states import Cancelled, Completed, Failed
 
 from holdfast.attempt import AttemptView, Observer, opens_again, trains_again
+from holdfast.config import RunConfig
 from holdfast.errors import StoreDenied, StoreError
-from holdfast.journal import Commit
+from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
+from holdfast.store import open_store
+
+log = logging.getLogger("holdfast.train")
 
 # Prefect would log eight lines for each chunk. One line of `holdfast.attempt.progress.CommitLines` says as much.
 logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
@@ -90,16 +94,32 @@ def _name_run(attempt: AttemptView) -> dict[str, str]:
     return {"prefect.resource.id": f"holdfast.run.{run}", "holdfast.run": run}
 
 
-def final_state(ending: Ending) -> State[Any]:
+def final_state(ending: Ending, config: RunConfig) -> State[Any]:
     """Return the final state of an attempt on a work pool, named after its reason.
 
     An attempt that was told to end is Completed. An attempt that a person cancelled is Cancelled, as on the server.
     """
     message = ending.message or None
     if ending.row.state == "Cancelled":
-        return Cancelled(message=message)
+        return cancelled_state(config, ending.message)
     state = Completed if ending.row.state == "Completed" else Failed
     return state(name=ending.reason.replace("_", " ").capitalize(), message=message)
+
+
+def cancelled_state(config: RunConfig, by: str) -> State[Any]:
+    """Return the final state of a cancelled flow run, and log its message: what is saved, and how the run continues.
+
+    Prefect would log a crash if the flow raised Prefect's signal instead. A worker may replace the state's message by
+    its own, so the log has the message, too.
+
+    Args:
+        by: who has cancelled the flow run.
+    """
+    newest = Journal(open_store(config.store), config.run).newest()
+    saved = f"step {newest.step} is saved in {newest.path}" if newest else "nothing was saved"
+    message = f"cancelled {by}: {saved}; start the run again to continue it"
+    log.info(message)
+    return Cancelled(message=message)
 
 
 def should_open_again(task: Any, task_run: Any, state: Any) -> bool:

@@ -56,7 +56,7 @@ def tag_of(config: RunConfig) -> str:
     return f"run:{config.run}"
 
 
-def tag_train(config: RunConfig) -> None:
+def tag_run(config: RunConfig) -> None:
     """Tag the current flow run with the name of the run that it trains."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
@@ -191,7 +191,9 @@ def find_live_attempt(config: RunConfig) -> FlowRun | None:
             limit=NEWEST_FLOW_RUNS,
         )
     )
-    own = (each for each in found if each.parameters.get("config", {}).get("store") == config.store)
+    # an attempt of a command, which has no deployment, sends no heartbeats
+    workers = (each for each in found if each.deployment_id is not None)
+    own = (each for each in workers if each.parameters.get("config", {}).get("store") == config.store)
     return next((each for each in own if not is_final(each)), None)
 
 

@@ -28,8 +28,10 @@ from holdfast.attempt import AttemptView, Observer
 from holdfast.checkpoint import SHOWN
 from holdfast.checkpoint.shown import SVG, TEXT, Shown, read_newest, read_shown
 from holdfast.errors import RecordDamaged
+from holdfast.extending import find_view
 from holdfast.journal import REPORT, Commit, Journal
-from holdfast.journal.audits import describe_certified
+from holdfast.journal.answers import describe_answered, describe_unanswered
+from holdfast.journal.chains import describe_certified, describe_chain
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.rank.messages import Progress
 from tasks.liveness import EVERY_S
@@ -176,9 +178,8 @@ def describe_run(journal: Journal) -> str:
 
     The picture is an image with a data URI, because the UI shows no SVG that is written in the Markdown itself.
     """
-    from holdfast.looking.report.picture import draw_loss  # this imports numpy, for which a flow's start needn't wait
-
-    standing, picture = read_standing(journal), draw_loss(journal)
+    draw_loss = find_view("loss")
+    standing, picture = read_standing(journal), draw_loss(journal) if draw_loss else ""
     drawn = [_embed("loss by step", SVG, picture.encode()), ""] if picture else []
     tables = [*_describe_standing(journal, standing), "", *drawn, *_describe_attempts(journal)]
     return "\n".join([f"# {journal.run}", "", *tables, *_describe_newest(journal)])
@@ -213,12 +214,17 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "checkpoint": f"`{standing.checkpoint_sha256}`" if standing.commit else None,
         "resume": standing.verdict.replace("|", "/") or None,
         "certified": describe_certified(journal).replace("|", "/") or None,
-        "lies in": f"`{journal.store_url}/{journal.run}/{standing.path}`".replace("/`", "`"),
+        "chain": describe_chain(journal) or None,
+        "stored in": f"`{journal.store_url}/{journal.run}/{standing.path}`".replace("/`", "`"),
         "settings": f"`{standing.config_fingerprint}`" if standing.commit else None,
     }
     table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
-    if journal.store.exists(REPORT):  # written below the table, because a cell would cut off the path and the command
-        return [*table, "", f"report: {describe_report(journal)}"]
+    # Below the table, because a cell would cut off the commands and the path; as code, because records name hosts.
+    for line in (*describe_unanswered(journal), *describe_answered(journal)):
+        said = " ".join(line.replace("`", "'").split())
+        table += ["", f"verdict: `{said}`"]
+    if journal.store.exists(REPORT):
+        table += ["", f"report: {describe_report(journal)}"]
     return table
 
 

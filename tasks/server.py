@@ -33,6 +33,7 @@ from prefect.settings import (
 )
 
 from holdfast.errors import ConfigError, RunStopped
+from holdfast.store.modules import describe_modules
 from tasks.credentials import new_auth
 
 DRAIN_WITHIN_S = 5.0
@@ -78,8 +79,8 @@ def server() -> Iterator[str]:
     port, auth = free_port(), new_auth()
     url = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.server", str(port)],
-        env=os.environ | describe_server(url, auth),
+        [sys.executable, "-P", "-m", "tasks.server", str(port)],
+        env=os.environ | describe_server(url, auth) | describe_modules(),
         stdin=subprocess.PIPE,
         # Start the server in a new session, so that only the flow gets the signals of Ctrl-C and a closed terminal. The
         # flow needs the server until its own end.

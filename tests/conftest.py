@@ -24,13 +24,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.ledger import has_ended
 from holdfast.journal import Journal
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store import open_store
 from tasks.credentials import new_auth
+from tasks.processes import has_ended
 from tests.support.device import DEVICE, ON_GPUS
-from tests.support.gpus import skip_if_too_few
+from tests.support.gpus import place_on_gpus, skip_if_too_few
 from tests.support.lives import Command, Lives, lives
 from tests.support.nvidia_smi import Machine, install, print_gpus
 from tests.support.promises import is_promise
@@ -71,12 +71,31 @@ LONGEST = (
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without a test that make test-extras, test-pools or test-gpus runs, to save their imports."""
+    name = {"extras": "extras", "pool and not extras": "pool", "gpus": "gpus"}.get(config.option.markexpr)
+    if name and collection_path.suffix == ".py" and not has_mark(collection_path, name):
+        return True
+    return None
+
+
+@functools.cache
+def has_mark(path: Path, name: str) -> bool:
+    """Return whether a file of tests writes the mark of this name."""
+    return f"pytest.mark.{name}" in path.read_text("utf-8")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, keep the order of the others, and mark those that show a promise."""
-    items.sort(key=lambda item: place(item.path))
+    """Put the longest files first, keep the order of the others, and mark those that show a promise.
+
+    A mark of `pytest_ignore_collect` has to be written in the file of the test.
+    """
+    items.sort(key=lambda item: place_on_gpus(item.path) if ON_GPUS else place(item.path))
     for item in items:
         if is_promise(item.nodeid.removeprefix("tests/")):
             item.add_marker("promise")
+        for name in ("extras", "pool"):
+            assert has_mark(item.path, name) or not item.get_closest_marker(name), f"{item.path} hides its mark {name}"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -159,6 +178,13 @@ def make_home(prefect_api: dict[str, str], shared: Path) -> MakeHome:
         return home
 
     return make
+
+
+def count_shadows(journal: Journal) -> int:
+    """Return how many steps stopped ranks have trained after their saves; see `holdfast.rank.shadow`."""
+    names = (f"rehearsals/{number:08d}.json" for number in journal.numbers("rehearsals"))
+    records = [json.loads(journal.store.read(name)) for name in names]
+    return sum(len(each["lines"]) for each in records if not each["difference"])
 
 
 def count_trained(folder: Path, run: str) -> float:
@@ -474,3 +500,16 @@ def assert_same_bytes(driver: Driver, reference: Reference) -> None:
     assert standing.checkpoint_sha256 == reference.standing.checkpoint_sha256
     assert standing.learning_rate_history == reference.standing.learning_rate_history
     assert driver.metrics() == reference.metrics
+
+
+@pytest.fixture
+def same_process() -> Iterator[None]:
+    """Take back the settings that a training makes for its process."""
+    import torch
+
+    from holdfast import state
+
+    threads, rng = torch.get_num_threads(), state.capture_rng()
+    yield
+    torch.set_num_threads(threads)
+    state.restore_rng(rng)

@@ -181,8 +181,8 @@ class TrainerState:
             results[key] = result
 
 
-# Reductions that are Python's built-in functions. They are saved with other names than torch's functions sum, max and
-# min.
+# Reductions that are Python's built-in functions. They are saved with different names than torch's functions sum, max
+# and min.
 BUILTINS = {"builtins.sum": sum, "builtins.max": max, "builtins.min": min}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from holdfast.adapters.torchtitan_config import check_config, divide_steps
+from holdfast.adapters.torchtitan_config import be_patient_in, check_config, divide_steps
 from holdfast.errors import RecipeError
 from holdfast.state import is_plain
 from holdfast.terminal.distribution import spell_install
@@ -66,7 +66,7 @@ def train(run: Run, config: Any) -> Any:
         _join_group(run)
     # torchtitan also makes this call, but only if it creates the process group itself. The device mesh is set only in
     # the thread of the forward pass, so the backward pass has to run in that thread, too.
-    with torch.autograd.set_multithreading_enabled(False), contextlib.closing(config.build()) as trainer:
+    with torch.autograd.set_multithreading_enabled(False), contextlib.closing(be_patient_in(config).build()) as trainer:
         with loop_of(run).located():
             held = _Held(run, trainer, length)
         held.train()
@@ -77,7 +77,7 @@ def _join_group(run: Run) -> None:
     """Create the process group that torchtitan needs even for one rank. With several ranks it exists already.
 
     Raises:
-        RecipeError: torchtitan would train on another device than the run.
+        RecipeError: torchtitan would train on a different device than the run.
     """
     # don't destroy the group, because the parameters of the Trainer's model need it
     if not distributed.is_initialized():

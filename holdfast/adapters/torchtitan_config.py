@@ -3,6 +3,8 @@
 Importing this module imports nothing of torchtitan.
 """
 
+import copy
+import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +13,9 @@ from holdfast.config import Compute
 from holdfast.errors import RecipeError
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.terminal import counted
+from holdfast.training.objects import PATIENCE
 
-__all__ = ["check_config", "divide_steps"]
+__all__ = ["be_patient_in", "check_config", "divide_steps"]
 
 DEGREES = "data_parallel_shard_degree, data_parallel_replicate_degree and tensor_parallel_degree"
 
@@ -82,3 +85,13 @@ def divide_steps(epochs: int, steps: int) -> int:
             hint="set epochs = 1 in the configuration: one epoch then has all steps",
         )
     return steps // epochs
+
+
+def be_patient_in(config: Any) -> Any:
+    """Return a copy of torchtitan's config with which its Trainer doesn't shorten the timeout of collectives.
+
+    By default torchtitan lets collectives wait for 100 s after the first step. A rank may wait longer for a slow store.
+    """
+    patient = copy.copy(config)
+    patient.comm = dataclasses.replace(config.comm, train_timeout_seconds=int(PATIENCE.total_seconds()))
+    return patient

@@ -120,7 +120,8 @@ class _Held:
         """
         trainer, scaler = self._trainer, self._trainer.accelerator.scaler
         state = _TrainerState(trainer, self._is_measured)
-        extras = self._extras | {"trainer_state": state} | ({"grad_scaler": scaler} if scaler else {})
+        extras: dict[str, Any] = self._extras | {"trainer_state": state}
+        extras |= {"grad_scaler": scaler} if scaler else {}
         self.run.keep(model=trainer.model, optimizer=trainer.optimizer, lr_scheduler=trainer.lr_scheduler, **extras)
         with loop_of(self.run).located():
             length = choose_length(self.run, updates, total)

@@ -8,9 +8,9 @@ from pathlib import Path
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.machine.gpus import settle_ranks
-from holdfast.rank.attached import choose_ranks
-from holdfast.rank.launching import Ranks
+from holdfast.rank.launching import Ranks, choose_ranks
 from holdfast.rank.lived import name_lived
+from holdfast.rank.orphans import end_orphans
 from holdfast.store import open_store
 
 
@@ -79,6 +79,17 @@ class RanksAhead:
 STARTED_AHEAD: ContextVar[RanksAhead | None] = ContextVar("STARTED_AHEAD", default=None)
 
 
+def find_ahead(config: RunConfig) -> RanksAhead | None:
+    """Return the ranks that `started_ahead` has started for an attempt; None without any.
+
+    Before an attempt starts its first ranks, the run's orphans have to end; see `holdfast.rank.orphans`.
+    """
+    ahead = STARTED_AHEAD.get()
+    if ahead is None:
+        end_orphans(config)
+    return ahead
+
+
 @contextlib.contextmanager
 def started_ahead(config: RunConfig) -> Iterator[None]:
     """Start the ranks of the run's next attempt early. An attempt that is opened inside the block takes them over.
@@ -92,6 +103,7 @@ def started_ahead(config: RunConfig) -> Iterator[None]:
     journal, ahead = Journal(open_store(config.store), config.run), RanksAhead()
     before = STARTED_AHEAD.set(ahead)
     try:
+        end_orphans(config)
         ahead.start(settle_ranks(config), journal.next_attempt(), journal.newest())
         yield
     finally:

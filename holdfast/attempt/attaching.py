@@ -23,6 +23,7 @@ from holdfast.rank.door import DOOR_VARIABLE, Answer, knock, make_door, name_doo
 from holdfast.rank.launchers import DOCS, Slot, find_slot
 from holdfast.rank.process import make_environment
 from holdfast.rank.rendezvous import NODE_VARIABLE
+from holdfast.store.modules import python_command
 from holdfast.terminal import counted
 from holdfast.terminal.command import complain
 
@@ -117,7 +118,7 @@ def _start_beside(config: RunConfig, slot: Slot, name: str) -> "subprocess.Popen
     with make_door(name) as door:
         told = {LAUNCHER_VARIABLE: launcher, DOOR_VARIABLE: f"{door.fileno()} {os.getpid()}"}
         return subprocess.Popen(
-            [sys.executable, "-m", BESIDE_MODULE],
+            python_command("-m", BESIDE_MODULE),
             env=make_environment(config, 0) | told,
             stdin=subprocess.DEVNULL,
             pass_fds=[door.fileno()],
@@ -137,4 +138,4 @@ def _execute_rank(config: RunConfig, slot: Slot, answer: Answer, beside: "subpro
     for number, file in enumerate(answer.files[:3]):
         os.dup2(file, number)
     os.set_inheritable(answer.files[3], True)
-    os.execve(sys.executable, [sys.executable, "-m", RANK_MODULE], environment)
+    os.execve(sys.executable, python_command("-m", RANK_MODULE), environment)

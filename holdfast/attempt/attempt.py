@@ -5,13 +5,14 @@ previous chunk is committed, so that a commit costs no training time. `holdfast.
 `Attempt` in the right order.
 """
 
+import contextlib
 import enum
 import logging
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 from holdfast import checkpoint
 from holdfast.attempt.commits import Proposal, Publish, publish_commit
@@ -28,7 +29,7 @@ from holdfast.attempt.opening import (
     has_other_skips,
 )
 from holdfast.attempt.pipeline import Chunk, Pipeline
-from holdfast.attempt.ranks import AttemptRanks
+from holdfast.attempt.ranks import AttemptRanks, Uncommitted
 from holdfast.attempt.rehearsal import Rehearsals
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import Near, Saved
@@ -56,7 +57,7 @@ from holdfast.ledger.interval import FIRST_STEPS
 from holdfast.machine import faults
 from holdfast.machine.gpus import explain_ranks, settle_ranks
 from holdfast.machine.preemption import Notice
-from holdfast.rank.messages import Progress, Rehearsed
+from holdfast.rank.messages import Progress, Rehearsed, SavedAside, Shadowed
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Attempt:
         self.number = number or self.journal.next_attempt()
         self.notice: Notice | None = None
         self.ranks = AttemptRanks(config, self.journal, self.number)
-        self.rehearsals = Rehearsals(self.journal, self.number, self.ranks, self._tell_verdict)
+        self.rehearsals = Rehearsals(self.journal, self.number, self.ranks, self._tell_verdict, self._has_notice)
         self._is_fresh = False  # whether the ranks have restored the head and trained nothing yet
         self._observers = Observers(observers)
         self._publish: Publish = publish or publish_commit
@@ -124,6 +125,9 @@ class Attempt:
         self._history: CostHistory | None = None  # None unless the chunk length is automatic
         self._chunk_s = 0.0  # how many seconds the last chunk's steps took
         self._line: Line | None = None
+
+    def _has_notice(self) -> bool:
+        return self.notice is not None
 
     @property
     def _is_claimed(self) -> bool:
@@ -192,7 +196,7 @@ class Attempt:
         method again: new ranks continue where the first call stopped.
 
         Raises:
-            ConfigDrift: the run exists with other settings, or other code.
+            ConfigDrift: the run exists with different settings, or other code.
             DeterminismError: bit-exactness isn't promised on this machine, and the configuration requires it.
             GateTripped: the gate refuses the restored state; see `Line.resume`.
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
@@ -245,7 +249,6 @@ class Attempt:
             near=Near.of(config),
         )
         self._line.skip_records = skip_records
-        self._line.pins_spikes = config.on_spike == "skip"
         self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)
         return known
 
@@ -304,7 +307,7 @@ class Attempt:
                 judge_self_test(self.journal, self.number, past, present, self.config.compute)
                 verdict = judge_environment(past, present, self.config.resume)
                 lineage["environment"] = asdict(verdict)
-                self.rehearsals.is_changed = bool(lineage["drift"]) or verdict.promise != "identical"
+                self.rehearsals.due.is_changed = bool(lineage["drift"]) or verdict.promise != "identical"
             lineage["continues"] = {"commit": newest.number, "checkpoint_sha256": newest.checkpoint_sha256}
         if ancestor := self.ranks.ancestor:
             lineage["ancestor"] = ancestor.describe()
@@ -313,8 +316,8 @@ class Attempt:
     def _judge_drift(self, newest: Commit, epochs: int | None) -> tuple[Commit, Past, dict[str, Any]]:
         """Judge the changes of settings and code since the newest commit in which `Line.find_break` finds no break.
 
-        `Line.resume` will quarantine the commits in which it finds a break. They may come from another run, with other
-        settings and code than this run's earlier commits.
+        `Line.resume` will quarantine the commits in which it finds a break. They may come from another run, with
+        different settings and code than this run's earlier commits.
 
         Args:
             newest: the newest commit, which is judged if all commits have a break.
@@ -329,12 +332,14 @@ class Attempt:
 
     def _begin(self) -> None:
         """Restore the head of a claimed run, and log where training begins."""
+        self.rehearsals.sweep()
         self._resume()
         log.info("run %s: %s", self.config.run, describe_ready(self.ranks.built, self.config.epochs))
         log.info("attempt %d (%s): %s", self.number, self._reason, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
             log.warning(
-                'determinism.mode = "fast": the same steps may give other bits each time; bit-exactness is not promised'
+                'determinism.mode = "fast": the same steps may give different bits each time; '
+                "bit-exactness is not promised"
             )
 
     def _is_verified_end(self, newest: Commit) -> bool:
@@ -357,11 +362,14 @@ class Attempt:
         if self.head is None:
             self.ranks.begin_from_ancestor()
 
-    def _restore(self, commit: Commit) -> HoldfastError | None:
+    def _restore(self, commit: Commit, aside: Uncommitted | None = None) -> HoldfastError | None:
         """Restore a commit into the ranks, and tell the observers of the verdict; see `AttemptRanks.restore`."""
         began = time.monotonic()
         try:
-            error = self.ranks.restore(commit, self.line.read_metadata)
+            if aside is None:
+                error = self.ranks.restore(commit, self.line.read_metadata)
+            else:
+                error = self.ranks.restore(commit, aside.read_metadata, aside.folder)
         except StateError as refusal:
             self._tell_verdict(judge_restore(refusal, commit, began))
             raise
@@ -386,15 +394,13 @@ class Attempt:
             with self.journal.fenced(self.number):
                 if self.notice is not None:
                     self.rehearsals.forget()  # no time for a rehearsal: the living ranks train on
-                if self.rehearsals.is_pending:
-                    self.rehearsals.finish(self.line, self._renew)
-                    self._is_fresh = False
+                self._finish_rehearsal()
                 if self.ranks.running is None:
                     self._renew()
                 if self.step >= chunk.stop:
                     return None
-                if self._is_fresh and self.notice is None:
-                    self.rehearsals.compare_with_dead(self.line, chunk.stop)
+                if self.notice is None:
+                    self.rehearsals.earlier.compare(self.line, chunk.stop, self._renew, is_fresh=self._is_fresh)
                 saved = self._await_saved(chunk.stop)
                 if saved is None:
                     return None
@@ -410,6 +416,7 @@ class Attempt:
         self.ranks.hangs = 0
         if saved.near_problem:
             log.warning("%s", saved.near_problem)
+        self.ranks.warn(saved.warnings)
         if self._history:
             self._history.note_saved(saved, saved.step - self.step)
         self._pipeline.add(saved)
@@ -418,10 +425,34 @@ class Attempt:
         faults.reach("chunk-reported")
         return saved
 
-    def _renew(self) -> None:
-        """Replace the ended ranks by new ones, and restore the newest commit into them."""
+    def _finish_rehearsal(self) -> None:
+        """Finish a rehearsal that has begun. Afterwards the ranks have no orders any more."""
+        if self.rehearsals.is_begun:
+            self.rehearsals.finish(self.line, self._renew)
+            self._is_fresh = False
+            self._pipeline.forget_orders()
+
+    def _renew(self, start: Commit | Uncommitted | None = None) -> None:
+        """Replace the ended ranks by new ones, and restore the newest commit into them.
+
+        Args:
+            start: a commit, for the state before its steps; or a rehearsal's checkpoint.
+
+        Raises:
+            CheckpointDamaged, GateTripped: the checkpoint before the commit, or the rehearsal's, can't be restored.
+        """
         self._start_again()
-        self._resume()
+        error = None
+        if start is None:
+            self._resume()
+        elif isinstance(start, Uncommitted):
+            error = self._restore(start.commit, start) if self.head is not None else None
+        elif parent := self.journal.find_parent(start):
+            error = self._restore(parent)
+        else:
+            self.ranks.begin_from_ancestor()
+        if error is not None:
+            raise error
 
     def _start_again(self) -> None:
         if has_other_skips(self.journal, self.line.skip_records):
@@ -456,9 +487,11 @@ class Attempt:
             self._pass_on_notice()
         self._is_fresh = False
         self.ranks.note_training()
-        self._order_steps(stop)
-        is_rehearsed = self.rehearsals.may_follow(self.line, self._chunk_s)
-        if not is_rehearsed:
+        self._order_steps(self.step, stop)
+        is_owed = self.rehearsals.earlier.is_owed
+        stops = stop, self._pipeline.stop_after(stop), self.total_steps
+        is_rehearsed = not is_owed and self.rehearsals.may_follow(self.line, stops, self._chunk_s)
+        if not is_rehearsed and not is_owed:
             self._order_next(stop)  # the ranks train the next chunk while this chunk is committed
         self._do_owed_upkeep()
         if self.ranks.running is None:  # the upkeep found damage and ended the ranks
@@ -473,11 +506,16 @@ class Attempt:
                 if is_rehearsed and event.step >= stop:  # a rehearsal has already trained the whole chunk
                     self._rehearse_or_order(stop, event.train_s, (stop - self.step) / (event.train_s or 1.0))
                 return event.model_copy(update={"restart_s": self.ranks.restart_s, "slow_rank": slow_rank})
-            if isinstance(event, Rehearsed):
-                self.rehearsals.note_lived(event)
+            if isinstance(event, Rehearsed | SavedAside):
+                self.rehearsals.note(event)
+                if self.rehearsals.is_lived(stop) and self.notice is None:
+                    self._finish_rehearsal()
+                    return self._await_saved(stop) if self.ranks.running is not None else None
             if isinstance(event, Progress):
                 self._tell("progressed", event)
-                if is_rehearsed and event.step >= stop:
+                if self.rehearsals.is_start(event.step):
+                    self._rehearse_inside(stop, event)
+                elif is_rehearsed and event.step >= stop:
                     is_rehearsed = False
                     self._rehearse_or_order(stop, time.monotonic() - began, event.steps_per_s)
                 elif is_rehearsed:
@@ -491,13 +529,25 @@ class Attempt:
                 return
         self._order_next(stop)
 
+    def _rehearse_inside(self, stop: int, event: Progress) -> None:
+        """Order the rehearsal for which the ranks save inside a chunk; if there is no time for it, order the chunk."""
+        is_stopping = self.is_stopping or self.notice is not None
+        if not self.rehearsals.begin_inside(self.total_steps, event.steps_per_s, is_stopping=is_stopping):
+            self.ranks.own.train(self._pipeline.stop_after(event.step), self.fingerprint)
+
     def _order_next(self, stop: int) -> None:
         if stop < self.total_steps and not self.is_stopping:
-            self._order_steps(self._pipeline.stop_after(stop))
+            self._order_steps(stop, self._pipeline.stop_after(stop))
 
-    def _order_steps(self, stop: int) -> None:
+    def _order_steps(self, start: int, stop: int) -> None:
+        """Order the ranks to train the chunk ``(start, stop]``, or the steps of it before a rehearsal."""
         if self._pipeline.is_new(stop):
-            self.ranks.own.train(stop, self.fingerprint)
+            earlier, step, aside = self.rehearsals.earlier, 0, ""
+            if not earlier.is_owed:
+                # the steps that were compared may be few, and end before an epoch's end
+                first = max(start, earlier.reached)
+                step, aside = self.rehearsals.plan(self.line, first, stop, self.total_steps, self._chunk_s)
+            self.ranks.own.train(step or stop, self.fingerprint, aside=aside)
 
     # ---- commit
 
@@ -556,25 +606,11 @@ class Attempt:
         """Call the method ``what`` of each observer (see `Observer`) with a view of this attempt and with ``news``."""
         total, built = (self.total_steps, self.ranks.built) if self._line else (0, None)
         known = self.config, self.journal, self.number, self.head, self.step, total, built
-        next_commit_step = self._pipeline.next_commit_step(self.head.step if self.head else 0)
-        view = AttemptView(*known, self.signal_ranks, self.ranks.read_beats, next_commit_step)
+        view = AttemptView(*known, self.ranks.read_beats)
         self._observers.tell(what, view, *news)
 
     def _tell_verdict(self, verdict: CheckpointVerdict) -> None:
         self._tell("judged", verdict)
-
-    def go_back(self) -> bool:
-        """Go back if the head was quarantined since it was committed. Return whether it was.
-
-        `commit` goes back by itself. Call this method for a run without steps to train, which makes no commit.
-
-        Raises:
-            MachineQuarantined: the head was quarantined, and so was this machine.
-        """
-        if self.head is None or not self.journal.is_quarantined(self.head.number):
-            return False
-        self._go_back()
-        return True
 
     def _go_back(self) -> None:
         self.fall_back()
@@ -598,7 +634,7 @@ class Attempt:
         log.warning("%s", notice)
         ranks = self.ranks.running
         if notice.is_advice:
-            if ranks is not None and not self.rehearsals.is_pending:  # ranks before a rehearsal are saving already
+            if ranks is not None and not self.rehearsals.is_at_commit:  # ranks before a rehearsal are saving already
                 ranks.save()
             return
         self.notice = notice
@@ -616,11 +652,6 @@ class Attempt:
         if self._stopping is Stopping.TOLD:
             self._stopping = Stopping.TRAINING
 
-    def signal_ranks(self, number: int) -> None:
-        """Send all ranks a signal, for `holdfast.proof.drill`."""
-        if self.ranks.running is not None:
-            self.ranks.running.signal(number)
-
     def stop(self) -> None:
         """Finish the current step, save and commit within ``resume.stop_within_s``, and end the ranks."""
         self._stopping = Stopping.STOPPED
@@ -629,12 +660,10 @@ class Attempt:
         self.ranks.put_back()
         ranks, trained, reason = self.ranks.running, 0, ""
         if ranks is not None and self._is_claimed:
+            self._add_lost()
             ranks.stop()
             try:
-                while True:
-                    event = ranks.next_event(max(0.0, deadline - time.monotonic()))
-                    if isinstance(event, Saved):
-                        self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
+                self._follow_stop(deadline)
             except RankDied as error:  # not an error if the ranks answered: they have ended as ordered
                 within_s = self.config.resume.stop_within_s
                 reason = (
@@ -643,10 +672,9 @@ class Attempt:
             except Unhealthy as error:
                 reason = "because a health signal left its limits"
                 log.warning("%s", error)
-            trained = ranks.watch.count_steps()
+            trained = 0 if self.rehearsals.earlier.has_shadow else ranks.watch.count_steps()
         self.close()
-        while self._pipeline.uncommitted:
-            self.commit(self._pipeline.uncommitted[0])
+        self._commit_all()
         if self._is_claimed and trained > self.step:
             log.warning(
                 "stopped at step %d, but steps %d-%d could not be saved %s; the same command trains these steps again",
@@ -654,6 +682,38 @@ class Attempt:
             )  # fmt: skip
         elif self._is_claimed:
             log.info("stopped after step %d, which is saved and committed; the same command continues it", self.step)
+
+    def _add_lost(self) -> None:
+        """Add the checkpoints whose reports a signal has interrupted after they had left the queue of events.
+
+        Without their commits, the commit of the ranks' next save would name a parent that no commit has.
+        """
+        for saved in [*self.ranks.own.saved]:
+            if saved.step > self.step:
+                self._pipeline.add(saved.model_copy(update={"restart_s": self.ranks.restart_s}))
+
+    def _follow_stop(self, deadline: float) -> NoReturn:
+        """Commit the saves of ranks that were told to stop, and keep the trail of the steps that they train afterwards.
+
+        Args:
+            deadline: on the clock of `time.monotonic`.
+
+        Raises:
+            RankDied: the ranks have ended, or reported nothing until the deadline.
+            Unhealthy: the model is unhealthy, so the ranks haven't saved it.
+        """
+        ranks = self.ranks.own
+        while True:
+            event = ranks.next_event(max(0.0, deadline - time.monotonic()))
+            if isinstance(event, Saved) and event.step > self.step:
+                self._pipeline.add(event.model_copy(update={"restart_s": self.ranks.restart_s}))
+                self._commit_all()
+            elif isinstance(event, Shadowed):
+                self.rehearsals.earlier.note_shadow(event)
+
+    def _commit_all(self) -> None:
+        while self._pipeline.uncommitted:
+            self.commit(self._pipeline.uncommitted[0])
 
     def finish_stopped(self) -> bool:
         """Finish a run that was told to end in its last step, after `stop`: do its upkeep.
@@ -671,7 +731,7 @@ class Attempt:
     def close(self) -> None:
         """End this attempt's ranks."""
         self.ranks.end()
-        self.rehearsals.forget()
+        self.rehearsals.reset()
         self._pipeline.forget_orders()
 
     def _finish(self) -> None:
@@ -684,6 +744,14 @@ class Attempt:
         except HoldfastError as error:
             log.warning("the run is complete, but the code after its loop failed: %s", error)
 
+    def _await_shadow(self) -> None:
+        """Wait for the steps that the ranks train after their last save, if a notice has stopped them."""
+        ranks, notice = self.ranks.running, self.notice
+        if ranks is None or notice is None or self._stopping is not Stopping.STOPPED:
+            return
+        with contextlib.suppress(HoldfastError):
+            self._follow_stop(time.monotonic() + min(notice.left_s(), self.config.resume.stop_within_s))
+
     def end(self, ending: Ending) -> None:
         """End the ranks, and record how the attempt ended, if it had claimed the run.
 
@@ -694,10 +762,11 @@ class Attempt:
             if ending.reason == "completed":
                 self._record_ending(ending)
             self._finish()
+            self._await_shadow()
         finally:  # record the ending even if a signal interrupts the wait
             self.close()
             if self._is_claimed and self.head is not None:
-                self.rehearsals.end(self.head)
+                self.rehearsals.earlier.end(self.head)
             self._record_ending(ending)
             self._tell("ended")
 

@@ -11,9 +11,8 @@ from holdfast.errors import HoldfastError, NodesMissing, RankDied, RunStopped
 from holdfast.journal import Journal
 from holdfast.ledger.standing import is_trained
 from holdfast.machine.gpus import check_gpus, settle_ranks
-from holdfast.rank.attached import choose_ranks
 from holdfast.rank.launchers import refuse_launcher
-from holdfast.rank.launching import Ranks
+from holdfast.rank.launching import Ranks, choose_ranks
 from holdfast.rank.messages import Ready
 from holdfast.rank.rendezvous import describe_node_wait, find_node
 from holdfast.store import open_store

@@ -38,7 +38,7 @@ def publish_commit(line: Line, proposal: Proposal) -> Commit:
     """Check a checkpoint, publish its commit's record and latest.json, and return the commit. Log the commit's spikes.
 
     Raises:
-        ConfigDrift: the checkpoint was trained with other settings than the run's.
+        ConfigDrift: the checkpoint was trained with different settings than the run's.
         CheckpointDamaged: a file of the checkpoint is missing or cut short, or its hashes contradict each other.
         Superseded: a later attempt owns the run.
     """
@@ -57,7 +57,7 @@ def check_fingerprint(line: Line, proposal: Proposal) -> None:
     For an adopted checkpoint, a few other settings are allowed; see `Line.may_adopt`.
 
     Raises:
-        ConfigDrift: the checkpoint was trained with other settings.
+        ConfigDrift: the checkpoint was trained with different settings.
     """
     trained_with = proposal.saved.metadata.config_fingerprint
     is_adopted = proposal.reason == "adopted" and line.may_adopt(trained_with)

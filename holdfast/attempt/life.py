@@ -8,19 +8,15 @@ from typing import Literal, TypeVar
 
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.commits import Publish, publish_commit
-from holdfast.attempt.explaining import Explaining
-from holdfast.attempt.measuring import make_measuring
 from holdfast.attempt.observers import Observer, make_observers
 from holdfast.attempt.pipeline import Chunk
-from holdfast.attempt.reporting import Reporting
-from holdfast.attempt.sending import Sending
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied
+from holdfast.extending import find_disruption
 from holdfast.journal import Journal
 from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
 from holdfast.ledger.standing import Outcome, TrainResult, read_standing, stopped_early
-from holdfast.machine.pod import find_disruption
 from holdfast.machine.preemption import Notice, Source, find_sources, watch
 from holdfast.rank.launchers import refuse_launcher
 from holdfast.store import open_store
@@ -96,9 +92,9 @@ class Acts:
 def find_ending(cause: Cause) -> Ending:
     """Return the ending of an attempt by its cause.
 
-    A signal, lost ranks or a failing store may have one common cause: Kubernetes disrupts the pod. If the pod's status
-    says so, the attempt was preempted. Call this after the last save and commit, because it asks Kubernetes for the
-    pod's status.
+    A signal, lost ranks or a failing store may have one common cause: the platform takes the machine away. If an
+    extension says so, the attempt was preempted. Call this after the last save and commit, because it may ask the
+    platform.
     """
     ending = Ending("preempted", cause.reason) if isinstance(cause, Notice) else ending_of(cause)
     is_signal = ending == TOLD_BY_A_SIGNAL
@@ -107,7 +103,7 @@ def find_ending(cause: Cause) -> Ending:
     disruption = find_disruption()
     if not disruption:
         return ending
-    return Ending("preempted", f"Kubernetes disrupts the pod: {disruption}" + ("" if is_signal else f"; {ending}"))
+    return Ending("preempted", disruption + ("" if is_signal else f"; {ending}"))
 
 
 def live(
@@ -144,12 +140,10 @@ def live(
         refuse_launcher(config.compute)
     ending, attempt = TOLD_BY_A_SIGNAL, None  # recorded if a second signal arrives before `find_ending` returns
     try:
-        explaining = Explaining(config)
-        own = [*make_observers(config.log.observers), Reporting(config), Sending(config), *make_measuring(config)]
-        attempt = Attempt(config, number, [*observers, *own, explaining], acts.publish)
-        _train(attempt, acts, sources, explaining)
+        attempt = Attempt(config, number, [*observers, *make_observers(config)], acts.publish)
+        _train(attempt, acts, sources)
         ending = find_ending(attempt.notice)
-        return _describe(attempt, explaining)
+        return _describe(attempt)
     except BaseException as error:
         ending = find_ending(error)
         raise
@@ -158,28 +152,20 @@ def live(
             attempt.end(ending)
 
 
-def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source], explaining: Explaining) -> None:
+def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:
     try:
         acts.open(attempt)
         with watch([*find_sources(attempt.config.resume.drain_file), *sources], attempt.notify):
-            while True:
-                while (chunk := attempt.next_chunk()) is not None:
-                    saved = acts.train_chunk(attempt, chunk)
-                    if saved is not None:
-                        attempt.commit(saved)
-                    interrupt.raise_if_lost()
-                if attempt.is_stopping or not explaining.await_answers(lambda: attempt.notice is not None):
-                    break
-                if explaining.is_awaited:  # a notice has ended the wait
-                    attempt.stop()
-                    break
-                if not attempt.go_back():
-                    break
+            while (chunk := attempt.next_chunk()) is not None:
+                saved = acts.train_chunk(attempt, chunk)
+                if saved is not None:
+                    attempt.commit(saved)
+                interrupt.raise_if_lost()
     except Exception:
         raise
     except BaseException:  # an exception that a signal handler has raised
         attempt.stop()
-        if explaining.is_awaited or not attempt.finish_stopped():
+        if not attempt.finish_stopped():
             raise
 
 
@@ -209,7 +195,6 @@ def train(
     return result
 
 
-def _describe(attempt: Attempt, explaining: Explaining) -> Outcome:
+def _describe(attempt: Attempt) -> Outcome:
     report = attempt.upkeep.read_report()
-    is_complete = attempt.is_complete and not explaining.is_awaited
-    return Outcome(complete=is_complete, retention=report.model_dump(mode="json") if report else {})
+    return Outcome(complete=attempt.is_complete, retention=report.model_dump(mode="json") if report else {})

@@ -30,13 +30,15 @@ from holdfast.journal import (
     FileRecord,
     Journal,
     Latest,
+    RehearsedSteps,
     config_name,
     folder_record_name,
     now,
     record_name,
     signature_name,
 )
-from holdfast.journal.pins import pin_before
+from holdfast.journal.audits import list_unproved
+from holdfast.journal.pins import unpin_left
 from holdfast.journal.signature import SigningKey, TrustedKey
 from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.journal.spikes import QUIET, WINDOW, Spike, find_spikes, keep_watched
@@ -54,7 +56,7 @@ TRIPS = 2
 ANCESTORS = 8
 # If a rehearsal differs, how many commits are searched, from the newest backwards, for the last equal rehearsal.
 ANCESTORS_SEARCHED = 1000
-# The largest number of rehearsals that a commit names.
+# The largest number of rehearsals that a commit names; among them is one of each kind, if there was one.
 REHEARSALS = 8
 
 log = logging.getLogger(__name__)
@@ -68,24 +70,47 @@ class _RehearsalVerdict:
 
     Attributes:
         rehearsed: the steps from which the last equal rehearsals began.
+        rehearsals: their steps, without those that earlier versions made.
         unrehearsed_s: the seconds that training has taken since the last equal rehearsal.
         cost_s: the seconds for which training waited for a rehearsal since the last commit.
         inexact: how a rehearsal differed, if the run continued in spite of that.
         reason: why no rehearsal was made; empty if one was made or will be made.
+        unproved: the numbers of the last commits that began with a resume that nothing was compared with.
     """
 
     rehearsed: tuple[int, ...] = ()
+    rehearsals: tuple[RehearsedSteps, ...] = ()
     unrehearsed_s: float = 0.0
     cost_s: float = 0.0
     inexact: str = ""
     reason: str = ""
+    unproved: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, commit: Commit | None) -> "_RehearsalVerdict":
         """Return the results of rehearsals that a commit records."""
         if commit is None:
             return cls()
-        return cls(tuple(commit.rehearsed), commit.unrehearsed_s, 0.0, commit.inexact, commit.not_rehearsed)
+        made = tuple(commit.rehearsed), tuple(commit.rehearsals)
+        return cls(*made, commit.unrehearsed_s, 0.0, commit.inexact, commit.not_rehearsed, tuple(commit.unproved))
+
+    @property
+    def kinds(self) -> set[str]:
+        """Return the kinds of the equal rehearsals. Those of earlier versions began at commits."""
+        known = {each.kind for each in self.rehearsals} | (
+            {"across"} if any(e.has_end for e in self.rehearsals) else set()
+        )
+        return known | ({"commit"} if len(self.rehearsed) > len(self.rehearsals) else set())
+
+    def add(self, steps: RehearsedSteps, cost_s: float) -> "_RehearsalVerdict":
+        """Return the results with a further equal rehearsal."""
+        rehearsals = [*self.rehearsals, steps]
+        while len(rehearsals) > REHEARSALS:
+            kinds = [each.kind for each in rehearsals]
+            del rehearsals[next(number for number, kind in enumerate(kinds) if kinds.count(kind) > 1)]
+        earlier = self.rehearsed[: len(self.rehearsed) - len(self.rehearsals)]
+        starts = (*earlier, *(each.start for each in rehearsals))[-REHEARSALS:]
+        return _RehearsalVerdict(starts, tuple(rehearsals), cost_s=cost_s, unproved=self.unproved)
 
 
 class Line:
@@ -123,7 +148,6 @@ class Line:
         self.head: Commit | None = None
         self.next_number = 1
         self.skip_records: list[str] = []
-        self.pins_spikes = False  # whether each commit with spikes pins the checkpoints before it
         self._begun: Commit | None = None
         self._metadata: dict[str, checkpoint.Metadata] = {}  # by the checkpoint's folder; read once
         self._latest: tuple[Latest | None] | None = None  # None until latest.json is read or written
@@ -169,8 +193,7 @@ class Line:
             if self.head is None or self._restore(self.head, restore):
                 break
         self._settle_trips()
-        if self._near is not None:
-            self._near.drop_stale(self.head)
+        unpin_left(self.journal)
         self._has_resumed = True
         if self.head is not None:
             self._renew_latest()
@@ -231,8 +254,6 @@ class Line:
         # a repeated call publishes the same bytes, with the same time, because the signature covers them
         self._begun = commit
         envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
-        if self.pins_spikes and commit.spikes:  # first, so that a kill right after the commit loses no spike
-            pin_before(self.journal, commit)
         commit = self.journal.publish_commit(commit, envelope)
         for file, name in _list_copies(commit):
             self.journal.publish_copy(name, self.journal.store.read(f"{commit.path}/{file.name}"))
@@ -265,10 +286,12 @@ class Line:
             **saved.model_dump(include={"train_s", "slow_s", "stall_s", "save_s", "restart_s"}),
             slow_rank=saved.slow_rank,
             rehearsed=list(self.verdict.rehearsed),
+            rehearsals=list(self.verdict.rehearsals),
             not_rehearsed=self.verdict.reason,
             unrehearsed_s=self.verdict.unrehearsed_s + saved.train_s,
             rehearse_s=self.verdict.cost_s,
             inexact=self.verdict.inexact,
+            unproved=list_unproved(self.journal, self.verdict.unproved),
             records=self._list_records(saved),
             origin=metadata.origin,
         )
@@ -295,13 +318,17 @@ class Line:
     def _list_records(self, saved: Saved) -> dict[str, str]:
         """Return the names of the records that the next commit depends on, each with its SHA-256.
 
-        The SHA-256 is empty for a record that this process hasn't written, and for all but settings records.
+        The SHA-256 is empty for the commit's folder, whose record contains nothing but the commit's path and number,
+        and for signatures.
         """
-        settings = {config_name(saved.metadata.config_fingerprint): ""} | self.journal.settings
-        names = [record_name("attempts", self.attempt), folder_record_name(saved.path), *self.skip_records]
-        if self._signing_key:
-            names.append(signature_name(self.next_number, self.attempt))
-        return settings | dict.fromkeys(names, "")
+        first = self.journal.first_attempt_after(self.head)
+        attempts = [record_name("attempts", number) for number in range(first, self.attempt)]
+        names = ["run.json", record_name("attempts", self.attempt), *filter(self.journal.hash_once, attempts)]
+        names += [config_name(saved.metadata.config_fingerprint), *self.journal.settings]
+        unhashed = [name for name in self.skip_records if name.startswith("signatures/")]
+        unhashed += [signature_name(self.next_number, self.attempt)] if self._signing_key else []
+        hashed = {name: self.journal.hash_once(name) for name in (*names, *self.skip_records) if name not in unhashed}
+        return hashed | dict.fromkeys([folder_record_name(saved.path), *unhashed], "")
 
     # ---- rehearsals
 
@@ -313,16 +340,14 @@ class Line:
             return self._noted[1]
         return _RehearsalVerdict.of(self.head)
 
-    def note_rehearsal(self, step: int, cost_s: float) -> None:
-        """Record, for the next commit, that a rehearsal from the head was equal.
+    def note_rehearsal(self, steps: RehearsedSteps, cost_s: float) -> None:
+        """Record, for the next commit, that a rehearsal was equal.
 
         Args:
-            step: the head's step.
             cost_s: the seconds for which training waited for the rehearsal.
         """
         assert self.head is not None
-        steps = (*self.verdict.rehearsed, step)[-REHEARSALS:]
-        self._noted = self.head.number, _RehearsalVerdict(steps, cost_s=cost_s)
+        self._noted = self.head.number, self.verdict.add(steps, self.verdict.cost_s + cost_s)
 
     def note_unrehearsed(self, reason: str) -> None:
         """Record why no rehearsal is made. If the run already has a rehearsal, do nothing."""
@@ -337,6 +362,12 @@ class Line:
         """
         assert self.head is not None
         self._noted = self.head.number, replace(self.verdict, inexact=found)
+
+    def note_unproved(self) -> None:
+        """Record, for all later commits, that nothing was compared with the steps after the head, as after a stop."""
+        assert self.head is not None
+        unproved = (*self.verdict.unproved, self.next_number)[-REHEARSALS:]
+        self._noted = self.head.number, replace(self.verdict, unproved=unproved)
 
     def find_unproved(self) -> str:
         """Return a clause for a message: since which attempt the run may not be bit-exact.
@@ -475,7 +506,8 @@ class Line:
     def may_adopt(self, fingerprint: str) -> bool:
         """Return whether a checkpoint that was trained with settings of this fingerprint may be adopted.
 
-        Allowed are the present settings, the settings of the head, and each of the two with another number of ranks.
+        Allowed are the present settings, the settings of the head, and each of the two with a different number of
+        ranks.
         """
         heads = [self.head.config_fingerprint] if self.head else []
         known = [self.config_fingerprint, *(each for each in heads if self._skips_as_now(each))]

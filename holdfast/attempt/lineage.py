@@ -279,7 +279,7 @@ def judge_self_test(journal: Journal, attempt: int, past: Past, present: Present
         attempt: this attempt's number.
 
     Raises:
-        SelfTestFailed: this host's self-test gave other bits before, and the configuration refuses that.
+        SelfTestFailed: this host's self-test gave different bits before, and the configuration refuses that.
     """
     records = itertools.chain([past.environment], read_environments(journal, attempt - 1))
     line, is_unstable = compare_with_records(records, present.environment)

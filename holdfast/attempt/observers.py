@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from holdfast.config import RunConfig
 from holdfast.errors import GateTripped, HoldfastError, StateError
+from holdfast.extending import call_all, check_tables
 from holdfast.journal import Commit, Journal
 from holdfast.machine.heartbeats import Beat
 from holdfast.rank.messages import Progress, Ready
@@ -44,9 +45,7 @@ class AttemptView:
         step: the newest step whose checkpoint is durable, committed or not.
         total_steps: the number of steps of the whole run; 0 if the ranks haven't built the recipe.
         built: the ranks' description of the training that they have built; None if they haven't built the recipe.
-        signal_ranks: sends all ranks a signal, for `holdfast.proof.drill`.
         read_beats: returns the heartbeat of each rank of this machine, by rank; may be called from any thread.
-        next_commit_step: the step of the next commit; 0 if the ranks haven't been told when to save.
     """
 
     config: RunConfig
@@ -56,9 +55,7 @@ class AttemptView:
     step: int
     total_steps: int
     built: Ready | None
-    signal_ranks: Callable[[int], None]
     read_beats: Callable[[], Mapping[int, Beat]] = dict
-    next_commit_step: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -102,13 +99,15 @@ def judge_restore(error: HoldfastError | None, commit: Commit, began: float) -> 
     return CheckpointVerdict("gate", result if error else "passed", commit.number, time.monotonic() - began)
 
 
-def make_observers(names: Sequence[str]) -> list[Observer]:
-    """Return the observers that ``log.observers`` names as ``module:Class``.
+def make_observers(config: RunConfig) -> list[Observer]:
+    """Return the observers that ``log.observers`` names as ``module:Class``, and those of the extensions.
 
     Raises:
-        ConfigError: an observer can't be imported, or isn't an allowed class.
+        ConfigError: an observer can't be imported, or isn't an allowed class; an extension's settings are wrong.
     """
-    return [import_class("log.observers", name, Observer)() for name in names]
+    check_tables(config)
+    named = [import_class("log.observers", name, Observer)() for name in config.log.observers]
+    return named + [observer for _, made in call_all("observers", config) for observer in made]
 
 
 class Observers:

@@ -18,6 +18,7 @@ from holdfast.journal.skips import SKIPS, read_skips
 from holdfast.machine.host import name_host
 from holdfast.machine.processes import is_running
 from holdfast.rank.messages import Ready
+from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
@@ -113,13 +114,16 @@ class Known:
         Args:
             number: the present attempt's number.
         """
-        lost = Ending("vanished", f"no ending was on record when attempt {number} began", self.step)
-        taken_over = Ending("superseded", f"its process was still running when attempt {number} began", self.step)
+        lost = f"no ending was on record when attempt {number} began"
+        taken_over = f"its process was still running when attempt {number} began"
         number = self.attempts if self.ending is None else 0
         if self.ending is not None and self.ending.reason in (HELD, RELEASED):
             number = _skip_holds(journal, self.attempts)
         while number and journal.has_attempt(number):
-            ending = taken_over if _runs_here(journal, number) else lost
+            # Read the commits again: a living attempt may have committed between `read` and the present attempt's claim
+            step = next((each.step for each in journal.candidates() if each.attempt <= number), 0)
+            said = ("superseded", taken_over) if _runs_here(journal, number) else ("vanished", lost)
+            ending = Ending(*said, step)
             if journal.end_attempt(number, ending) != ending:
                 break
             number -= 1
@@ -155,7 +159,7 @@ def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[Trust
 
 
 def has_other_skips(journal: Journal, names: Sequence[str]) -> bool:
-    """Return whether a run has another skip list than the list with these names of records; see `apply_skips`."""
+    """Return whether a run has a different skip list than the list with these names of records; see `apply_skips`."""
     number = max(journal.numbers(SKIPS), default=0)
     return number > 0 and record_name(SKIPS, number) not in names
 
@@ -190,7 +194,8 @@ def _runs_here(journal: Journal, number: int) -> bool:
 
 def describe_ready(built: Ready, epochs: int) -> str:
     """Return a line for a person about the training that the ranks have built."""
-    parts = [f"{built.model_params:,} parameters", f"{epochs} epochs of {built.steps_per_epoch} steps"]
+    length = f"{counted(epochs, 'epoch')} of {counted(built.steps_per_epoch, 'step')}"
+    parts = [f"{built.model_params:,} parameters", length]
     if "samples" in built.data:
         parts.insert(1, f"{built.data['samples']:,} samples")
     elif "loader_workers" in built.data:

@@ -41,11 +41,6 @@ class Pipeline:
         """
         return next((stop for stop in self._ordered if stop > step), 0) or self._choose_stop(step)
 
-    def next_commit_step(self, step: int) -> int:
-        """Return the step of the first checkpoint after ``step`` that is ordered or saved; 0 if there is none."""
-        steps = [*(saved.step for saved in self.uncommitted), *self._ordered]
-        return min((each for each in steps if each > step), default=0)
-
     def is_new(self, stop: int) -> bool:
         """Note that the ranks have the order to stop at a step. Return whether this order is new."""
         is_new = stop not in self._ordered

@@ -2,19 +2,18 @@
 
 import contextlib
 import logging
+import sys
 import time
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from holdfast.attempt.observers import AttemptView, Observer
-from holdfast.config.slurm import find_job
 from holdfast.journal import Commit
 from holdfast.rank.messages import Progress
-from holdfast.terminal import printable
+from holdfast.terminal import printable, stamp
 from holdfast.terminal.bar import Bar, open_console
 
 PLAIN_LINE_EVERY_S = 30.0
-TIME = "%Y-%m-%d %H:%M:%S "
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +27,10 @@ class ConsoleLines(logging.Handler):
     In a Slurm job each line begins with its time, because a job that is queued again appends to the same file.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_times = find_job() is not None and not console.is_terminal
-
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else None
         mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        mark = time.strftime(TIME, time.localtime(record.created)) + mark if self._has_times else mark
+        mark = stamp(sys.stderr, record.created) + mark
         with contextlib.suppress(OSError):  # a closed terminal must not end the run
             console.print(mark + printable(record.getMessage()), style=style, markup=False)
 

@@ -1,8 +1,9 @@
-"""The store's quarantine of machines: which machines may not train, and which saved checkpoints may not be adopted."""
+"""Which machines may not train: those that the store has quarantined, and those that an extension refuses."""
 
 from holdfast.checkpoint import Saved
-from holdfast.config import Compute
-from holdfast.errors import MachineQuarantined
+from holdfast.config import Compute, RunConfig
+from holdfast.errors import MachineQuarantined, MachineRefused
+from holdfast.extending import call_all
 from holdfast.journal import Commit, Journal
 from holdfast.journal.machines import MachineRecord, list_doubted, list_quarantined
 from holdfast.machine.gpus import list_taken, list_visible, read_report
@@ -30,6 +31,17 @@ def check_machine(store: str, compute: Compute) -> None:
                 hint="start the run on another machine; once this machine is repaired, "
                 f"holdfast doctor --store {store} --release {record.host}",
             )
+
+
+def ask_extensions(config: RunConfig) -> None:
+    """Check that no extension refuses this machine.
+
+    Raises:
+        MachineRefused: an extension refuses it.
+    """
+    for name, reason in call_all("admission", config):
+        if reason:
+            raise MachineRefused(f"{name} refuses this machine: {reason}", hint="start the run on another machine")
 
 
 def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved) -> str:

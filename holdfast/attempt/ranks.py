@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from holdfast.attempt.ahead import STARTED_AHEAD, RanksAhead, name_log, start_ranks
+from holdfast.attempt.ahead import RanksAhead, find_ahead, name_log, start_ranks
 from holdfast.attempt.lineage import (
     Ancestor,
     Past,
@@ -19,7 +20,7 @@ from holdfast.attempt.lineage import (
     find_ancestor,
     judge_environment,
 )
-from holdfast.attempt.quarantined import check_machine
+from holdfast.attempt.quarantined import ask_extensions, check_machine
 from holdfast.attempt.refusing import CHANCE, explain_refusal, is_unexplained
 from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
@@ -46,6 +47,27 @@ PATIENCE = 4.0
 # The memory that new ranks may need, as a multiple of the running ranks' memory: their restore reads a checkpoint.
 ROOM = 1.5
 SHOWN_MODULES = 3
+# The beginning of a line about ranks that start beside the running ones.
+REHEARSAL = "a rehearsal starts new ranks on all nodes: "
+
+
+class Uncommitted(NamedTuple):
+    """A checkpoint that no commit names, in the form in which ranks restore it.
+
+    Attributes:
+        commit: the checkpoint in the form of a commit.
+        folder: the folder of the checkpoint in the run's folder.
+        read_metadata: returns the checkpoint's metadata for the commit.
+    """
+
+    commit: Commit
+    folder: str
+    read_metadata: ReadMetadata
+
+
+# Replaces the ended ranks by new ranks, and restores a checkpoint into them: the newest commit; or, given a commit, the
+# state before this commit's steps; or a checkpoint that no commit names.
+Renew = Callable[[Commit | Uncommitted | None], None]
 
 
 class AttemptRanks:
@@ -83,10 +105,12 @@ class AttemptRanks:
         self.verified = 0
         self.hangs = 0
         self._aside: Ranks | None = None
-        self._aside_restart_s = 0.0
+        self._aside_restart_s = self._beside_within_s = 0.0
+        self._beside_gives_up: Callable[[], bool] = lambda: False
         self.is_quiet = False
         self.ahead = RanksAhead()
         self.tolerance: float | None = None
+        self._warned: set[str] = set()
 
     @property
     def own(self) -> Ranks:
@@ -100,7 +124,7 @@ class AttemptRanks:
         Args:
             newest: the commit that will probably be restored; the ranks begin to read its checkpoint early.
         """
-        self.ahead = STARTED_AHEAD.get() or self.ahead
+        self.ahead = find_ahead(self.config) or self.ahead
         self._start(newest)
         self._judged = newest.config_fingerprint if newest else ""
         self.ancestor = find_ancestor(self._journal, self.config.store, self.config.init_from, newest)
@@ -110,7 +134,7 @@ class AttemptRanks:
         """Replace the ended ranks by new ranks.
 
         Raises:
-            ConfigDrift: the new ranks build another training than the first ranks, for example because the code was
+            ConfigDrift: the new ranks build a different training than the first ranks, for example because the code was
                 edited, and the change is not accepted.
         """
         self._start(head)
@@ -126,23 +150,27 @@ class AttemptRanks:
                 f"node {node} can't run an attempt: only node 0 does", hint=f"start node {node} with holdfast train"
             )
         if compute.has_rendezvous or compute.has_ray:
-            log.info("%s", describe_node_wait(compute))
+            log.info("%s%s", REHEARSAL if self._aside is not None else "", describe_node_wait(compute))
         self.running = self.ahead.take(self.config, self._number, newest)
         if self.running is None:
             self.running = start_ranks(self.config, self._number, newest, patience=PATIENCE**self.hangs)
+        if self._aside is not None:
+            self.running.answer_within(self._beside_within_s)
+            self.running.gives_up = self._beside_gives_up
+            self.running.wake()  # `gives_up` may have become true before these ranks could be woken
         try:
             gpus = self._check_gpus(self.running)  # checked while the ranks import torch, which takes seconds
             self.built = self.running.expect(Ready)
         except BaseException as error:
             if isinstance(error, RecipeError) and error.hint == IN_LOG:
                 error.hint = f"the traceback is in {name_log(self.config, self._number)}"
-            self.end()
+            self.end_running()
             raise
-        if gpus and self.built.device == "cpu":
+        if gpus and self.built.device.startswith("cpu"):
             log.warning("nvidia-smi lists %s, but torch sees none: training runs on the CPU", counted(gpus, "GPU"))
         for warning in self.built.warnings if not self.is_quiet else ():
             log.warning("%s", warning)
-        for note in self.built.notes if self._number == 1 else ():
+        for note in (*self.built.notes, *self.built.hints) if self._number == 1 else ():
             log.info("%s", note)
 
     @property
@@ -150,13 +178,22 @@ class AttemptRanks:
         """The name of this machine, as an attempt's record has it."""
         return name_host()
 
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Log the warnings of a save that this attempt hasn't logged before."""
+        for warning in warnings:
+            if warning not in self._warned:
+                log.warning("%s", warning)
+        self._warned |= {*warnings}
+
     def check_machine(self) -> None:
-        """Check that neither this machine nor a GPU that the ranks take is in the store's quarantine.
+        """Check that the ranks may train on this machine.
 
         Raises:
-            MachineQuarantined: the machine or a GPU is in quarantine.
+            MachineQuarantined: the machine, or a GPU that the ranks take, is in the store's quarantine.
+            MachineRefused: an extension refuses the machine.
         """
         check_machine(self.config.store, self.config.compute)
+        ask_extensions(self.config)
 
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take, and return their number. On an error, end the ranks at once."""
@@ -168,12 +205,15 @@ class AttemptRanks:
             ranks.end(within_s=0.0)
             raise
 
-    def restore(self, commit: Commit, read_metadata: ReadMetadata) -> HoldfastError | None:
+    def restore(self, commit: Commit, read_metadata: ReadMetadata, aside: str = "") -> HoldfastError | None:
         """Restore a commit's state; return an error if the checkpoint is damaged or the gate refuses it.
 
         If the gate refuses a commit whose bytes verify, and health isn't the reason, restore the commit again in new
         ranks: an error of the program occurs again, and an error of the machine probably doesn't. The same ranks can't
         repeat the restore, because the first restore has called the model, which may have changed a global variable.
+
+        Args:
+            aside: the folder of a checkpoint for a rehearsal, which the commit describes; see `Aside`.
 
         Raises:
             DeterminismError: bit-exactness isn't promised from this commit on, and the configuration refuses that.
@@ -183,14 +223,14 @@ class AttemptRanks:
         past = Past.read(self._journal, commit, read_metadata)
         if commit.config_fingerprint != self._judged:  # the commit may have been adopted since
             judge_environment(past, self.present, self.config.resume)
-        event = self._look(commit, past)
+        event = self._look(commit, past, aside)
         if is_unexplained(event):
             if self.config.compute.is_attached:  # ranks of another launcher can't be replaced
                 return explain_refusal(event, commit)
             log.warning("the gate refuses checkpoint %s: %s; new ranks check it again", commit.path, event.message)
             self.end_running()
             self.build_again(commit)
-            event = self._look(commit, past)
+            event = self._look(commit, past, aside)
             if is_unexplained(event):
                 return explain_refusal(event, commit)
             log.warning(CHANCE, commit.path)
@@ -204,20 +244,21 @@ class AttemptRanks:
             log.warning("%s; the checkpoint was read from the store instead", event.near_problem)
         # A restore from a near copy (a copy on the node's disk, see `checkpoint.near`) doesn't verify the store's
         # bytes. So the upkeep after the next commit reads the store's bytes back.
-        self.verified = 0 if event.near else commit.number
+        if not aside:
+            self.verified = 0 if event.near else commit.number
         if event.note:
             asked = "proof.rehearse" if self.tolerance is not None else "settings or code were changed"
             log.warning("%s; this is recorded, not refused, because of: %s", event.note, asked)
         return None
 
-    def _look(self, commit: Commit, past: Past) -> Restored | Problem:
+    def _look(self, commit: Commit, past: Past, aside: str) -> Restored | Problem:
         """Restore a commit into the running ranks, and check it with the gate."""
         gate = choose_gate(past, self.present, self.config.resume)
         self.tolerance = None if gate.how == "record" else gate.tolerance
         if self.config.proof.rehearse == "record":
             gate = Gate("record")
         try:
-            return self.own.restore(commit, gate)
+            return self.own.restore(commit, gate, aside)
         except StateError as error:
             raise explain_unfit(error, past, self.present, self.config.resume) from error
 
@@ -255,9 +296,12 @@ class AttemptRanks:
         self.end_running()
 
     def end_running(self) -> None:
-        """End the ranks that train."""
+        """End the ranks that train. If these are new ranks for which there is no time, kill them at once."""
         if self.running is not None:
-            self.running.end()
+            if self._aside is not None and self._beside_gives_up():
+                self.running.end(within_s=0.0)
+            else:
+                self.running.end()
             self.running = None
 
     # ---- a second set, for a rehearsal
@@ -271,13 +315,21 @@ class AttemptRanks:
     def has_room(self) -> bool:
         """Return whether this machine's memory has room for a second set of ranks; always False on a GPU."""
         compute = self.config.compute
-        if self.built.device != "cpu" or compute.has_nodes or compute.has_ray:
+        if not self.built.device.startswith("cpu") or compute.has_nodes or compute.has_ray:
             return False
         return ROOM * measure_memory(self.own.list_pids()) < find_free_memory()
 
-    def set_aside(self) -> None:
-        """Keep the running ranks waiting, so that new ranks can be started beside them."""
+    def set_aside(self, within_s: float, gives_up: Callable[[], bool]) -> None:
+        """Keep the running ranks waiting, so that new ranks can be started beside them.
+
+        Args:
+            within_s: the seconds in which the new ranks have to start and to restore a checkpoint. They may wait for
+                ever for something that the running ranks hold, such as a lock.
+            gives_up: asked at each wake of the new ranks: whether to end the wait for them.
+        """
+        self._beside_gives_up = gives_up
         self._aside, self.running = self.running, None
+        self._beside_within_s = within_s
         self._aside_restart_s = self.restart_s
 
     def put_back(self) -> None:

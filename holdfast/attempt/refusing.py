@@ -8,6 +8,8 @@ from holdfast.rank.messages import Problem, Restored, Tripped
 
 # The largest number of suspects that a message names.
 SHOWN_SUSPECTS = 4
+# The reason (`Commit.why`) of a checkpoint for a rehearsal, which no commit names.
+FOR_REHEARSAL = "rehearsal"
 # The warning if new ranks pass the gate that the last ranks failed; %s is the checkpoint's folder.
 CHANCE = (
     "the gate refused %s once, and new ranks then restored it exactly: either memory or a processor here "
@@ -25,13 +27,13 @@ HINTS = {
     "results": "the checkpoint is undamaged, and an older one would fail in the same way. Save that state (a buffer, "
     "extras, run.keep), check with holdfast prove, and train under another name (--set run=...). If prove passes, a "
     "machine has failed, this one or the one that saved: holdfast doctor checks this one, holdfast quarantine rejects "
-    "the commit. docs/troubleshooting.md#state-that-no-checkpoint-has has the steps. "
+    "the commit. holdfast docs troubleshooting#state-that-no-checkpoint-has has the steps. "
     """To continue with other results, and record that: --set 'resume.accept_drift=["built"]'""",
 }
 
 
 def is_unexplained(event: Restored | Problem) -> TypeGuard[Tripped]:
-    """Return whether the gate refuses an undamaged checkpoint for another reason than its health."""
+    """Return whether the gate refuses an undamaged checkpoint for a different reason than its health."""
     return isinstance(event, Tripped) and not _refusal_of(event).blames_checkpoint
 
 
@@ -42,10 +44,15 @@ def _refusal_of(event: Tripped) -> GateTripped:
 
 
 def explain_refusal(event: Tripped, commit: Commit) -> GateTripped:
-    """Return the error for an undamaged checkpoint that the gate refuses, with the values that a model call changes."""
+    """Return the error for an undamaged checkpoint that the gate refuses.
+
+    It names suspects: first the values that a model call changes, then those that the search for forgotten state finds.
+    """
     error = _refusal_of(event)
     suspects: list[str] = [f"{each} changes when the model is called" for each in error.data.get("suspects", [])]
-    message = f"the gate refuses commit {commit.number} ({commit.path}, step {commit.step}): {error.message}"
+    suspects += error.data.get("found", [])
+    which = "a rehearsal's checkpoint" if commit.why == FOR_REHEARSAL else f"commit {commit.number}"
+    message = f"the gate refuses {which} ({commit.path}, step {commit.step}): {error.message}"
     data = error.data | {"suspects": suspects, "step": commit.step}
     lines = _list_suspects(suspects) if error.data["check"] == "results" else []
     return GateTripped("\n".join([message, *lines]), hint=HINTS[error.data["check"]], **data)

@@ -85,12 +85,10 @@ def _begin_warning(config: RunConfig) -> None:
 def _warn_of_cgroups(config: RunConfig) -> None:
     if not tracks_by_cgroups():
         return
-    every = config.near.every_steps
-    saved = f"{every} steps (near.every_steps), on this node" if every else "chunk; near.every_steps saves more often"
     log.info(
         "this Slurm tracks processes by cgroups: if this command is killed, it kills the ranks, too, before they can "
-        "save; a save is made every %s", saved,
-    )  # fmt: skip
+        "save; a save is made every chunk, and chunk.steps sets its length"
+    )
 
 
 def tracks_by_cgroups() -> bool:

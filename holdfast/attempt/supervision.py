@@ -40,7 +40,8 @@ class Supervised:
     Attributes:
         is_live: whether a living attempt exists that isn't watched yet.
         is_finished: whether the journal has all steps of the run, and says that its last attempt completed the run.
-        is_disputed: whether the run was finished with other settings, and no attempt has judged the present settings.
+        is_disputed: whether the run was finished with different settings, and no attempt has judged the present
+        settings.
         is_dead: whether the last attempt's process died, perhaps after its last commit and before its report.
         last: how the last watched attempt ended; None if it never began, or no attempt was watched.
         was_cancelled: whether the last watched attempt was already being cancelled when the watch began.

@@ -13,13 +13,19 @@ from holdfast.provenance.canonical import finite_or_none
 
 Line = Mapping[str, Any]
 
-# The number of steps of a rehearsal. It is small because the line of each step has a checksum of each component.
+# The fewest and the most steps of a rehearsal, whatever the speed. The line of each step has a checksum of each
+# component.
 REHEARSED_STEPS = 4
+MOST_REHEARSED = 64
+# The largest number of steps that ranks train after a stop's save, and of those whose lines have the checksums of all
+# tensors. State with a period, such as a count for an accumulation of gradients, acts once in each period, so a few
+# more steps than the usual periods find it. The further steps find state that begins to act late.
+MOST_SHADOWED, MOST_DETAILED = 64, 16
 # The fields of a trail's line, and of the line's entries for ranks and shares. Causes come before their effects. For a
 # ``state`` that differs, its components that differ are named instead.
 CAUSES = (
     "samples", "generators", "buffers", "lrs", "anneals", "loss", "gradient", "partial_sum", "sum", "grad_norm",
-    "logged", "state", "rng", "metrics",
+    "logged", "state", "rng", "metrics", "form",
 )  # fmt: skip
 # The fields of a line that don't influence a later step.
 LOGGED = ("logged", "grad_norm")
@@ -50,7 +56,7 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
     """Return the first difference between two trails, or None. Compare only the steps and fields that both trails have.
 
     Args:
-        one: the trail whose ranks the result names. With virtual ranks the other trail may have another number of
+        one: the trail whose ranks the result names. With virtual ranks the other trail may have a different number of
             ranks.
     """
     others = {line["step"]: line for line in other}
@@ -59,22 +65,6 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
         if found is not None and (fields := tuple(_compare_lines(line, found))):
             return Difference(int(line["step"]), fields, tuple(_compare_tensors(line, found)))
     return None
-
-
-def list_part_differences(one: Sequence[Line], other: Sequence[Line]) -> list[str]:
-    """Return the fields that differ between entries of ranks or shares, causes first, with their ranks.
-
-    Unlike `find_first`, compare every field that both entries have, because no values of the whole step are given.
-
-    Args:
-        one: entries of a line's ``parts``. The result names the ranks of these entries.
-    """
-    found: list[str] = []
-    for name in CAUSES:
-        pairs = _pair_parts({"parts": one}, {"parts": other})
-        different = [part for part, each in pairs if name in part and name in each and part[name] != each[name]]
-        found += [f"{FACTS.get(name, name)} of {where}" for where in _name_ranks(different)]
-    return found
 
 
 def compute_mean_loss(lines: Sequence[Line]) -> float | None:
@@ -129,6 +119,8 @@ def _compare_lines(one: Line, other: Line) -> Iterator[str]:
             continue
         if name == "samples":
             yield from _compare_samples(str(one[name]), str(other[name]))
+        elif name == "form":
+            yield from (f"saved {each}" for each in sorted(one[name]) if one[name][each] != other[name].get(each))
         elif name == "state":
             shared = sorted(one[name].keys() & other[name].keys() - {"tensors"}, key=causes_first)
             yield from (each for each in shared if one[name][each] != other[name][each])

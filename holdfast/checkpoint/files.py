@@ -42,7 +42,7 @@ def write_file(folder: Store, path: str, name: str, data: bytes) -> FileRecord:
     """Create a file of a checkpoint and return its record. If the file already exists with the same bytes, succeed.
 
     Raises:
-        NameTaken: the file exists with other bytes.
+        NameTaken: the file exists with different bytes.
     """
     record = hash_bytes(name, data)
     try:

@@ -200,7 +200,7 @@ def _cut_rows(tensor: _Rows, limit: int) -> Iterator[_Rows]:
         yield tensor
         return
     count, *rest = tensor.shape
-    least = 1 if rest or ITEM_BYTES[tensor.dtype] >= 1 else 2  # the least number of rows that fill whole bytes
+    least = 1 if rest or ITEM_BYTES[tensor.dtype] >= 1 else 2  # the minimum number of rows that fill whole bytes
     step = max(1, limit // size_of(tensor.dtype, (least, *rest))) * least
     for first in range(0, count, step):
         shape, start = (min(step, count - first), *rest), size_of(tensor.dtype, (first, *rest))

@@ -1,6 +1,7 @@
 """Values of a program that aren't in its checkpoints: their record, and their comparison between two processes."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -8,6 +9,11 @@ from pydantic import BaseModel, ConfigDict
 # inside an epoch, and at the epoch's end. A resumed process creates these iterators again, but only after its search
 # for values.
 ITERATOR, ENDED = "iterator", "ended iterator"
+# The order of suspects, for `Found.order`: modules and optimizers, generators, numbers and tensors, other values, and
+# the values of loggers and meters.
+FIRST, GENERATORS, NUMBERS, OTHERS, LOGS = range(5)
+# The remedy that keeps all attributes of an object.
+KEEPS_ALL = re.compile(r"run\.keep\(\w+=vars\((.+)\)\)")
 
 
 class Found(BaseModel):
@@ -24,6 +30,9 @@ class Found(BaseModel):
         sha256: a digest of the value; equal values have equal digests in all processes. Empty if the value can't be
             read.
         is_plain: True for a value such as a number, a list or a tensor; False for an object with a state of its own.
+        is_module: whether it is a module or an optimizer.
+        is_assigned: whether a function of the user's other than ``__init__`` assigns it.
+        order: the value's place among suspects: a value of a lower order is likelier to change a step.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -35,6 +44,9 @@ class Found(BaseModel):
     remedy: str
     sha256: str
     is_plain: bool = False
+    is_module: bool = False
+    is_assigned: bool = False
+    order: int = OTHERS
 
     @property
     def key(self) -> tuple[str, str]:
@@ -46,6 +58,8 @@ class Found(BaseModel):
 
 def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
     """Return the values that differ between two processes at the same step, because the checkpoint lacks them.
+
+    The likeliest causes of another step come first: modules and optimizers, then generators.
 
     If only the first process has a value, return the value in two cases: the second process has other attributes of the
     same object, or the value is an iterator inside an epoch. Otherwise leave it out, because the processes may be in
@@ -64,4 +78,20 @@ def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Fou
         missing = "missing" if is_new else found.sha256
         return bool(found.sha256) and known.get(found.key, missing) != found.sha256
 
-    return [*filter(is_suspect, lived)]
+    return leave_out_repeated(sorted(filter(is_suspect, lived), key=lambda found: found.order))
+
+
+def leave_out_repeated(suspects: Sequence[Found]) -> list[Found]:
+    """Return the values without those that another value's remedy saves, too: ``vars(owner)`` has all attributes.
+
+    Of several values of one owner, the first one stays, with this remedy.
+    """
+    remedies = {match[1]: found.remedy for found in suspects if (match := KEEPS_ALL.fullmatch(found.remedy))}
+    left: dict[tuple[str, str], Found] = {}
+    for found in suspects:
+        owner = found.name.rpartition(".")[0]
+        if owner in remedies:
+            left.setdefault((found.reached_by, owner), found.model_copy(update={"remedy": remedies[owner]}))
+        else:
+            left[found.key] = found
+    return [*left.values()]

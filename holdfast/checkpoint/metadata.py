@@ -134,6 +134,7 @@ class Saved(Record):
         near_problem: a message for the user: why the near folder has no copy of this checkpoint. Empty if the folder
             has a copy, if there is no near folder, or if the previous save failed for the same reason.
         slow_rank: the rank for which the other ranks waited; None if they didn't wait.
+        warnings: problems of the program to show a person, such as a module that steps change and nothing saves.
     """
 
     path: str
@@ -146,6 +147,7 @@ class Saved(Record):
     restart_s: float = 0.0
     near_problem: str = ""
     slow_rank: SlowRank | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:

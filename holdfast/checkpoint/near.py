@@ -5,9 +5,6 @@ in the commit. A checkpoint that only the near folder has is first copied to the
 checkpoint of dead ranks. So a near folder that is full, read-only, damaged, outdated or missing costs only a warning,
 and time.
 
-Between two commits a run may save into the near folder alone (`near.every_steps`), and keeps only the last of these
-saves. It is adopted in the same way. A marker file distinguishes it from a commit's copy.
-
 Several runs, attempts and ranks may share one near folder. Each run has a subfolder, named after the run, its URL and
 its ``run.json``, with checkpoints in the same form as on the store.
 """
@@ -18,7 +15,6 @@ import logging
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -35,8 +31,6 @@ from holdfast.store.contract import translate_errors
 from holdfast.store.local import LocalStore
 
 RUN_FOLDER = re.compile(r".+-[0-9a-f]{16}")
-# The marker of a save between two commits: an empty file in its folder.
-MARKER = "between-commits"
 # Only the owner may write into a near folder, because a run may adopt checkpoints from it.
 MODE = 0o700
 
@@ -65,13 +59,8 @@ class Near:
         self.root = Path(settings.folder).expanduser().absolute()
         self._most_bytes, self._folder, self._name = settings.most_bytes, folder, name
         self._place = ""  # the name of the run's own folder
-        # The threads of two savers may write at once: of the saver for commits, and of the saver for saves between
-        # commits.
-        self._lock = threading.Lock()
-        self._problems: dict[bool, type[Exception] | None] = {}  # the error of each saver's last save
+        self._problem: type[Exception] | None = None  # the error of the last save
         self._unsaid = ""  # the problem that was not reported yet
-        self._between = ""  # the folder of the last save between two commits
-        self._newest_step = 0  # the highest step of all saves
 
     @classmethod
     def of(cls, config: RunConfig) -> "Near | None":
@@ -101,49 +90,25 @@ class Near:
 
     # ---- writing
 
-    def keep(
-        self, size_bytes: int, write: Callable[[Store], Saved], peers: Peers | Alone, *, is_between: bool = False
-    ) -> Saved | None:
-        """Write a checkpoint into the near folder, and delete the oldest checkpoints to make room. Raise no error.
+    def keep(self, size_bytes: int, write: Callable[[Store], Saved], peers: Peers | Alone) -> None:
+        """Write a checkpoint into the near folder, and delete the oldest checkpoints to make room.
 
-        Afterwards delete the last save between two commits, because this checkpoint is newer.
+        Raise no error; see `take_problem`.
 
         Args:
             size_bytes: the total size of the checkpoint's parts.
             write: writes the checkpoint to a store, together with the other ranks.
             peers: the ranks that write the checkpoint together, each into the near folder of its own node.
-            is_between: whether this is a save between two commits, which isn't written to the store.
-
-        Returns:
-            The checkpoint as saved in the near folder; None if the save failed, see `take_problem`.
         """
         try:
             peers.each(lambda: self._prepare(size_bytes))
-            saved = write(self.store)
-            if is_between:
-                (self.place / saved.path / MARKER).touch()
-            faults.reach("between-durable" if is_between else "near-durable")
+            write(self.store)
+            faults.reach("near-durable")
+            self._problem = None
         except (HoldfastError, OSError) as error:
-            if type(error) not in self._problems.values():
+            if type(error) is not self._problem:
                 self._unsaid = f"{error}; no copy is kept in the near folder"
-            self._problems[is_between] = type(error)
-            return None
-        self._problems[is_between] = None
-        if outdated := self._note(saved, is_between=is_between):
-            shutil.rmtree(self.place / outdated, ignore_errors=True)
-        return saved
-
-    def _note(self, saved: Saved, *, is_between: bool) -> str:
-        """Note a complete checkpoint. Return the folder of a save between commits that is now outdated; empty if none.
-
-        The outdated save may be this save itself, because the copy of a later commit may be complete first.
-        """
-        with self._lock:
-            if is_between and saved.step < self._newest_step:
-                return saved.path
-            self._newest_step = saved.step
-            outdated, self._between = self._between, saved.path if is_between else ""
-            return outdated
+            self._problem = type(error)
 
     def take_problem(self) -> str:
         """Return a message for the user that says why the last save failed, and forget the message.
@@ -184,40 +149,25 @@ class Near:
                     if is_folder_name(folder.name):
                         yield _measure(Path(folder.path))
 
-    def drop_stale(self, head: Commit | None) -> None:
-        """Delete the saves between two commits that neither equal the newest commit, ``head``, nor continue it.
-
-        A new commit can only continue the newest commit, so no later attempt adopts these saves.
-        """
-        known = head.checkpoint_sha256 if head else ""
-        with contextlib.suppress(HoldfastError, OSError):
-            for folder in _list_folders(self.place):
-                if not Path(folder.path, MARKER).exists():
-                    continue
-                with contextlib.suppress(RecordDamaged):
-                    metadata = read_metadata(self.store, folder.name)
-                    if metadata and known in (metadata.previous_checkpoint_sha256, metadata.checkpoint_sha256):
-                        continue
-                log.info("deleting the save %s in near.folder: the run doesn't continue from this save", folder.name)
-                shutil.rmtree(folder.path, ignore_errors=True)
-
     # ---- reading
 
-    def find(self, commit: Commit) -> list[str]:
-        """Return the folders of `store` that may have copies of a commit's parts.
+    def find(self, commit: Commit) -> tuple[list[str], str]:
+        """Return the folders of `store` that may have copies of a commit's parts, and the damage of others' metadata.
 
         A folder is returned if its name has the commit's step, and if its metadata has the commit's content id or is
         missing. The metadata is missing on a node whose ranks write only some of the parts.
         """
-        found = []
+        found, problem = [], ""
         with contextlib.suppress(HoldfastError):
             for path in self.store.list():
                 if is_folder_name(path) and path.partition(".")[0] == commit.path.partition(".")[0]:
-                    with contextlib.suppress(RecordDamaged):
+                    try:
                         metadata = read_metadata(self.store, path)
                         if metadata is None or metadata.checkpoint_sha256 == commit.checkpoint_sha256:
                             found.append(path)
-        return found
+                    except RecordDamaged as error:
+                        problem = f"near copy: {error}"
+        return found, problem
 
 
 class NearReader:
@@ -230,10 +180,9 @@ class NearReader:
     """
 
     def __init__(self, near: Near, commit: Commit) -> None:
-        self._copies = near.find(commit)
+        self._copies, self.problem = near.find(commit)
         self.store = near.store if self._copies else None
         self.taken: list[str] = []
-        self.problem = ""
 
     def take(self, part: FileRecord, read: Callable[[Store, str, FileRecord], FileDamage | None]) -> str:
         """Read a part from an undamaged copy. Return the copy's folder; empty if there is no such copy.

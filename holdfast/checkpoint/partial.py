@@ -52,7 +52,7 @@ def read_headers(folder: Store, commit: Commit, parts: Iterable[FileRecord]) -> 
     """Return the headers of some of a commit's parts, by the part's name. Verify the parts' sizes, not their hashes.
 
     Raises:
-        CheckpointDamaged: a part is missing, has another size, or isn't well-formed.
+        CheckpointDamaged: a part is missing, has a different size, or isn't well-formed.
     """
     parts = list(parts)
     check_others(folder, commit, parts)
@@ -137,7 +137,7 @@ class PartsReader:
         """Verify the current part, after all its windows were taken, and advance to the next part.
 
         Raises:
-            CheckpointDamaged: the part is missing, or has another hash than in the commit.
+            CheckpointDamaged: the part is missing, or has a different hash than in the commit.
             StoreError: the part can't be read.
         """
         problem = self._results.get()

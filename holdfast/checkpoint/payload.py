@@ -16,9 +16,13 @@ class Source(Protocol):
 
     Attributes:
         address: the address of the bytes if they are contiguous in this process's memory; otherwise 0.
+        is_on_host: whether the bytes are in this process's memory, and not on another device.
     """
 
     address: int
+
+    @property
+    def is_on_host(self) -> bool: ...
 
     def __len__(self) -> int: ...
 

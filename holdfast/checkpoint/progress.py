@@ -20,8 +20,8 @@ from holdfast.store import Store
 # A state and its metadata have an entry for each of the last EPOCHS_KEPT epochs only, because a run may have many
 # thousand epochs.
 EPOCHS_KEPT = 1000
-# A key in a state's progress. It exists only if the loop's code at an epoch's end ran before the save. That happens
-# only at a run's last step: at the end of any other epoch, this code runs after the save.
+# A key in a state's progress. It exists only if the loop's code at the end of the last epoch ran before the save. It
+# doesn't exist if the ranks had to stop at once, and earlier versions set it only at a run's last step.
 ENDED_EPOCH = "has_ended_epoch"
 
 

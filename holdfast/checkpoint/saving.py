@@ -23,8 +23,9 @@ from holdfast.checkpoint.peers import Alone, Peers, assign_owners
 from holdfast.checkpoint.streaming import WINDOWS
 from holdfast.checkpoint.writing import WRITERS, File, Images, Writing, Written, write_checkpoint
 from holdfast.config import PART_BYTES
+from holdfast.errors import StoreError
 from holdfast.journal import FileRecord
-from holdfast.memory import Buffers, Priority
+from holdfast.memory import Buffers, Pin, Priority
 from holdfast.store import Bytes, Store
 
 # The number of threads that copy the state. More threads copy no faster, because memory bandwidth is the limit.
@@ -46,34 +47,28 @@ class Saver:
         part_bytes: see `cut`.
         shared_by: the largest number of consecutive checkpoints that share one file. A disk holds such a file once, so
             damage to it damages all of them.
-        pin: see `Buffers.take`.
+        pin: pins the memory of parts that are copied from a device; see `Buffers.pin`. None if no memory is pinned.
         near: the near folder, to which each checkpoint is written before it is written to the store; None for no near
             folder.
-        is_between: whether this saver makes saves between two commits, which go into the near folder alone.
-        between: a second saver, with separate memory, for saves between two commits; None if the run makes none.
     """
 
     def __init__(
         self,
         part_bytes: int = PART_BYTES,
         shared_by: int = 1,
-        pin: Callable[[memoryview], None] | None = None,
+        pin: Pin | None = None,
         near: Near | None = None,
-        *,
-        is_between: bool = False,
-        between: "Saver | None" = None,
     ) -> None:
         self.part_bytes = part_bytes
         self.shared_by = shared_by
         self.pin = pin
-        self.near, self.is_between, self.between = near, is_between, between
+        self.near = near
         self.buffers = Buffers()
         # The threads stay alive between saves, because training would wait 0.2 ms for their start.
         self._copiers = ThreadPoolExecutor(min(count_cores(), COPIERS), "copy")
-        self._last_folder = ""
-        self._last: dict[str, Written] = {}
+        # the parts of the last checkpoint in each folder, by the folder's URL and the part's name
+        self._last: dict[str, dict[str, Written]] = {}
         self._under_way: Future[Saved | None] | None = None
-        self._has_near_copy = False
         self._priority = Priority()
 
     def begin(
@@ -84,8 +79,8 @@ class Saver:
         metrics: str,
         then: Callable[[Saved], object] = lambda saved: None,
         *,
-        note_near: Callable[[Saved], object] = lambda saved: None,
         shown: bytes = b"",
+        note_failure: Callable[[StoreError], object] | None = None,
         is_urgent: bool = True,
         peers: Peers | None = None,
     ) -> None:
@@ -101,9 +96,10 @@ class Saver:
             folder: the run's folder on the store.
             metadata: the fields of `Metadata`, except the fields about the payload's bytes.
             metrics: the trail, one line of JSON for each step.
-            then: called with the saved checkpoint, in another thread; not for a save between two commits.
-            note_near: called, in another thread, with the checkpoint as saved in the near folder.
+            then: called with the saved checkpoint, in another thread.
             shown: the content of ``shown.jsonl``; empty for no file.
+            note_failure: called, in another thread, if the checkpoint can't be written, for a save that the run can do
+                without. If None, `wait` raises the error.
             is_urgent: False gives the save's threads the lowest priority, so that training goes first.
             peers: the ranks that each hold a shard of the state and write the checkpoint together; None if this rank
                 writes it alone.
@@ -112,14 +108,14 @@ class Saver:
             StoreError: the save in progress failed.
         """
         self.wait()
-        self._has_near_copy = False
         began = time.monotonic()
         parts = cut(payload, self.part_bytes)
         sizes = {part.name: part.size_bytes for part in parts}
         writers = peers or Alone()
         owners = dict(zip(sizes, assign_owners([*sizes.values()], writers.ranks), strict=True))
         copied, held = peers.hold(parts, owners) if peers else (parts, None)
-        copies = {part.name: self.buffers.take(number, part.size_bytes, self.pin) for number, part in enumerate(copied)}
+        copies = {part.name: self.buffers.take(number, part.size_bytes) for number, part in enumerate(copied)}
+        on_devices = [number for number, part in enumerate(copied) if _has_device_pieces(part)]
         # Training waits for this copy. So the save's threads, which could hold the GIL, start only after the copy.
         self._copy_out(copied, copies)
         del parts, payload, copied  # delete now: to free thousands of objects later would hold the GIL
@@ -129,11 +125,10 @@ class Saver:
         prepare = None if is_urgent else self._priority.lower
         lines = {METRICS: metrics.encode()} | ({SHOWN: shown} if shown else {})
         described = metadata | {"part_bytes": self.part_bytes}
-        last = self._last if self._last_folder == folder.url else {}
+        last = self._last.get(folder.url, {})
 
-        def write() -> Saved | None:
+        def write() -> Saved:
             own = [name for name, owner in owners.items() if owner == writers.rank]
-            copy: Saved | None = None
             with (
                 ThreadPoolExecutor(count_cores(), "hash", prepare) as hashing,
                 ThreadPoolExecutor(WRITERS, "write", prepare) as writing,
@@ -155,21 +150,29 @@ class Saver:
                 if self.near is not None and self.near.is_of(folder):
                     unlinked = [File(name, records[name], None, 1) for name in own]
                     write_near = functools.partial(write_to, files=unlinked)
-                    copy = self.near.keep(sum(sizes.values()), write_near, writers, is_between=self.is_between)
-                    if copy is not None:
-                        note_near(copy)
-                        self._has_near_copy = True
-                if self.is_between:
-                    return copy
+                    self.near.keep(sum(sizes.values()), write_near, writers)
                 saved = write_to(folder, files)
             problem = self.near.take_problem() if self.near else ""
-            self._last_folder, self._last = folder.url, {file.name: file.written(saved.path) for file in files}
+            self._last[folder.url] = {file.name: file.written(saved.path) for file in files}
             saved = saved.model_copy(update={"save_s": time.monotonic() - began, "near_problem": problem})
             then(saved)
             return saved
 
+        def write_or_note() -> Saved | None:
+            try:
+                return write()
+            except StoreError as error:
+                if note_failure is None:
+                    raise
+                note_failure(error)
+                return None
+            finally:
+                # Pin for the next save. An urgent save is the last one, and the process waits for its end.
+                if self.pin is not None and not is_urgent:
+                    self.buffers.pin(on_devices, self.pin)
+
         thread = ThreadPoolExecutor(1, "save", prepare)
-        self._under_way = thread.submit(write)
+        self._under_way = thread.submit(write_or_note)
         thread.shutdown(wait=False)
 
     def _copy_out(self, parts: Sequence[Part], images: Mapping[str, memoryview]) -> None:
@@ -190,15 +193,8 @@ class Saver:
         """Return whether a save is in progress."""
         return self._under_way is not None and not self._under_way.done()
 
-    @property
-    def has_last(self) -> bool:
-        """Return whether the last save's checkpoint is whole, on the store or in the near folder."""
-        return self._has_near_copy or not self.is_busy
-
     def wait(self) -> Saved | None:
         """Wait for the last save and return its checkpoint, complete and durable; None if no save was started.
-
-        Return None, too, if a save between two commits has failed.
 
         Raises:
             StoreError: the checkpoint couldn't be written.
@@ -239,3 +235,7 @@ def save(
 def count_cores() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _has_device_pieces(part: Part) -> bool:
+    return not all(isinstance(piece, Bytes) or piece.is_on_host for piece in part.pieces)

@@ -26,7 +26,7 @@ from holdfast.checkpoint.progress import Sums, find_disagreement, read_sums
 from holdfast.checkpoint.trail import Trail, find_break, read_known_trail, read_trail
 from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunStopped
 from holdfast.journal import Commit, FileRecord
-from holdfast.memory import Buffers, Priority
+from holdfast.memory import Buffers, Priority, SharedBuffers
 from holdfast.store import Store
 
 # The number of files that are read and hashed at once. It may exceed the number of processors, because some reads wait
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def read_payload(
-    folder: Store, commit: Commit, buffers: Buffers | None = None, near: NearReader | None = None
+    folder: Store, commit: Commit, buffers: Buffers | SharedBuffers | None = None, near: NearReader | None = None
 ) -> Payload:
     """Read a committed state, and verify its bytes against the hashes in the commit while they are read.
 
@@ -156,7 +156,7 @@ def check_saved(folder: Store, saved: Saved) -> None:
     The bytes are not read back: they were hashed while they were written.
 
     Raises:
-        CheckpointDamaged: a file is missing or has another size, or the parts have another content id.
+        CheckpointDamaged: a file is missing or has a different size, or the parts have a different content id.
     """
     damaged = _check_files(functools.partial(_size_damage, folder, saved.path), saved.files)
     found = content_id([file for file in saved.files if is_part(file.name)])
@@ -301,3 +301,8 @@ def _find_children(
 def _find_wrong_end(trail: Trail, metadata: Metadata) -> str:
     last = metadata.optimizer_steps_total
     return "" if trail.step == last else f"its trail ends with step {trail.step} and not with step {last}"
+
+
+def is_there(folder: Store, commit: Commit) -> bool:
+    """Return whether the store still lists every file of a committed checkpoint. The bytes are not read."""
+    return {file.name for file in commit.files} <= {*folder.list(commit.path)}

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from holdfast.cli.app import Json, app, print_json
 from holdfast.journal.finding import open_journal
 from holdfast.ledger.goodput import BUCKETS, AttemptLedger, Ledger, make_ledger
 from holdfast.terminal import counted
 from holdfast.terminal.columns import align, tabulate
+from holdfast.terminal.options import Json, print_json
 
 
-@app.command
 def goodput(run: str, /, *, json: Json = False) -> int:
     """Show where the time of a run went: training that counts, and each kind of loss.
 

@@ -4,16 +4,15 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from holdfast.cli.app import Json, app, print_json
 from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
 from holdfast.proof.differences import Judged, judge_run, list_life_changes
 from holdfast.provenance.changes import Change, to_lineage
+from holdfast.terminal.options import Json, print_json
 
 
-@app.command(name="diff", usage="Usage: holdfast diff RUN [CONFIG.toml]")
 def diff_command(run: str, config: Annotated[str, Parameter(show_default=False)] = "", /, *, json: Json = False) -> int:
     """Show what changed over a run's life, or how it differs from a configuration.
 

@@ -2,28 +2,25 @@
 
 import sys
 
-from holdfast.cli.app import Json, app
 from holdfast.cli.keeping import pin
 from holdfast.cli.looking import print_runs
 from holdfast.cli.stores import try_store
 from holdfast.config import DEFAULT_STORE
+from holdfast.terminal.options import Json
 
 
-@app.command(name="runs", show=False)
 def runs_earlier(store: str = DEFAULT_STORE, /, *, json: Json = False) -> int:
     """List the runs of a store; the present command is holdfast show --store STORE."""
     _tell("runs", "show --store STORE")
     return print_runs(store, json=json)
 
 
-@app.command(name="unpin", show=False)
 def unpin_earlier(run: str, commit: str, /) -> None:
     """Undo a pin; the present command is holdfast pin RUN COMMIT --off."""
     _tell("unpin", "pin RUN COMMIT --off")
     pin(run, commit, off=True)
 
 
-@app.command(name="check", show=False)
 def check_earlier(store: str, /, *, json: Json = False) -> int:
     """Try a store; the present command is holdfast doctor --store STORE."""
     _tell("check", "doctor --store STORE")

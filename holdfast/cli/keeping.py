@@ -1,28 +1,27 @@
 """Commands about stored checkpoints: prune, pin, quarantine, skip, pack, unpack, export, and keygen for signatures."""
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from holdfast.attempt.skipping import skip_steps
-from holdfast.cli.app import Flag, Json, app, print_json
 from holdfast.config.steps import EXPECTED, Steps
-from holdfast.errors import ConfigError, HoldfastError, NameTaken, StoreDenied, WrongUse
-from holdfast.journal import Commit, Journal, PruneReport, read_verdict
-from holdfast.journal.finding import HOW_TO_NAME, find_commit, open_journal
+from holdfast.errors import WrongUse
+from holdfast.journal import AttemptRecord, Commit, Journal, PruneReport, read_verdict
+from holdfast.journal.answers import list_unanswered, record_answer
+from holdfast.journal.finding import HOW_TO_NAME, find_commit, open_journal, warn_if_quarantined
 from holdfast.journal.holds import find_hold, release_run
 from holdfast.journal.signature import generate_key, load_signing_key
-from holdfast.keeping.export import Form, creating, export
-from holdfast.keeping.pack import pack, unpack
+from holdfast.keeping.export import Form, export
 from holdfast.keeping.retention import prune_run, summarize_prune
-from holdfast.proof.receipt import describe_commit, seal_provenance, seal_receipt
 from holdfast.proof.rollback import roll_back
-from holdfast.store import open_store
+from holdfast.terminal.options import Flag, Json, print_json, split_out
+
+MOST_PARTS = 6  # an export with more top-level names is one module's
 
 
-@app.command(name="prune")
 def prune_command(run: str, /, *, dry_run: Flag = False, json: Json = False) -> None:
     """Delete the checkpoints that the run's own retention doesn't keep, and the leftovers of dead attempts.
 
@@ -52,7 +51,6 @@ def _print_report(report: PruneReport) -> None:
     print(summarize_prune(report))
 
 
-@app.command
 def pin(run: str, commit: str, /, *, off: Flag = False) -> None:
     """Keep a checkpoint, regardless of retention.
 
@@ -70,7 +68,6 @@ def pin(run: str, commit: str, /, *, off: Flag = False) -> None:
     print(f"commit {found.number} ({found.path}) is pinned: it is never pruned; --off unpins it")
 
 
-@app.command
 def quarantine(run: str, commit: str, reason: str, /) -> None:
     """Never use a checkpoint again: the run continues from the one before.
 
@@ -84,24 +81,35 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
     print(f"commit {found.number} ({found.path}) is in quarantine; the run continues from the commit before")
 
 
-@app.command
-def release(run: str, /, *, rollback: Flag = False) -> None:
-    """Release a run that audits hold, because a machine that computes wrongly has trained it.
+def release(run: str, /, *, rollback: Flag = False, reason: str = "") -> None:
+    """Release a run that audits hold, because a machine that computes wrongly has trained it; or answer their verdicts.
 
-    The next attempt continues from the newest commit, as if the audits had found nothing.
+    The next attempt continues from the newest commit, as if the audits had found nothing. With a reason, the verdicts
+    that put the run's bytes in doubt are answered: show, watch, the report and verify don't repeat them, until a later
+    audit of their commits. A run that isn't held trains on meanwhile.
 
     Args:
         run: <store>/<run>.
-        rollback: First quarantine the commits that the machine has trained since the newest certified commit, and all
-            commits based on them. The run then continues from the certified commit.
+        rollback: First quarantine the commits of the machine from its first commit on that no audit certifies. The run
+            then continues from the commit before.
+        reason: Why the run may keep these bytes. The reason stays on record.
     """
     journal = open_journal(run)
     journal.read_run()
     hold = find_hold(journal)
-    if hold is None or not rollback:
-        release_run(journal)
-        print(f"run {journal.run} is released: the next attempt goes on from its newest commit")
+    if hold is not None and rollback:
+        _roll_back(journal, hold)
         return
+    unanswered = list_unanswered(journal)
+    for each in unanswered if reason else ():
+        record_answer(journal, each.commit, reason)
+        print(f"answered: {each.describe()}")
+    if hold is not None or not (unanswered and reason):
+        release_run(journal, is_in_doubt=bool(unanswered))
+        print(f"run {journal.run} is released: the next attempt goes on from its newest commit")
+
+
+def _roll_back(journal: Journal, hold: AttemptRecord) -> None:
     number = hold.lineage.get("commit")
     commit = journal.find_commit(number) if isinstance(number, int) else None
     verdict = read_verdict(journal, commit) if commit else None
@@ -114,7 +122,6 @@ def release(run: str, /, *, rollback: Flag = False) -> None:
     journal.check_held(journal.attempts())
 
 
-@app.command(name="skip")
 def skip_command(
     run: str,
     steps: str,
@@ -168,100 +175,6 @@ def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
     return journal, find_commit(journal, commit)
 
 
-@app.command(name="pack", usage="Usage: holdfast pack RUN [COMMIT] OUT.tar")
-def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) -> None:
-    """Write a checkpoint into one tar file. Equal checkpoints give equal files, on every machine.
-
-    Args:
-        run: <store>/<run>.
-        what: The commit (its number, its folder, or best; by default the newest) and the file to make.
-    """
-    *commit, out = _split_out(what, "OUT.tar", "for example: holdfast pack runs/language best.tar")
-    journal = open_journal(run)
-    journal.read_run()
-    found = find_commit(journal, *commit)
-    path = Path(out).absolute()
-    try:
-        if os.path.lexists(path):  # refuse before reading the whole checkpoint
-            raise NameTaken(out)
-        with creating(path) as writer:
-            sha256 = pack(journal, found, writer)
-    except NameTaken:
-        raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
-    print(f"{sha256}  {out}")
-    print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
-    _warn_if_quarantined(journal, found)
-
-
-@app.command(
-    name="receipt", usage="Usage: holdfast receipt RUN [COMMIT] OUT.json --signing-key KEY [--model PATH] [--form slsa]"
-)
-def receipt_command(
-    run: str,
-    /,
-    *what: Annotated[str, Parameter(name="[COMMIT] OUT.json")],
-    signing_key: str,
-    model: Path | None = None,
-    part: str = "",
-    form: Literal["receipt", "slsa"] = "receipt",
-) -> None:
-    """Write a signed receipt: the chain of commits that led to a checkpoint, with settings, code, data and machines.
-
-    `holdfast audit RUN --receipt OUT.json --key KEY.pub` checks it anywhere, and trains some of its chunks again. It is
-    a model signature, too, of the checkpoint's folder or of an exported model: model_signing verifies it.
-
-    Args:
-        run: <store>/<run>.
-        what: The commit (its number, its folder, or best; by default the newest) and the file to make.
-        signing_key: The private key, a PEM file of holdfast keygen, or env:NAME.
-        model: Sign this file or folder, which has to hold the commit's weights as export writes them: as safetensors or
-            for transformers. It may hold more files, such as a tokenizer.
-        part: The part of the model that was exported.
-        form: receipt, or slsa for a provenance of SLSA 1.0. Tools that admit artifacts by their provenance read slsa;
-            holdfast audit reads only receipt.
-    """
-    *commit, out = _split_out(what, "OUT.json", "for example: holdfast receipt runs/language receipt.json ...")
-    if part and model is None:
-        raise WrongUse("--part needs --model")
-    journal = open_journal(run)
-    journal.read_run()
-    found = find_commit(journal, *commit)
-    key = load_signing_key(signing_key)
-    told = describe_commit(journal, found, model, part)
-    signed = seal_receipt(told, key) if form == "receipt" else seal_provenance(journal, found, told, key)
-    try:
-        with creating(Path(out).absolute()) as writer:
-            writer.write(signed)
-    except NameTaken:
-        raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
-    kind = "receipt" if form == "receipt" else "provenance"
-    print(f"{out}: {kind} of commit {found.number} of run {journal.run}, step {found.step}, {found.checkpoint_sha256}")
-    if told.others:
-        print(f"signed, but not made by the run: {', '.join(told.others)}")
-
-
-@app.command(name="unpack")
-def unpack_command(tar: Path, store: str, /) -> None:
-    """Verify a packed checkpoint, and make a new run of the original name from it.
-
-    Args:
-        tar: A file that holdfast pack has written.
-        store: The folder, or URL of a bucket's folder, to put the run into.
-    """
-    try:
-        with tar.open("rb") as file:
-            journal = unpack(file, open_store(store))
-    except StoreDenied as error:
-        raise ConfigError(error.message, hint=error.hint) from None
-    except OSError as error:
-        if isinstance(error, HoldfastError):
-            raise
-        raise ConfigError(f"{tar} can't be read: {error.strerror}") from None
-    found = find_commit(journal)
-    print(f"run {journal.run} is in {store}: commit {found.number}, step {found.step}, {found.checkpoint_sha256}")
-
-
-@app.command(name="export", usage="Usage: holdfast export RUN [COMMIT] OUT [--form FORM] [--part PART]")
 def export_weights(
     run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT")], form: Form = "safetensors", part: str = ""
 ) -> None:
@@ -274,29 +187,30 @@ def export_weights(
         form: safetensors, transformers, torch for torch.load, or dcp.
         part: Only this part of the model, such as the name that a loop keeps it by, or extras.NAME.
     """
-    *commit, out = _split_out(what, "OUT", "for example: holdfast export runs/language language.safetensors")
+    *commit, out = split_out(what, "OUT", "for example: holdfast export runs/language language.safetensors")
     journal = open_journal(run)
     journal.read_run()
     found = find_commit(journal, *commit)
     names = export(journal, found, Path(out).absolute(), form, part)
     print(f"{out}: {len(names)} tensors")
     print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
-    _warn_if_quarantined(journal, found)
+    if not part and (said := _describe_parts(names)):
+        print(said)
+    warn_if_quarantined(journal, found)
 
 
-def _warn_if_quarantined(journal: Journal, commit: Commit) -> None:
-    """Print a line if a person has asked for a commit by its number that the run doesn't use any more."""
-    if journal.is_quarantined(commit.number):
-        print(f"commit {commit.number} is in quarantine: the run doesn't use it any more, and its weights may be wrong")
+def _describe_parts(names: Sequence[str]) -> str:
+    """Return a line that names the modules whose weights a file has; empty unless there are a few.
+
+    A loop that keeps several modules has the weights of each below the module's name, which its own `load_state_dict`
+    doesn't know.
+    """
+    parts = [*dict.fromkeys(name.partition(".")[0] for name in names if "." in name)]
+    if not 1 < len(parts) <= MOST_PARTS:
+        return ""
+    return f"these are {', '.join(parts)}: --part {parts[0]} writes {parts[0]} alone, for its own load_state_dict"
 
 
-def _split_out(what: tuple[str, ...], out: str, example: str) -> tuple[str, ...]:
-    if not 1 <= len(what) <= 2:
-        raise WrongUse(f"expected [COMMIT] {out} after the run", hint=example)
-    return what
-
-
-@app.command
 def keygen(path: Path, /) -> None:
     """Make a pair of keys that sign and verify commits.
 

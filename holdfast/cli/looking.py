@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
+from holdfast import checkpoint
 from holdfast.checkpoint.shown import SUFFIXES, list_shown, read_newest
-from holdfast.cli.app import Flag, Json, Limit, app, print_json
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import (
     Damage,
@@ -34,7 +34,8 @@ from holdfast.journal import (
     read_newest_verdict,
     seconds_of,
 )
-from holdfast.journal.audits import describe_certified
+from holdfast.journal.answers import describe_answered, describe_unanswered, list_unanswered
+from holdfast.journal.chains import describe_certified, describe_chain, list_unaudited
 from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.reading import read_all
 from holdfast.journal.signature import load_trusted_key
@@ -46,6 +47,10 @@ from holdfast.store.local import LocalStore
 from holdfast.terminal import counted, one_line, spell_s
 from holdfast.terminal.bar import Bar, open_console
 from holdfast.terminal.columns import align, tabulate
+from holdfast.terminal.options import Flag, Json, Limit, print_json
+
+# Follows the name of a checkpoint of which files are missing, though no prune has deleted it.
+GONE = ", which is gone: holdfast verify names the missing files"
 
 
 def print_runs(store: str, *, json: bool, most: int | None = None) -> int:
@@ -102,7 +107,6 @@ def _summarize(standing: Standing) -> tuple[str, ...]:
     )
 
 
-@app.command(name="show")
 def show_command(
     run: Annotated[str | None, Parameter(show_default=False)] = None,
     /,
@@ -126,6 +130,8 @@ def show_command(
     journal = open_journal(run)
     standing = read_standing(journal)
     files = _save_shown(journal, save) if save else 0
+    head = journal.find_commit(standing.commit)
+    gone = GONE if head and not checkpoint.is_there(journal.store, head) else ""
     if json:
         newest = [
             {"name": shown.name, "type": shown.media_type, "step": shown.step, "epoch": shown.epoch}
@@ -137,12 +143,13 @@ def show_command(
             "best": _read_best(journal),
             "certified": _read_certified(journal, audits),
             "judged": verdict and verdict.to_json(),
+            "unanswered": [each.to_json() for each in list_unanswered(journal, audits)],
             "skips": [record.model_dump() for record in list_skips(journal)],
         }
-        print_json(standing.model_dump() | kept | {"shown": newest})
+        print_json(standing.model_dump() | kept | {"shown": newest, "is_gone": bool(gone)})
         return 0
     fields = (
-        _fields(standing)
+        _fields(standing, gone)
         | _describe_best(journal)
         | _describe_audits(journal)
         | _describe_skips(journal)
@@ -168,34 +175,49 @@ def _read_best(journal: Journal) -> dict[str, Any] | None:
     if policy is None or best is None:
         return None
     return {
-        "commit": best.number, "step": best.step, "path": best.path, "metric": policy.metric,
-        "value": best.metrics[policy.metric],
+        "commit": best.number, "step": best.step, "path": best.path, "checkpoint_sha256": best.checkpoint_sha256,
+        "metric": policy.metric, "value": best.metrics[policy.metric],
+        **({} if checkpoint.is_there(journal.store, best) else {"is_gone": True}),
     }  # fmt: skip
 
 
 def _describe_best(journal: Journal) -> dict[str, str]:
     """Return the table row about the best commit, by the row's name; empty if no best commit is known."""
     best = _read_best(journal)
-    return {"best": f"commit {best['commit']}, {best['metric']} {best['value']:.6g}, {best['path']}"} if best else {}
+    if best is None:
+        return {}
+    gone = GONE if "is_gone" in best else ""
+    value = f"{best['metric']} {best['value']:.6g}"
+    sha256 = best["checkpoint_sha256"][:12]
+    return {"best": f"commit {best['commit']}, step {best['step']}, {value}, {sha256}, {best['path']}{gone}"}
 
 
 def _read_certified(journal: Journal, audits: Audits) -> dict[str, Any] | None:
-    """Return the newest certified commit, and the host whose audit gave the same bytes; None if there is none."""
+    """Return the newest certified commit, the host whose audit gave the same bytes, and the commits before it that no
+    audit has trained to the same bytes; None if there is no certified commit.
+    """
     found = find_certified(journal, journal.candidates(), audits)
     if found is None:
         return None
     commit, audit = found
-    return {"commit": commit.number, "step": commit.step, "path": commit.path, "host": audit.host}
+    return {
+        "commit": commit.number, "step": commit.step, "path": commit.path, "host": audit.host,
+        "unaudited": list_unaudited(journal, commit, audits),
+    }  # fmt: skip
 
 
 def _describe_audits(journal: Journal) -> dict[str, str]:
-    """Return the table rows about the newest certified commit and the newest verdict, by the rows' names."""
+    """Return the table rows about the newest certified commit and the audits' verdicts, by the rows' names."""
     audits = list_audits(journal)
-    rows = {}
+    rows: dict[str, str] = {}
     if certified := describe_certified(journal, audits):
-        rows["certified"] = certified
+        rows |= {"certified": certified, "chain": describe_chain(journal, audits)}
     if verdict := read_newest_verdict(journal, audits):
         rows["audited"] = verdict.describe()
+    for place, line in enumerate(describe_unanswered(journal, audits), 1):
+        rows[f"verdict {place}"] = one_line(line)
+    for place, line in enumerate(describe_answered(journal, audits), 1):
+        rows[f"answer {place}"] = one_line(line)
     return rows
 
 
@@ -230,7 +252,6 @@ def _save_shown(journal: Journal, folder: Path) -> int:
     return len(names)
 
 
-@app.command(name="verify")
 def verify_command(
     run: str,
     /,
@@ -257,14 +278,17 @@ def verify_command(
         return 0 if report.ok else 2
     for entry in report.checkpoints:
         print(f"{_verdict(entry):12}{entry.checkpoint_sha256}  {entry.path}")
-    for note in report.notes:
-        print(f"note: {note}")
+    for note in [*report.coverage, *(f"note: {note}" for note in report.notes)]:
+        print(note)
     for problem in report.problems:
         print(f"problem: {problem}")
+    for line in report.unanswered:
+        print(f"verdict: {line}")
     if report.verdict:
         print(f"resume: {report.verdict}")
     read = f"{counted(len(report.checkpoints), 'checkpoint')} and {counted(report.records, 'record')} read"
-    print(f"{read}, {counted(len(report.problems), 'problem')}")
+    open_ = f", {counted(len(report.unanswered), 'verdict')} without an answer" if report.unanswered else ""
+    print(f"{read}, {counted(len(report.problems), 'problem')}{open_}")
     return 0 if report.ok else 2
 
 
@@ -282,7 +306,7 @@ def _show_progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _fields(standing: Standing) -> dict[str, Any]:
+def _fields(standing: Standing, gone: str) -> dict[str, Any]:
     rows = {
         "run": standing.run,
         "recipe": standing.recipe,
@@ -297,7 +321,7 @@ def _fields(standing: Standing) -> dict[str, Any]:
         "checkpoint": standing.checkpoint_sha256,
         "resume": standing.verdict,
         "imported from": standing.origin,
-        "lies in": standing.path,
+        "stored in": standing.path + gone,
         "fingerprint": standing.config_fingerprint,
         "attempts": standing.attempts,
         "last ended": _format_ending(standing),

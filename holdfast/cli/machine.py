@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from holdfast.attempt.lineage import read_environments
-from holdfast.cli.app import Json, app, print_json
 from holdfast.cli.stores import try_store
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
@@ -24,6 +23,7 @@ from holdfast.machine.libraries import find_installed
 from holdfast.provenance.packages import find_versions
 from holdfast.store import open_store
 from holdfast.terminal import counted
+from holdfast.terminal.options import Json, print_json
 
 MARKS = {True: "good", False: "wrong", None: "seen"}
 SHOWN_WORDS = 3
@@ -31,7 +31,6 @@ VALUE_CHARS = 33
 LINE_CHARS = 100
 
 
-@app.command
 def doctor(
     run: Annotated[str, Parameter(show_default=False)] = "",
     /,

@@ -1,36 +1,27 @@
-"""The command ``plan``: the best length for a run's chunks, with the reasons, and a replay of preemption traces."""
+"""The command ``plan``: the best length for a run's chunks, with the reasons."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
 
-from cyclopts import Parameter, validators
-
-from holdfast.cli.app import Json, app, print_json
 from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
 from holdfast.ledger.audit_share import AuditPlan
 from holdfast.ledger.interval import PRIOR_LOSSES, PRIOR_S
-from holdfast.ledger.near_saves import NearForecast
 from holdfast.ledger.plan import (
     SHARES_A_RANK,
-    Assumed,
     Chunks,
     Dealing,
     Plan,
-    TracePlan,
     make_plan,
-    plan_on_traces,
     plan_share,
     read_config,
 )
-from holdfast.ledger.pool import PoolForecast
-from holdfast.ledger.traces import list_shipped, read_trace
 from holdfast.store import open_store
 from holdfast.terminal import counted
 from holdfast.terminal.columns import tabulate
+from holdfast.terminal.options import Json, print_json
 
 REASONS = {
     "least lost": "sqrt(2 x cost x time between losses), where saves and redone steps together cost least",
@@ -38,31 +29,14 @@ REASONS = {
     "floor": "the minimum, so that the work between two chunks costs less than 1 %",
 }
 
-NearSteps = Annotated[
-    int | None, Parameter(name="--near-steps", validator=validators.Number(gte=1), show_default=False)
-]
-NearSaveSeconds = Annotated[
-    float | None, Parameter(name="--near-save-s", validator=validators.Number(gte=0), show_default=False)
-]
-SameNode = Annotated[
-    float | None, Parameter(name="--same-node", validator=validators.Number(gte=0, lte=1), show_default=False)
-]
-Pool = Annotated[int, Parameter(name="--pool", validator=validators.Number(gte=0, lte=1000), show_default=False)]
-
 HEADER = ("chunks", "steps", "long", "lost to saves", "redone steps", "saves under way", "restarts", "in all")
 
 
-@app.command
 def plan(
     run: str,
     /,
     *,
-    trace: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
     audit_share: float | None = None,
-    near_steps: NearSteps = None,
-    near_save_s: NearSaveSeconds = None,
-    same_node: SameNode = None,
-    pool: Pool = 0,
     json: Json = False,
 ) -> None:
     """Show the best length for the chunks of a run, and what it costs. With chunk = "auto", training uses that length.
@@ -70,53 +44,23 @@ def plan(
     Args:
         run: <store>/<run>; or a configuration (a .toml file), to compare the best chunks with the chunks that the
             configuration sets.
-        trace: Replay a recorded history of preemptions: a file, or the name of one that comes with Holdfast. Several
-            are compared, as pools to choose from.
         audit_share: Also show what audits of this share of the training time cost, such as 0.01, and what they find.
-        near_steps: On each trace, show what saves into the node's folder after every n-th step are worth. By default
-            the near.every_steps of the configuration, if set.
-        near_save_s: The seconds until such a save is complete; by default as long as a save to the store takes.
-        same_node: The share of losses, from 0 to 1, after which the next attempt begins on a node that still has the
-            folder. By default both 0 and 1 are shown.
-        pool: On each trace, let each preemption end one run of this many equal runs. Show the loss if it ends a random
-            run, and if it ends the run that loses least.
         json: Print JSON.
     """
     if audit_share is not None and not 0 < audit_share <= 1:
         raise WrongUse(f"--audit-share {audit_share:g}: expected a share of the training time, such as 0.01")
-    traces = list(map(read_trace, trace or ()))
     config = load_config(run) if run.endswith(".toml") else None
     journal = Journal(open_store(config.store), config.run) if config else open_journal(run)
     journal.read_run()
     plan = make_plan(journal, config or read_config(journal))
     audits = plan_share(journal, plan, audit_share) if audit_share is not None else None
-    assumed = Assumed(near_steps or plan.near_every_steps, near_save_s, same_node, pool)
-    _check_assumed(assumed, has_traces=bool(traces), is_asked=bool(near_steps or pool))
-    on_traces = plan_on_traces(plan, traces, assumed)
     if json:
-        planned = asdict(plan) | {"mean_between_losses_s": plan.losses.mean_s, "traces": list(map(asdict, on_traces))}
+        planned = asdict(plan) | {"mean_between_losses_s": plan.losses.mean_s}
         print_json(planned | ({"audits": asdict(audits) | {"gpu_s": audits.gpu_s}} if audits else {}))
         return
     print("\n".join(_describe(plan)))
     if audits:
         print("\n".join(["", *_describe_audits(audits)]))
-    for each in on_traces:
-        print("\n".join(["", *_describe_trace(each), *_describe_near(each.near), *_describe_pool(each.pool)]))
-    if len(on_traces) > 1:
-        print("\n".join(["", *_compare(on_traces)]))
-
-
-def _check_assumed(assumed: Assumed, *, has_traces: bool, is_asked: bool) -> None:
-    if is_asked and not has_traces:
-        raise WrongUse(
-            "--near-steps and --pool replay a trace, and none is given",
-            hint=f"add --trace with a file, or with the name of one that comes with Holdfast: {list_shipped()[0]}",
-        )
-    if not assumed.near_every_steps and not (assumed.near_save_s is None and assumed.same_node is None):
-        raise WrongUse(
-            "--near-save-s and --same-node are about saves into the node's folder, and this run makes none",
-            hint="add --near-steps, or set near.folder and near.every_steps",
-        )
 
 
 def _describe(plan: Plan) -> Iterator[str]:
@@ -174,68 +118,6 @@ def _row(name: str, chunks: Chunks) -> tuple[str, ...]:
     lost = chunks.expected
     shares = (lost.stalls, lost.redone, lost.saves, lost.restarts, lost.total)
     return (name, counted(chunks.steps, "step"), _seconds(chunks.interval_s), *(f"{share:.2%}" for share in shares))
-
-
-def _describe_trace(plan: TracePlan) -> Iterator[str]:
-    best, chosen = plan.best, plan.chosen
-    yield f"trace     {plan.trace}, from {plan.source or 'an unknown source'}"
-    losses = f"{counted(plan.preemptions, 'preemption')}, one in {_hours(plan.mean_s)}"
-    yield f"          {counted(plan.nodes, 'node')}, {losses} of the time up, which is {plan.available:.0%} of all"
-    yield f"expected  goodput {best.goodput:.2%}, in nine of ten such histories {best.low:.2%} to {best.high:.2%}"
-    yield f"          limit {best.limit:.2%} if nothing but restarts cost time, efficiency {best.efficiency:.2%}"
-    yield f"chunk     {counted(best.steps, 'step')}, {_seconds(best.interval_s)}"
-    yield f"          {counted(chosen.steps, 'step')}, {_seconds(chosen.interval_s)}, would give {chosen.goodput:.2%}"
-    for each in plan.notices:
-        worth = f"adds {each.gain:.2%} if {each.kept:.0%} of losses are announced" if each.is_enough else "is too short"
-        yield f"notice    of {_seconds(each.notice_s)} {worth}; a last save needs {_seconds(plan.last_save_s)}"
-    yield f"retention keep_every_steps = {plan.keep_every_steps} keeps a checkpoint for each mean time between losses"
-
-
-def _describe_near(forecasts: Sequence[NearForecast]) -> Iterator[str]:
-    if not forecasts:
-        return
-    yield ""
-    header = ("chunks", "saves on the node", "lost steps a loss", "goodput")
-    rows = (
-        (counted(each.steps, "step"), _spell_survival(each.survives), f"{each.lost_steps:.1f}", f"{each.goodput:.2%}")
-        for each in forecasts
-    )
-    yield from tabulate([header, *rows])
-
-
-def _spell_survival(survives: float | None) -> str:
-    if survives is None:
-        return "none"
-    return f"there after {survives:.0%} of losses" if survives else "always gone with the node"
-
-
-def _describe_pool(pool: PoolForecast | None) -> Iterator[str]:
-    if pool is None:
-        return
-    yield ""
-    runs = f"{counted(pool.runs, 'run')} of {counted(pool.ranks, 'rank')}, chunks of {counted(pool.steps, 'step')}"
-    yield f"pool      {runs}; {counted(pool.preemptions, 'preemption')} that each end one run; rank hours:"
-    header = ("the scheduler ends", "lost training", "restarts", "in all", "the worst run's share")
-    rows = (
-        (
-            name,
-            f"{each.lost_h:.3g} h",
-            f"{each.restart_h:.3g} h",
-            f"{each.lost_h + each.restart_h:.3g} h",
-            f"{each.most:.0%}",
-        )
-        for name, each in (("a random run", pool.random), ("the run that loses least", pool.cheapest))
-    )
-    yield from tabulate([header, *rows])
-
-
-def _compare(plans: Sequence[TracePlan]) -> Iterator[str]:
-    header = ("pool, most training first", "goodput", "time up", "training an hour")
-    rows = (
-        (each.trace, f"{each.best.goodput:.2%}", f"{each.available:.0%}", f"{each.best.per_hour:.3f} h")
-        for each in plans
-    )
-    yield from tabulate([header, *rows])
 
 
 def _seconds(seconds: float) -> str:

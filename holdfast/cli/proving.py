@@ -9,23 +9,20 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from holdfast.attempt.progress import log_plain_lines
-from holdfast.cli.app import Json, Set, TrustRecords, app, print_json
+from holdfast.cli.trusting import open_trusted
 from holdfast.config import load_config
-from holdfast.errors import ConfigError, WrongUse
+from holdfast.errors import WrongUse
+from holdfast.extending import find_view
 from holdfast.journal import Commit, Journal, read_verdict
-from holdfast.journal.finding import find_commit, open_journal
-from holdfast.journal.signature import load_trusted_key
+from holdfast.journal.finding import find_commit
 from holdfast.proof.audit import OnFault, audit_commit, choose_commits, keep_audit, keep_verdict
 from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step
-from holdfast.proof.part import PartAudit, audit_part
 from holdfast.proof.prove import prove
-from holdfast.proof.receipt import CHUNKS, MAX_RECEIPT_BYTES, audit_receipt, open_receipt
 from holdfast.proof.share import choose_by_share
-from holdfast.recipe.permission import Trust
+from holdfast.terminal.options import Json, Set, TrustRecords, print_json
 
 
-@app.command(name="prove")
 def prove_command(
     config: Path,
     /,
@@ -75,7 +72,6 @@ def _read_numbers(ranks: str) -> list[int]:
     return [int(each) for each in numbers]
 
 
-@app.command(name="audit")
 def audit_command(
     run: str,
     /,
@@ -86,10 +82,10 @@ def audit_command(
     share: float | None = None,
     seed: int | None = None,
     ranks: int | None = None,
-    rank: int | None = None,
     on_fault: OnFault = "record",
     receipt: Path | None = None,
     key: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
+    set_: Set = None,
     recipe: str = "",
     trust_records: TrustRecords = False,
     json: Json = False,
@@ -98,12 +94,13 @@ def audit_command(
 
     An audit begins with the checkpoint before its chunk. If the run was resumed from that checkpoint, the audit begins
     one checkpoint earlier, to check the resume too. Then all audits of the commit, on this host and others, decide
-    whether the program or a machine gave other bytes. The store quarantines such a machine.
+    whether the program or a machine gave different bytes. The store quarantines such a machine.
 
     The exit code is 2 if bytes differ that are promised to be equal on this machine, and 0 otherwise.
 
     Args:
-        run: <store>/<run>.
+        run: <store>/<run>; or the TOML file of your configuration of the run. Recipe, data, store and settings then
+            come from this file, and the run's records are compared with it.
         commit: The commit's number, the name of its folder, or best; by default the newest.
         from_: An earlier commit to begin with; 0 for the beginning of the run.
         random: Audit this many commits instead, chosen at random.
@@ -111,35 +108,33 @@ def audit_command(
             included: first the newest commit that isn't certified, then others at random. An unused part of the share
             remains for the next audit.
         seed: The seed of the random choice; by default a new one each time. The audits' records contain it.
-        ranks: The number of ranks that train again; by default those of the run. Another number needs virtual ranks.
-        rank: Train only this rank's part of the first step of the commit's chunk, in one process, and compare its
-            gradient with the recorded one. Nothing is recorded.
+        ranks: The number of ranks that train again; by default those of the run. A different number needs virtual
+        ranks.
         on_fault: What to do if the audits name a machine that computes wrongly. record: only record the verdict.
-            rollback: also quarantine the commits that this machine has trained since the newest certified commit, so
-            that the run continues from the certified commit. stop: hold the run: a live attempt ends at its next
-            commit, and no new attempt begins until holdfast release.
+            rollback: also quarantine the machine's first commit that no audit certifies, and all later commits, so that
+            the run continues from the commit before. stop: hold the run: a live attempt ends at its next commit, and no
+            new attempt begins until holdfast release.
         receipt: A file of holdfast receipt: check that the run has its chain of commits, and train chunks of this chain
             again: 3, or the number that --random gives. Each must end on the same bytes.
         key: A trusted public key for the receipt: a PEM file, or env:NAME.
+        set_: key=value: change a setting of your configuration.
         recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
             trained, but only if its code is in this folder or comes with Holdfast.
-        trust_records: Train the recorded recipe even if its code is elsewhere, but never from a file in a store.
+        trust_records: Train with the recorded recipe and settings, even if the code is elsewhere or a setting names a
+            file or an address, but never with code from a file in a store.
         json: Print JSON.
     """
-    journal = open_journal(run)
+    journal, trust = open_trusted(run, recipe, trust_records, set_ or [])
     journal.read_run()
     if receipt is not None:
-        chosen = {"--commit": commit, "--from": from_, "--ranks": ranks, "--rank": rank, "--share": share}
+        chosen = {"--commit": commit, "--from": from_, "--ranks": ranks, "--share": share}
         for name, value in (chosen | {"--on-fault": on_fault != "record"}).items():
             _refuse_both({"--receipt": receipt, name: value})
-        return _audit_receipt(journal, receipt, key or [], random, seed, Trust(recipe, trust_records), json=json)
+        if (audit_receipt := find_view("receipt")) is None:
+            raise WrongUse("no installed extension reads receipts")
+        return int(audit_receipt(journal, receipt, key or [], random, seed, trust, json=json))
     _refuse_both({"--from": from_, "--random": random, "--share": share})
     _refuse_both({"--commit": commit, "--random": random, "--share": share})
-    if rank is not None:
-        chosen = {"--from": from_, "--random": random, "--share": share, "--ranks": ranks}
-        for name, value in (chosen | {"--on-fault": on_fault != "record"}).items():
-            _refuse_both({"--rank": rank, name: value})
-        return _audit_part(audit_part(journal, find_commit(journal, commit), rank, Trust(recipe, trust_records)), json)
     if ranks is not None and ranks < 1:
         raise WrongUse(f"--ranks {ranks}: expected at least 1")
     start = int(from_) if from_.isdecimal() else find_commit(journal, from_).number if from_ else None
@@ -150,7 +145,7 @@ def audit_command(
         print(said)
     audits, judged = [], []
     for each in commits:
-        found = audit_commit(journal, each, start, ranks, Trust(recipe, trust_records))
+        found = audit_commit(journal, each, start, ranks, trust)
         keep_audit(journal, found, seed, share)
         verdict = read_verdict(journal, each)
         audits.append(found)
@@ -170,40 +165,6 @@ def _refuse_both(options: Mapping[str, object]) -> None:
     given = [name for name, value in options.items() if value is not None and value is not False and value != ""]
     if len(given) > 1:
         raise WrongUse(f"{given[0]} and {given[1]} exclude each other")
-
-
-def _audit_part(found: PartAudit, json: bool) -> int:
-    """Print the result of the audit of one rank's part, and return the exit code."""
-    if json:
-        print_json(found.model_dump() | {"is_identical": found.is_identical})
-    else:
-        print(found)
-    return 2 if found.is_failed else 0
-
-
-def _audit_receipt(
-    journal: Journal, path: Path, keys: list[str], chunks: int | None, seed: int | None, trust: Trust, *, json: bool
-) -> int:
-    """Audit a receipt, print the result, and return the exit code."""
-    if not keys:
-        raise WrongUse("--receipt needs the public key of whoever signed it", hint="add --key KEY.pub")
-    if chunks is not None and chunks < 1:
-        raise WrongUse(f"--random {chunks}: expected at least 1")
-    try:
-        with path.open("rb") as file:
-            envelope = file.read(MAX_RECEIPT_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
-    opened = open_receipt(envelope, [load_trusted_key(source) for source in keys])
-    chosen = secrets.randbelow(2**31) if seed is None else seed
-    found = audit_receipt(journal, opened, chunks or CHUNKS, chosen, trust)
-    for each in found.audits:
-        keep_audit(journal, each)
-    if json:
-        print_json(found.model_dump() | {"is_good": found.is_good})
-    else:
-        print(found)
-    return 0 if found.is_good else 2
 
 
 def _choose(
@@ -228,13 +189,13 @@ def _choose(
     return commits, ""
 
 
-@app.command(name="explain")
 def explain_command(
     run: str,
     step: int,
     /,
     *,
     most: int = 5,
+    set_: Set = None,
     recipe: str = "",
     trust_records: TrustRecords = False,
     json: Json = False,
@@ -242,23 +203,26 @@ def explain_command(
     """Train a step again and say why its loss has jumped: the machine, the data, or an update that was too large.
 
     The training begins with a checkpoint before the step, and nothing is written. The exit code is 2 if the step gives
-    other bits than on record, and 0 otherwise.
+    different bits than on record, and 0 otherwise.
 
     Args:
-        run: <store>/<run>.
+        run: <store>/<run>; or the TOML file of your configuration of the run. Recipe, data, store and settings then
+            come from this file, and the run's records are compared with it.
         step: The step's number, from 1.
         most: The largest number of samples, and of parameters, to show.
+        set_: key=value: change a setting of your configuration.
         recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
             trained, but only if its code is in this folder or comes with Holdfast.
-        trust_records: Train the recorded recipe even if its code is elsewhere, but never from a file in a store.
+        trust_records: Train with the recorded recipe and settings, even if the code is elsewhere or a setting names a
+            file or an address, but never with code from a file in a store.
         json: Print JSON.
     """
     if most < 1:
         raise WrongUse(f"--most {most}: expected at least 1")
-    journal = open_journal(run)
+    journal, trust = open_trusted(run, recipe, trust_records, set_ or [])
     journal.read_run()
     log_plain_lines()
-    found = explain_step(journal, step, most, Trust(recipe, trust_records))
+    found = explain_step(journal, step, most, trust)
     if json:
         print_json(found.model_dump() | {"cause": found.cause})
     else:
@@ -266,23 +230,32 @@ def explain_command(
     return 2 if found.cause == "bits" else 0
 
 
-@app.command(name="evaluate")
 def evaluate_command(
-    run: str, commit: str = "", /, *, recipe: str = "", trust_records: TrustRecords = False, json: Json = False
+    run: str,
+    commit: str = "",
+    /,
+    *,
+    set_: Set = None,
+    recipe: str = "",
+    trust_records: TrustRecords = False,
+    json: Json = False,
 ) -> None:
     """Restore a checkpoint as training does, through the gate, and evaluate it.
 
     Args:
-        run: <store>/<run>.
+        run: <store>/<run>; or the TOML file of your configuration of the run. Recipe, data, store and settings then
+            come from this file, and the run's records are compared with it.
         commit: The commit's number, the name of its folder, or best; by default the newest.
+        set_: key=value: change a setting of your configuration.
         recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
             built, but only if its code is in this folder or comes with Holdfast.
-        trust_records: Build the recorded recipe even if its code is elsewhere, but never from a file in a store.
+        trust_records: Build the recorded recipe with the recorded settings, even if the code is elsewhere or a setting
+            names a file or an address, but never with code from a file in a store.
         json: Print JSON.
     """
-    journal = open_journal(run)
+    journal, trust = open_trusted(run, recipe, trust_records, set_ or [])
     journal.read_run()
-    found = evaluate_commit(journal, find_commit(journal, commit), Trust(recipe, trust_records))
+    found = evaluate_commit(journal, find_commit(journal, commit), trust)
     if json:
         print_json(found.model_dump())
     else:

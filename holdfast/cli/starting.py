@@ -9,10 +9,10 @@ from importlib.machinery import PathFinder
 from importlib.resources import files
 from pathlib import Path
 
-from holdfast.cli.app import Flag, app
 from holdfast.errors import ConfigError, NameTaken, WrongUse
 from holdfast.store.local import LocalStore
 from holdfast.terminal.distribution import spell_install
+from holdfast.terminal.options import Flag
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
@@ -47,7 +47,7 @@ recipe = "{name}.py:{function}"
 run = "{name}"
 # Raise it later to train further.
 epochs = {epochs}
-# Runs lie in runs/ here; a bucket outlives the machine.
+# Runs are in runs/ here; a bucket outlives the machine.
 # store = "s3://my-bucket/runs"
 
 [chunk]
@@ -70,7 +70,6 @@ srun --ntasks-per-node=1 --kill-on-bad-exit=1 {command} train {name}.toml \
 """
 
 
-@app.command
 def new(
     name: str,
     /,

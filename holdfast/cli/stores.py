@@ -5,12 +5,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from holdfast.cli.app import print_json
 from holdfast.errors import StoreDenied, StoreError
 from holdfast.journal import MachineRecord, list_quarantined
 from holdfast.store import open_store
 from holdfast.store.trials import Trial, Trials
 from holdfast.terminal import counted
+from holdfast.terminal.options import print_json
 
 # The tolerated difference of a storage's clock, in seconds. It is above 0, because a request takes time and S3 gives
 # times in whole seconds.

@@ -1,6 +1,7 @@
 """The command ``train``: one attempt at a run in this process, without Prefect."""
 
 import logging
+import sys
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -9,17 +10,16 @@ from cyclopts import Parameter
 
 from holdfast.attempt import carry, queued_again, train
 from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
-from holdfast.cli.app import Json, Set, app, print_json
 from holdfast.config import load_config
-from holdfast.proof.drill import Striker
 from holdfast.rank.rendezvous import find_node
+from holdfast.terminal import stamp
+from holdfast.terminal.options import Json, Set, print_json
 
 log = logging.getLogger(__name__)
 
 Observers = Annotated[list[str] | None, Parameter(name="--observer", negative="", consume_multiple=False)]
 
 
-@app.command(name="train")
 def train_command(config: Path, /, *, set_: Set = None, observer: Observers = None, json: Json = False) -> None:
     """Train a run, or continue it from its last verified checkpoint, in this process and without Prefect.
 
@@ -41,8 +41,8 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
         carry(settings)
         return
     with queued_again(settings):
-        result = train(settings, [CommitLines(), ProgressView(), Striker()])
+        result = train(settings, [CommitLines(), ProgressView()])
     if json:
         print_json(result.model_dump(mode="json"))
     else:
-        print(result.describe(settings.store))
+        print(f"{stamp(sys.stdout)}{result.describe(settings.store)}")

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from holdfast.config.cells import check_importable
 from holdfast.config.descriptions import describe_fields
 from holdfast.config.earlier import read_earlier
 from holdfast.config.limits import (
@@ -94,11 +95,15 @@ class Section(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the JSON schema. Each field's docstring is its description, which Prefect's form shows."""
+        """Return the JSON schema for Prefect's form: each field has a title and its docstring, without markup."""
         schema = handler(core_schema)
-        properties = handler.resolve_ref_schema(schema)["properties"]
+        own = handler.resolve_ref_schema(schema)
+        own["description"] = own.get("description", "").replace("`", "")
         for name, text in describe_fields(cls).items():
-            properties[name]["description"] = text
+            own["properties"][name]["description"] = text
+        # without a title in the schema, as for a table or an unset field, the form shows "Field"
+        for name, field in own["properties"].items():
+            field.setdefault("title", name.replace("_", " ").title())
         return schema
 
 
@@ -109,7 +114,7 @@ class ChunkLength(Section):
         Literal["auto"] | Annotated[Count, Field(ge=1)] | None, expected('a number of steps, at least 1, or "auto"')
     ] = None
     """Steps of a chunk. A chunk ends with its epoch at the latest. auto: choose the length while training, by the cost
-    of saves and the rate at which machines are lost. ``chunk = "auto"`` is short for ``chunk.steps = "auto"``.
+    of saves and the rate at which machines are lost. chunk = "auto" is short for chunk.steps = "auto".
     """
     epochs: Count | None = Field(default=None, ge=1)
     """Epochs of a chunk; 1 if steps and epochs are unset. With steps = "auto", chunks are chosen so that one of them
@@ -163,7 +168,7 @@ class Checkpoint(Section):
 
 
 class NearTier(Section):
-    """Copies of checkpoints in a folder on the node, which a restart on the same node reads; see storage.md."""
+    """Copies of checkpoints in a folder on the node, for restarts on the same node; see holdfast docs storage."""
 
     folder: str | None = Field(default=None, min_length=1)
     """Folder on the node's own disk, or in its memory, that stays when ranks and attempts end, such as
@@ -172,16 +177,6 @@ class NearTier(Section):
     """
     most_bytes: Count = Field(default=NEAR_BYTES, ge=1)
     """Largest number of bytes in the folder, of all runs together. The oldest copies are deleted to make room."""
-    every_steps: Count = Field(default=0, ge=0)
-    """Also save after every n-th step, between two commits, into this folder alone. The next attempt on this node
-    adopts the newest such save. 0 saves none.
-    """
-
-    @model_validator(mode="after")
-    def _has_a_folder(self) -> Self:
-        if self.every_steps and self.folder is None:
-            raise ValueError('every_steps needs a folder, such as folder = "/local/nvme/holdfast"')
-        return self
 
 
 class KeepBest(Section):
@@ -211,12 +206,12 @@ class Retention(Section):
 
 
 class Determinism(Section):
-    """Settings that bit-exactness depends on; see RESUME.md."""
+    """Settings that bit-exactness depends on; see holdfast docs RESUME."""
 
     mode: Literal["strict", "fast"] = "strict"
     """strict makes equal steps give equal bits; fast keeps torch's defaults."""
     threads: Processes = Field(default=1, ge=1)
-    """Number of torch's intra-op threads in a rank. With another number, torch adds numbers in another order."""
+    """Number of torch's intra-op threads in a rank. With a different number, torch adds in a different order."""
 
 
 def require_port(address: str) -> str:
@@ -249,7 +244,8 @@ class Mesh(Section):
         return self.replicate * self.shard * self.tensor
 
     def resize(self, ranks: int) -> "Mesh":
-        """Return a mesh for another number of ranks, with the same tensor dimension, and if possible the same replicas.
+        """Return a mesh for a different number of ranks, with the same tensor dimension, and if possible the same
+        replicas.
 
         Raises:
             ConfigError: the tensor dimension doesn't divide the number of ranks.
@@ -268,27 +264,27 @@ class Compute(Section):
     """The device, the number and the precision of the ranks."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], OPERATIONAL] = "auto"
-    """Device to train on. auto takes a GPU if there is one."""
+    """Device to train on. auto takes a GPU if there is one. A machine whose GPUs torch can't use is refused, unless
+    compute.gpu_health = "warn".
+    """
     ranks: Annotated[
         Literal["all"] | Annotated[Processes, Field(ge=1)], expected('a number from 1 to 1024, or "all"'), IDENTITY
     ] = 1
-    """Number of training processes on each machine. "all" is the number of visible GPUs, or 1 if there is no GPU. If
-    there are several processes, torchrun starts them.
-    """
+    """Number of training processes on each machine. "all" is the number of visible GPUs, or 1 if there is no GPU."""
     virtual_ranks: Annotated[Processes, IDENTITY] = Field(default=0, ge=0)
     """Number of shares into which each batch is divided. Each share has its own random numbers, and the shares'
     gradients are summed in a fixed order, so that any number of ranks up to this number trains the same bytes. 0 turns
-    this off: then another number of ranks trains other bytes.
+    this off: then a different number of ranks trains different bytes.
     """
     nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = 1
     """Number of machines that train the run together. "1:4" uses as many as connect, from 1 to 4. "slurm" is the Slurm
     job's number of nodes; only a configuration file and --set accept it. Start the same command on each machine, or let
-    Ray start the ranks; see nodes.md and slurm.md.
+    Ray start the ranks; see holdfast docs nodes and holdfast docs slurm.
     """
     launcher: Annotated[Literal["torchrun", "ray", "attached"], OPERATIONAL] = "torchrun"
     """Launcher of the ranks. torchrun: you start the same command on each machine; several machines need a rendezvous.
     ray: you start one command, which places the ranks on the nodes of a Ray cluster. attached: another launcher has
-    started the ranks; holdfast.attach sets this value, you don't. See launchers.md.
+    started the ranks; holdfast.attach sets this value, you don't. See holdfast docs launchers.
     """
     rendezvous: Annotated[str | None, OPERATIONAL] = None
     """host:port at which several nodes connect: an address of node 0, and a free port of node 0."""
@@ -384,7 +380,7 @@ class Compute(Section):
 
     @property
     def has_several(self) -> bool:
-        """Return whether torchrun starts this machine's ranks, because there are several ranks or several nodes."""
+        """Return whether a process starts this machine's ranks, because there are several ranks or several nodes."""
         return (self.rank_count > 1 or self.has_nodes) and self.launcher == "torchrun"
 
     @property
@@ -411,7 +407,7 @@ class Compute(Section):
 
         Raises:
             ConfigError: the mesh's tensor dimension doesn't divide the number of ranks; or without virtual ranks the
-                mesh has another number of ranks.
+                mesh has a different number of ranks.
         """
         found = self.model_copy(update=update)
         if found.mesh is None or found.ranks == "all":
@@ -439,6 +435,11 @@ class Compute(Section):
         assert self.ranks != "all", "the number of ranks is not settled yet"
         return self.ranks
 
+    @property
+    def gathered_ranks(self) -> int:
+        """Return the number of ranks with which one machine trains the same bytes as all nodes together."""
+        return self.rank_count * (1 if self.virtual_ranks else self.node_range[0])
+
 
 class Resume(Section):
     """Stopping and continuing a run: times, notices, checks and permissions."""
@@ -449,7 +450,7 @@ class Resume(Section):
     """Seconds in which a run saves and commits after SIGTERM or Ctrl-C."""
     requeue: Literal["auto", "off"] = "auto"
     """auto: in a Slurm job, queue the job again if the run stops early and another attempt may complete it. off: never
-    queue it again. See slurm.md.
+    queue it again. See holdfast docs slurm.
     """
     drain_file: str | None = Field(default=None, min_length=1)
     """Path of a file that you create when this machine is to be drained: the run then saves in time, and ends. The file
@@ -480,15 +481,15 @@ class Resume(Section):
 
 
 class ProofSettings(Section):
-    """Rehearsals: new ranks start from a commit, and must train the next steps exactly as the running ranks did."""
+    """Rehearsals: new ranks start from a checkpoint, and must train the next steps exactly as the running ranks did."""
 
     rehearse: Literal["on", "first", "off", "record"] | None = None
-    """When to rehearse. on: after the first commit, and then as often as share allows. first: after the first commit
-    only. off: never. record: as on, but a run that would not continue exactly trains on, and each later commit records
-    this. Unset: as on, but not if the run will end within a minute.
+    """When to rehearse. on: once from inside a chunk, once across an epoch's end and once from a commit, and then as
+    often as share allows. first: only these three times. off: never. record: as on, but a run that would not continue
+    exactly trains on, and each later commit records this. Unset: as on, but not if the run will end within a minute.
     """
     share: float = Field(default=0.005, ge=0, le=1)
-    """Largest share of the training time that rehearsals after the first may take; 1 rehearses after every commit."""
+    """Largest share of the training time that rehearsals after the first three may take; 1 rehearses in every chunk."""
     beside: bool = True
     """On CPUs with enough memory, keep the living ranks while new ranks rehearse, and continue the run in the living
     ranks. Otherwise the living ranks end first, and the run continues in the new ranks.
@@ -530,8 +531,10 @@ class Log(Section):
     """Steps between two progress lines."""
     folder: str = "logs"
     """Folder for the ranks' own output, one file an attempt."""
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"] | Annotated[str, Field(pattern=CLASS)], ...] = ()
-    """Metric sinks: tensorboard, wandb, trackio, mlflow, or custom sinks as module:Class."""
+    sinks: tuple[Literal["tensorboard", "wandb"] | Annotated[str, Field(pattern=CLASS)], ...] = ()
+    """Metric sinks: tensorboard, wandb, or custom sinks as module:Class. holdfast docs metrics shows classes for
+    MLflow and Trackio.
+    """
     observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = ()
     """Custom observers as module:Class, which Holdfast calls at each commit."""
     metrics: str | None = None
@@ -541,7 +544,7 @@ class Log(Section):
     peak_flops: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Peak of one rank's device in FLOP/s, for the model FLOPs utilization (MFU) of a recipe with flops_per_sample."""
     project: str = Field(default="holdfast", pattern=NAME)
-    """Name of the project, or of MLflow's experiment, in which the sinks show the run."""
+    """Name of the project in which the sinks show the run."""
     report_every_s: Seconds = Field(default=60.0, ge=0)
     """Minimum seconds between two updates of report.html in the run's folder, each after a commit. The end of every
     attempt updates the report, too. 0 writes no report.
@@ -579,11 +582,6 @@ class RunConfig(Section):
     """Steps whose batches are drawn and not trained, such as "1200-1210,1300"; the first step of a run is 1. For steps
     that a run has trained already, use holdfast skip, which takes the run back to before these steps.
     """
-    on_spike: Annotated[Literal["ask", "skip"], OPERATIONAL] = "ask"
-    """Reaction to a jump of the loss or its gradient. ask: name the step, and the command that searches for the cause.
-    skip: search for the cause in another process while training continues. If the step's batch is the cause, go back to
-    before this step, and continue without the batch.
-    """
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
     """Place of training: here, in the command's own process, or the name of a Prefect work pool."""
     chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()
@@ -601,11 +599,19 @@ class RunConfig(Section):
     """Private key that signs each commit: a PEM file, or env:NAME. It is never stored in the run."""
     settings: Annotated[dict[str, Any], IDENTITY] = Field(default_factory=dict)
     """Arguments of the recipe's function, by name."""
+    extensions: Annotated[dict[str, dict[str, Any]], OPERATIONAL] = Field(default_factory=dict)
+    """Settings of installed extensions, a table for each: [extensions.NAME]."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_earlier(cls, fields: object) -> object:
         return read_earlier(fields)[0] if isinstance(fields, Mapping) else fields
+
+    @field_validator("recipe", mode="before")
+    @classmethod
+    def _is_importable(cls, recipe: object) -> object:
+        check_importable(recipe)
+        return recipe
 
     @field_validator("chunk", mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from holdfast.store.failures import without_secrets
 
 log = logging.getLogger(__name__)
 
-NEAR = 0.6  # the least similarity at which a known name is suggested; see difflib
+NEAR = 0.6  # the minimum similarity at which a known name is suggested; see difflib
 NEAR_NAME = 0.8  # the same for a field's own name, without its table
 SHOWN_CHARS = 200  # the most characters of a value that a message shows
 
@@ -97,7 +97,7 @@ def _check_size(config: RunConfig, where: str) -> RunConfig:
     Raises:
         ConfigError: a number is NaN or infinite, or the JSON is too long.
     """
-    if name := find_infinite(config.settings, "settings"):
+    if name := find_infinite(config.settings, "settings") or find_infinite(config.extensions, "extensions"):
         raise ConfigError(
             f"{where}: {_shorten(name)}: expected a finite number", hint="leave the setting out, or give a large number"
         )

@@ -82,7 +82,7 @@ def settle_nodes(fields: dict[str, Any], environ: Mapping[str, str] = os.environ
     if job is None:
         raise ConfigError(
             'compute.nodes = "slurm": this process belongs to no Slurm job',
-            hint="start the command with sbatch, or give a number: --set compute.nodes=1; docs/slurm.md has more",
+            hint="start the command with sbatch, or give a number: --set compute.nodes=1; holdfast docs slurm has more",
         )
     if job.nodes > 1 and not job.is_step:
         raise ConfigError(

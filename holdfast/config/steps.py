@@ -72,6 +72,11 @@ class Steps:
         """Return the steps that are in exactly one of the two sets."""
         return (self - other) | (other - self)
 
+    def count_outside(self, first: int, last: int) -> int:
+        """Return the number of the steps from ``first`` to ``last`` that aren't in the set."""
+        all_steps = Steps.of([(first, last)] if first <= last else [])
+        return sum(until - begin + 1 for begin, until in all_steps._without(self))
+
     @property
     def first(self) -> int:
         """The first step; 0 for an empty set."""

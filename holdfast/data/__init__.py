@@ -11,7 +11,7 @@ from holdfast.data.loaders import (
 )
 from holdfast.data.loading import Batches, is_stream
 from holdfast.data.order import Order, digest_indices, permute
-from holdfast.data.samplers import list_samplers
+from holdfast.data.samplers import is_endless, list_samplers
 from holdfast.data.sharing import Share, list_divisors
 from holdfast.data.streams import refuse_inexact
 
@@ -23,6 +23,7 @@ __all__ = [
     "combine",
     "digest_indices",
     "digest_content",
+    "is_endless",
     "is_stream",
     "is_torch_loader",
     "list_batch_sizes",

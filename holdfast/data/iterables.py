@@ -55,7 +55,7 @@ class IterableBatches:
                 self._check_share(name)
                 return name, batch
             self._batches = None
-        raise RecipeError("a pass over the batches gives no batch")
+        raise RecipeError("a pass over the batches yields no batch")
 
     def end_pass(self) -> None:
         """End the pass over the data early: the next batch is the first of a new pass."""

@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from holdfast.data.iterables import IterableBatches
 from holdfast.data.loading import Indices, Samples, Watch
 from holdfast.data.samplers import (
+    EndlessPass,
     LongPass,
     Requests,
+    is_endless,
     is_long,
     keep_attributes,
     list_generators,
@@ -98,6 +100,7 @@ class LoaderBatches:
         if saved is not None:
             self._pass, self._given, self._number = saved["pass"], saved["given"], saved["number"]
             self._before = saved["before"]
+            self._batches, self._parts = None, 0
             self._samples = saved.get("samples", len(self._loader.dataset))  # type: ignore[arg-type]
             if self._before is not None:
                 now = self._capture() | {"own": saved["own"], "epochs": saved["epochs"]}
@@ -175,22 +178,24 @@ class LoaderBatches:
         if not self._is_main:
             self._restore(self._before)
         self._list_indices()
-        # If a rank's generators had other states than the main rank's before the draw, restore the rank's own states.
-        # Otherwise keep the states after the draw, as the main rank does.
+        # If a rank's generators had different states than the main rank's before the draw, restore the rank's own
+        # states. Otherwise keep the states after the draw, as the main rank does.
         own, main = (each["global"] | {"cuda": []} for each in (now, self._before))
         if not self._is_main and digest_rng(own) != digest_rng(main):
             restore_rng(own)
         self._pass, self._given, self._batches = self._pass + is_next, 0, None
         if not self._indices:
             raise RecipeError(
-                "the loader gives no batch", hint="give more data, a smaller batch_size, or drop_last=False"
+                "the loader yields no batch", hint="give more data, a smaller batch_size, or drop_last=False"
             )
 
     def _list_indices(self) -> None:
         """Draw the order of a pass from the sampler. First draw one random number, as a loader's own iterator does."""
         loader = self._loader
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        if is_long(loader):
+        if is_endless(loader):
+            self._indices = EndlessPass(loader, self._capture_drawn, self._restore_drawn)
+        elif is_long(loader):
             self._indices = LongPass(loader)
         elif loader.batch_sampler is not None:
             self._indices = [list(each) for each in loader.batch_sampler]
@@ -228,6 +233,15 @@ class LoaderBatches:
         # a sampler's weights.
         attributes = [copy.deepcopy(each.state_dict()) for each in self._attributes]
         return {"own": own, "epochs": epochs} | ({"samplers": attributes} if any(attributes) else {})
+
+    def _capture_drawn(self) -> dict[str, Any]:
+        own = [each.get_state() for each in list_generators(self._loader)]
+        return {"global": capture_rng() | {"cuda": []}, "own": own}
+
+    def _restore_drawn(self, states: dict[str, Any]) -> None:
+        restore_rng(states["global"])
+        for generator, state in zip(list_generators(self._loader), states["own"], strict=True):
+            generator.set_state(state)
 
     def _restore(self, states: dict[str, Any]) -> None:
         restore_rng(states["global"] | {"cuda": []})
@@ -291,7 +305,7 @@ def list_batch_sizes(source: Any) -> list[int]:
     Args:
         source: the result of `take_apart`. Sizes are known only for a loader over map-style data with a batch size.
     """
-    if not is_torch_loader(source) or shares_out(source) or not source.batch_size:
+    if not is_torch_loader(source) or shares_out(source) or not source.batch_size or is_endless(source):
         return []
     rest = 0 if source.drop_last else len(source.sampler) % source.batch_size
     return [source.batch_size, *([rest] if rest else [])]

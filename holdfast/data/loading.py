@@ -82,7 +82,7 @@ class Batches:
 
         Raises:
             StateError: a position was saved, but the data has no ``load_state_dict``.
-            RecipeError: a stream that was read again returned other samples than the first time.
+            RecipeError: a stream that was read again returned different samples than the first time.
         """
         self._read = ""
         read = saved.get(READ) if isinstance(saved, dict) else None
@@ -103,7 +103,7 @@ class Batches:
         self._skip(step * self._grad_accum, watch)
         if read not in (None, self._read):
             raise RecipeError(
-                f"the stream ({type(self._data).__qualname__}) gives other samples when it is read again",
+                f"the stream ({type(self._data).__qualname__}) gives different samples when it is read again",
                 hint="seed the stream's shuffles, or give the stream state_dict and load_state_dict",
             )
         return True

@@ -1,7 +1,7 @@
 """The samplers of a torch ``DataLoader``, and the state on which the order of its batches depends."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from holdfast.errors import RecipeError
 from holdfast.state import Attributes
 
+# The length of a pass over a sampler without an end.
+ENDLESS = 2**40
 # If a pass has more samples, its order is drawn batch by batch, because a list of all indices would take gigabytes.
 MOST_LISTED = 2**22
 
@@ -34,6 +37,55 @@ class LongPass:
 
     def __iter__(self) -> Iterator[list[Any]]:
         return map(list, self._batches)
+
+
+class EndlessPass(LongPass):
+    """The indices of the batches of a sampler without an end.
+
+    Each batch's indices are drawn with random states that belong to this pass, and not to training. So a second
+    iteration gives the same indices, and it doesn't matter how many batches are drawn ahead.
+
+    Args:
+        capture: returns the states of the generators from which a sampler may draw.
+        restore: sets these states.
+    """
+
+    def __init__(
+        self, loader: "DataLoader[Any]", capture: Callable[[], dict[str, Any]], restore: Callable[[Any], object]
+    ) -> None:
+        self._source: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        self._is_batched = loader.batch_sampler is not None
+        self._capture, self._restore, self._begun = capture, restore, capture()
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        own, batches = self._begun, None
+        while True:
+            others = self._capture()
+            self._restore(own)
+            try:
+                batches = iter(self._source) if batches is None else batches
+                batch = next(batches, None)
+                own = self._capture()
+            finally:
+                self._restore(others)
+            if batch is None:
+                raise RecipeError(
+                    "the sampler has no length, and its batches have ended",
+                    hint="give the sampler a __len__, or let it draw without an end",
+                )
+            yield list(batch) if self._is_batched else [batch]
+
+
+def is_endless(loader: "DataLoader[Any]") -> bool:
+    """Return whether a loader's sampler has no length."""
+    try:
+        len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return True
+    return False
 
 
 def is_long(loader: "DataLoader[Any]") -> bool:

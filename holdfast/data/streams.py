@@ -47,12 +47,12 @@ def describe_flaw(data: Any) -> str:
     """Return why a stream or a loader of a stream can't resume exactly; empty if no reason is known."""
     for each in _list_parts(data):
         if has_methods(each) and getattr(each, "num_workers", None):
-            return "its worker processes draw other random numbers after a resume"
+            return "its worker processes draw different random numbers after a resume"
         if any(type(part).__name__ == BUFFER for part in _walk_examples(_examples_of(each))):
             return "its state leaves out the shuffle buffer"
         samplers = [sampler for node in walk_nodes(each) for sampler in vars(node).values() if _is_random(sampler)]
         if samplers:
-            return f"its {type(samplers[0]).__name__} draws another order after a resume"
+            return f"its {type(samplers[0]).__name__} draws a different order after a resume"
     return ""
 
 

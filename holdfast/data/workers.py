@@ -34,6 +34,8 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
         workers: the number of loader processes.
         like: the loader from which to take ``worker_init_fn``, ``persistent_workers`` and ``prefetch_factor``.
     """
+    from holdfast.state import includes_gpus  # not at the top: loader processes import this module, too
+
     if workers:
         shorten_socket_paths()
     begin = getattr(like, "worker_init_fn", None)
@@ -49,7 +51,8 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
         # Without a generator, the loader's iterator would draw its base seed from the global generator.
         generator=torch.Generator().manual_seed(seed),
         multiprocessing_context="spawn" if workers else None,
-        pin_memory=torch.cuda.is_available(),
+        # Pinned memory would be useless on a CPU, and pinning starts a context on a GPU that other processes use.
+        pin_memory=includes_gpus(),
     )
 
 

@@ -2,17 +2,15 @@
 
 from holdfast.journal.audits import (
     Audits,
-    find_certified,
     find_certifying,
     list_audits,
-    list_certified,
     list_trainers,
     may_follow_resume,
     read_audits,
-    read_newest_verdict,
     read_verdict,
     record_audit,
 )
+from holdfast.journal.chains import find_certified, list_certified, read_newest_verdict
 from holdfast.journal.configs import find_conflict, read_given
 from holdfast.journal.journal import Journal
 from holdfast.journal.links import broken_links
@@ -39,6 +37,7 @@ from holdfast.journal.records import (
     Quarantine,
     Record,
     RehearsalRecord,
+    RehearsedSteps,
     RunRecord,
     audit_name,
     config_name,
@@ -83,6 +82,7 @@ __all__ = [
     "Quarantine",
     "Record",
     "RehearsalRecord",
+    "RehearsedSteps",
     "RunRecord",
     "AuditVerdict",
     "Audits",

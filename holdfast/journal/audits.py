@@ -1,8 +1,8 @@
-"""A run's audits, and its certified commits, whose steps another machine has trained to the same bytes."""
+"""A run's audits, and the verdicts on the commits whose steps they have trained."""
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, Unreadable
@@ -27,10 +27,12 @@ def list_audits(journal: Journal) -> Audits:
 
 
 def read_audits(journal: Journal, commit: int, numbers: Iterable[int]) -> Iterator[AuditRecord]:
-    """Yield the audits of a commit; skip records that can't be read."""
+    """Yield the audits of a commit; skip records that can't be read, and those of another commit."""
     for number in numbers:
         with contextlib.suppress(*UNREADABLE):
-            yield read_record(journal.store, AuditRecord, audit_name(commit, number))
+            audit = read_record(journal.store, AuditRecord, audit_name(commit, number))
+            if audit.commit == commit:  # a forged number may be 10**15, of which readers make a range
+                yield audit
 
 
 def record_audit(journal: Journal, audit: AuditRecord) -> AuditRecord:
@@ -45,54 +47,8 @@ def record_audit(journal: Journal, audit: AuditRecord) -> AuditRecord:
         audit = audit.model_copy(update={"number": number})
         with contextlib.suppress(NameTaken):  # an audit on another machine took this number first
             journal.store.create(audit_name(audit.commit, number), audit.to_bytes())
+            journal.enter(audit_name(audit.commit, number))
             return audit
-
-
-def find_certified(
-    journal: Journal, commits: Iterable[Commit], audits: Audits | None = None
-) -> tuple[Commit, AuditRecord] | None:
-    """Return the first certified commit, and the audit that certifies the commit; None if no commit is certified.
-
-    An audit certifies a commit if it ended with the commit's bytes, and ran on another host than the training of the
-    commit: a machine that computes wrongly could repeat its own fault.
-
-    Args:
-        commits: the commits to look at, in this order.
-        audits: the result of `list_audits`; None to read it from the journal.
-    """
-    audits = list_audits(journal) if audits is None else audits
-    for commit in commits if audits else ():
-        for audit in find_certifying(journal, commit, audits.get(commit.number, ())):
-            return commit, audit
-    return None
-
-
-def describe_certified(journal: Journal, audits: Audits | None = None) -> str:
-    """Return a line for a person about the newest certified commit; empty if no commit is certified.
-
-    Args:
-        audits: the result of `list_audits`; None to read it from the journal.
-    """
-    found = find_certified(journal, journal.candidates(), audits)
-    if found is None:
-        return ""
-    commit, audit = found
-    newest = journal.newest()
-    rest = "" if newest is not None and newest.number == commit.number else "; later commits are candidates"
-    return f"commit {commit.number} (step {commit.step}): {audit.host} has trained it again to the same bytes{rest}"
-
-
-def list_certified(journal: Journal, commits: Mapping[int, Commit], audits: Audits | None = None) -> dict[int, str]:
-    """Return the numbers of the certified commits, each with a host that has trained the commit's steps again.
-
-    Args:
-        commits: the commits to look at, by number.
-        audits: the result of `list_audits`; None to read it from the journal.
-    """
-    audits = list_audits(journal) if audits is None else audits
-    known = [commits[number] for number in sorted(audits) if number in commits]
-    found = {each.number: next(find_certifying(journal, each, audits[each.number]), None) for each in known}
-    return {number: audit.host for number, audit in found.items() if audit}
 
 
 def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) -> Iterator[AuditRecord]:
@@ -103,6 +59,17 @@ def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) ->
             hosts = read_machines(journal, commit) if is_same else frozenset()
             if is_same and not hosts & {audit.host, OTHER_NODE}:
                 yield audit
+
+
+def list_unproved(journal: Journal, numbers: Iterable[int]) -> list[int]:
+    """Return those commits whose resume no audit has proved: none trained straight through it to the same bytes."""
+    audits, left = list_audits(journal) if (known := [*numbers]) else {}, []
+    for number in known:
+        commit = journal.find_commit(number)
+        found = read_audits(journal, number, audits.get(number, ()))
+        if commit is None or not any(e.resumes and e.checkpoint_sha256 == commit.checkpoint_sha256 for e in found):
+            left.append(number)
+    return left
 
 
 def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
@@ -120,12 +87,28 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
         # The ranks of an earlier attempt trained the commit. If several attempts began since the parent's commit, no
         # record says which attempt's ranks that were.
         first = journal.first_attempt_after(journal.find_parent(commit))
-    attempts = map(journal.read_attempt, range(first, commit.attempt + 1))
+    attempts = [_read_committed(journal, commit, number) for number in range(first, commit.attempt + 1)]
     trainers = [attempt for attempt in attempts if attempt.is_training]
     if not trainers:
         name = record_name("commits", commit.number)
         raise RecordDamaged(f"{name} names attempt {commit.attempt}, which can't have trained it")
     return trainers
+
+
+def _read_committed(journal: Journal, commit: Commit, number: int) -> AttemptRecord:
+    """Return an attempt's record, on which a commit rests.
+
+    Raises:
+        RecordDamaged: the record isn't the one that the commit names.
+    """
+    name = record_name("attempts", number)
+    record, expected = journal.read_attempt(number), commit.records.get(name, "")
+    if expected and journal.hash_once(name) != expected:
+        raise RecordDamaged(
+            f"{name} isn't the record on which commit {commit.number} rests: it was changed",
+            hint="holdfast verify names the records that were changed",
+        )
+    return record
 
 
 def read_machines(journal: Journal, commit: Commit) -> frozenset[str]:
@@ -154,17 +137,17 @@ def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None)
         audits: the result of `list_audits`; None to read it from the journal.
     """
     numbers = list_audits(journal) if audits is None else audits
-    verdict = _judge(journal, commit, numbers)
+    verdict = judge_by_audits(journal, commit, numbers)
     if verdict is None:
         return None
     if verdict.ask and verdict.ask.commit == commit.parent:
-        return _ask_before_parent(journal, commit, verdict, numbers)
+        return ask_before_parent(journal, commit, verdict, numbers)
     if verdict.kind != "machine":
         return verdict
     return verdict.count_earlier(_count_agreeing(journal, {**numbers, commit.number: []}))
 
 
-def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | None:
+def judge_by_audits(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | None:
     """Return the verdict by the commit's audits alone; None without audits, or if an attempt's record is lost."""
     if commit.number not in audits:
         return None
@@ -175,7 +158,7 @@ def _judge(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | N
     return judge_commit(commit, trainers, list(read_audits(journal, commit.number, audits[commit.number])))
 
 
-def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, audits: Audits) -> AuditVerdict:
+def ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, audits: Audits) -> AuditVerdict:
     """Return a verdict that asks for an audit of the parent.
 
     If the parent is already certified, ask for a replay of the commit that begins before the parent instead. The gate
@@ -183,7 +166,7 @@ def _ask_before_parent(journal: Journal, commit: Commit, verdict: AuditVerdict, 
     right.
     """
     parent = journal.find_parent(commit)
-    found = _judge(journal, parent, audits) if parent else None
+    found = judge_by_audits(journal, parent, audits) if parent else None
     if parent is None or found is None or found.kind != "certified":
         return verdict
     hosts = read_machines(journal, commit)
@@ -205,27 +188,6 @@ def list_refused(journal: Journal) -> set[int]:
     """Return the commits that the gate (the checks before a resume) refused when an audit was to begin from them."""
     audits = (each for number, known in list_audits(journal).items() for each in read_audits(journal, number, known))
     return {audit.from_commit for audit in audits if not audit.checkpoint_sha256}
-
-
-def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> AuditVerdict | None:
-    """Return the verdict on the newest commit that has an audit and still counts; None if there is no such commit.
-
-    If that verdict asks for an audit of an earlier commit that has a verdict, return the earlier commit's verdict.
-
-    Args:
-        audits: the result of `list_audits`; None to read it from the journal.
-    """
-    audited = list_audits(journal) if audits is None else audits
-    commit = next((each for each in journal.candidates() if each.number in audited), None) if audited else None
-    verdict = read_verdict(journal, commit, audited) if commit else None
-    # The loop ends even if a forged record names a later commit as the parent.
-    while verdict and verdict.ask and verdict.ask.commit < verdict.commit:
-        commit = journal.find_commit(verdict.ask.commit)
-        earlier = read_verdict(journal, commit, audited) if commit else None
-        if earlier is None:
-            break
-        verdict = earlier
-    return verdict
 
 
 def _count_agreeing(journal: Journal, audits: Audits) -> int:

@@ -45,21 +45,20 @@ def find_conflict(record: ConfigRecord) -> str:
 
 def _read(record: ConfigRecord) -> tuple[RunConfig, list[str]]:
     """Return the configuration without settings unknown to this version, and the names of the removed settings."""
-    fields, unknown = copy.deepcopy(record.config), []
-    try:
-        config = RunConfig.model_validate(fields)
-    except ValidationError as error:
-        for each in error.errors(include_url=False):
-            *parents, name = each["loc"]
-            if each["type"] != "extra_forbidden":
-                raise RecordDamaged(f"config.{'.'.join(map(str, each['loc']))}: {each['msg']}") from None
-            unknown.append(".".join(map(str, each["loc"])))
-            holder: Any = fields
-            for parent in parents:
-                holder = holder[parent]
-            del holder[name]
-        config = RunConfig.model_validate(fields)
-    return config, unknown
+    fields, unknown = copy.deepcopy(record.config), list[str]()
+    while True:  # a section is checked as a whole only once it has no unknown settings
+        try:
+            return RunConfig.model_validate(fields), unknown
+        except ValidationError as error:
+            for each in error.errors(include_url=False):
+                *parents, name = each["loc"]
+                if each["type"] != "extra_forbidden":
+                    raise RecordDamaged(f"config.{'.'.join(map(str, each['loc']))}: {each['msg']}") from None
+                unknown.append(".".join(map(str, each["loc"])))
+                holder: Any = fields
+                for parent in parents:
+                    holder = holder[parent]
+                del holder[name]
 
 
 def _compare(record: ConfigRecord, config: RunConfig) -> str:

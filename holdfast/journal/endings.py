@@ -65,12 +65,15 @@ _ROWS = (
     Reason("recipe_failed", "the recipe's own code raised an error", FAILURE),
     Reason("unhealthy", "a health signal left its limits", FAILURE),
     Reason("gpu_unhealthy", "a GPU of the attempt's machine, or its driver, reports a fault", FAILURE),
-    Reason("self_test_failed", "a device of the attempt's machine gave other bits for an equal computation", FAILURE),
+    Reason(
+        "self_test_failed", "a device of the attempt's machine gave different bits for an equal computation", FAILURE
+    ),
     Reason(
         "machine_quarantined",
         "the store has quarantined the attempt's machine, because it has computed wrongly",
         MACHINE,
     ),
+    Reason("machine_refused", "an extension refuses the attempt's machine", MACHINE),
     Reason("no_progress", "the same failure happened at the same step again", FAILURE),
     Reason("store_failed", "the storage refused or failed", FAILURE),
     Reason("stopped", "the attempt ended early for another reason", FAILURE),
@@ -83,7 +86,9 @@ _ROWS = (
     ),
     Reason("damaged", "no undamaged and trusted checkpoint is left to continue from", raises=Damage),
     Reason(
-        "inexact", "the run, continued from a commit, trains other steps than without an interruption", raises=Inexact
+        "inexact",
+        "the run, continued from a commit, trains different steps than without an interruption",
+        raises=Inexact,
     ),
     Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),
     Reason(

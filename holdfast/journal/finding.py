@@ -111,3 +111,9 @@ def _require_best(journal: Journal) -> Commit:
 def _list_newest(journal: Journal) -> list[str]:
     """Return the folder names of the newest commits' checkpoints, for a hint."""
     return [commit.path for commit in itertools.islice(journal.candidates(), SHOWN_COMMITS)]
+
+
+def warn_if_quarantined(journal: Journal, commit: Commit) -> None:
+    """Print a line if a person has asked for a commit by its number that the run doesn't use any more."""
+    if journal.is_quarantined(commit.number):
+        print(f"commit {commit.number} is in quarantine: the run doesn't use it any more, and its weights may be wrong")

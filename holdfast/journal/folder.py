@@ -70,6 +70,16 @@ class RunFolder:
             )
         return record
 
+    def find_rename(self) -> str:
+        """Return a message if ``run.json`` names a different run than this folder; otherwise an empty text.
+
+        The folder is then a copy under another name, or the file belongs to another run.
+        """
+        named = self.read_run().run
+        return (
+            "" if named == self.run else f"run.json is the record of a run {named!r}, and this folder is {self.run!r}"
+        )
+
     def begin(self, recipe: str, *, is_imported: bool = False) -> RunRecord:
         """Return the run's record, ``run.json``. Create the file if it is missing, and replace it if it is damaged.
 

@@ -36,8 +36,11 @@ def hold_run(journal: Journal, verdict: AuditVerdict) -> bool:
     return True
 
 
-def release_run(journal: Journal) -> None:
+def release_run(journal: Journal, *, is_in_doubt: bool = False) -> None:
     """Release a run that is held, so that the next attempt trains it.
+
+    Args:
+        is_in_doubt: whether verdicts wait for an answer, for the hint if the run isn't held.
 
     Raises:
         WrongUse: the run isn't held.
@@ -47,7 +50,9 @@ def release_run(journal: Journal) -> None:
     if hold is None:
         raise WrongUse(
             f"run {journal.run!r} is not held by an audit, so there is nothing to release",
-            hint="to continue the run, start it again; holdfast show says how its last attempt ended",
+            hint="to answer the audits' verdicts, give the reason: --reason TEXT"
+            if is_in_doubt
+            else "to continue the run, start it again; holdfast show says how its last attempt ended",
         )
     _claim(journal, RELEASED, f"from the hold of attempt {hold.number}", {"hold": hold.number})
 
@@ -64,7 +69,8 @@ def _claim(journal: Journal, reason: str, message: str, facts: dict[str, object]
     except Superseded:
         return
     journal.enter(record_name("attempts", number))  # no commit names this record, so only the index shows its loss
-    journal.end_attempt(number, Ending(reason, message, newest.step if newest else 0))
+    last = journal.newest()  # read again: a live attempt may have committed just before the claim
+    journal.end_attempt(number, Ending(reason, message, last.step if last else 0))
 
 
 def _is_released(journal: Journal, verdict: AuditVerdict) -> bool:

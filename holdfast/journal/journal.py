@@ -63,6 +63,7 @@ class Journal(RunFolder):
     def __init__(self, store: Store, run: str) -> None:
         super().__init__(store, run)
         self._commits: dict[int, Commit] = {}  # cached, because a record never changes
+        self._hashed: dict[str, str] = {}  # see `hash_once`
         # The highest known number in each folder. Other processes may have added higher numbers since.
         self._reached: dict[str, int] | None = None
 
@@ -154,18 +155,20 @@ class Journal(RunFolder):
         return ending
 
     def record_rehearsal(self, record: RehearsalRecord) -> None:
-        """Record a rehearsal in which new ranks trained another trail than the living ranks. Keep an earlier record."""
+        """Record the steps that the next attempt has to train from a commit. Keep an earlier record of the attempt."""
         name = record_name("rehearsals", record.attempt)
         with contextlib.suppress(NameTaken):
             self.store.create(name, record.to_bytes())
             self.enter(name)
 
-    def find_rehearsal(self, commit: int) -> RehearsalRecord | None:
-        """Return the newest record of a rehearsal from this commit whose trails differed; None if there is none."""
+    def find_rehearsal(self, commit: Commit) -> RehearsalRecord | None:
+        """Return the newest record of the steps after a commit; None if there is none."""
         for number in reversed(self.numbers("rehearsals")):
+            if number < commit.attempt:  # earlier attempts can't have known the commit
+                break
             with contextlib.suppress(NameMissing, RecordDamaged):
                 record = read_record(self.store, RehearsalRecord, record_name("rehearsals", number))
-                if record.commit == commit:
+                if record.commit == commit.number:
                     return record
         return None
 
@@ -511,11 +514,24 @@ class Journal(RunFolder):
 
         Empty for number 0 and for a lost record.
         """
+        return self.hash_record(record_name("commits", number)) if number else ""
+
+    def hash_record(self, name: str) -> str:
+        """Return the SHA-256 of a record's bytes; empty if the record is lost."""
         try:
-            data = self.store.read(record_name("commits", number), 0, MAX_RECORD_BYTES + 1) if number else b""
+            data = self.store.read(name, 0, MAX_RECORD_BYTES + 1)
         except NameMissing:
             return ""
         return hashlib.sha256(data).hexdigest() if data else ""
+
+    def hash_once(self, name: str) -> str:
+        """Return the SHA-256 of a record that is written once, without reading it twice; empty if the record is lost.
+
+        The hash of a settings record that this process has written is known without reading it.
+        """
+        known = self._hashed.get(name) or self.settings.get(name) or self.hash_record(name)
+        self._hashed[name] = known
+        return known
 
     def broken_links(self, commit: Commit) -> list[str]:
         """Return a line of text for each broken link from a commit to its predecessors; see `links.broken_links`."""
@@ -578,7 +594,7 @@ class Journal(RunFolder):
         """Protect a commit's checkpoint from retention until it is unpinned.
 
         Args:
-            explains: the commit whose spike the run is explaining; 0 for a person's pin, which replaces a pin of the
+            explains: the commit that a process is skipping; 0 for a person's pin, which replaces a pin of the
                 run.
 
         Raises:

@@ -17,5 +17,5 @@ def broken_links(commit: Commit, before: Commit | None, before_sha256: str, pare
     if commit.parent >= commit.number:
         problems.append(f"{name} was trained from commit {commit.parent}, which is later")
     elif parent is not None and parent.checkpoint_sha256 != commit.previous_checkpoint_sha256:
-        problems.append(f"{name} was trained from another checkpoint than that of commit {parent.number}")
+        problems.append(f"{name} was trained from a different checkpoint than that of commit {parent.number}")
     return problems

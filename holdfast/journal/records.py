@@ -3,11 +3,11 @@
 import hashlib
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from holdfast.errors import RecordDamaged
+from holdfast.errors import ConfigError, RecordDamaged
 from holdfast.journal.endings import Ending
 from holdfast.journal.spikes import Spike
 from holdfast.machine.slow_ranks import SlowRank
@@ -24,6 +24,8 @@ MAX_RECORD_BYTES = 64 * 2**20
 # The largest number of values in a record that Holdfast writes. A file with more values is refused, because an empty
 # list, two bytes in the file, takes 60 bytes in memory.
 MOST_VALUES = 500_000
+# The deepest nesting of a record. pydantic writes none above 255, and Python's recursion ends soon after.
+MOST_DEPTH = 200
 SEAL = "record_sha256"
 # The name of the HTML page that is generated from the records.
 REPORT = "report.html"
@@ -77,6 +79,8 @@ class Record(BaseModel):
             seal = fields.pop(SEAL)
             if seal != _hash_fields(fields):
                 raise ValueError(f"its content doesn't hash to its {SEAL}")
+            if _is_deeper(fields, MOST_DEPTH):
+                raise ValueError(f"it has values nested deeper than {MOST_DEPTH} levels")
             return cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
@@ -91,6 +95,21 @@ class Record(BaseModel):
 def _hash_fields(fields: dict[str, Any]) -> str:
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Return whether objects and lists are nested deeper than ``most`` levels. Don't recurse."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def _refuse_constant(name: str) -> None:
@@ -119,8 +138,12 @@ def record_name(folder: str, number: int) -> str:
 
 
 def now() -> str:
-    """Return the current time in the format of records: UTC, ISO 8601, whole seconds."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """Return the current time in the format of records: UTC, ISO 8601, whole seconds.
+
+    Raises:
+        ConfigError: no record can have the time of this machine's clock.
+    """
+    return _in_years(datetime.now(UTC)).isoformat(timespec="seconds")
 
 
 def seconds_of(time: str) -> float:
@@ -129,8 +152,21 @@ def seconds_of(time: str) -> float:
 
 
 def format_time(seconds: float) -> str:
-    """Return a time in seconds since 1970 as ISO 8601 text in UTC, to the millisecond."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    """Return a time in seconds since 1970 as ISO 8601 text in UTC, to the millisecond.
+
+    Raises:
+        ConfigError: no record can have this time.
+    """
+    return _in_years(datetime.fromtimestamp(seconds, UTC)).isoformat(timespec="milliseconds")
+
+
+def _in_years(time: datetime) -> datetime:
+    if time.year not in YEARS:
+        raise ConfigError(
+            f"this machine's clock says {time:%Y-%m-%d}, and records have times from {YEARS.start} to {YEARS.stop - 1}",
+            hint="set the clock",
+        )
+    return time
 
 
 class RunRecord(Record):
@@ -218,7 +254,7 @@ class Origin(BaseModel):
     """The source of an imported checkpoint, which another program has trained.
 
     Attributes:
-        form: the source's form, such as ``torch`` or ``trainer``; see `holdfast.training.moving`.
+        form: the source's form, such as ``torch`` or ``trainer``; see `holdfast.extensions.importing`.
         source: the path of the file or folder, as it was given.
         sha256: the SHA-256 of the file, or of ``sha256sum``'s listing of the folder's files.
         step: the step from which the run continues.
@@ -236,6 +272,28 @@ class Origin(BaseModel):
 
     def __str__(self) -> str:
         return f"{self.source} ({self.form}, step {self.step}, sha256 {self.sha256[:12]})"
+
+
+RehearsalKind = Literal["commit", "inside", "across", "stop"]
+
+
+class RehearsedSteps(BaseModel):
+    """The steps of one equal rehearsal.
+
+    Attributes:
+        kind: where it started: at a ``commit``, ``inside`` a chunk, or inside a chunk before an epoch's end, ``across``
+            which it went; or at a ``stop``, whose ranks trained on after their save.
+        start: the step of the checkpoint from which new ranks started.
+        stop: the last step that they trained.
+        has_end: whether an epoch's end is inside these steps, so that a step of the next epoch was trained.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: RehearsalKind
+    start: int = Field(ge=1, le=MOST_STEPS)
+    stop: int = Field(ge=1, le=MOST_STEPS)
+    has_end: bool
 
 
 class Commit(Record):
@@ -278,13 +336,19 @@ class Commit(Record):
     rehearsed: list[Annotated[int, Field(ge=1, le=MOST_STEPS)]] = Field(
         [], description="the steps at which the last equal rehearsals began, oldest first"
     )
+    rehearsals: list[RehearsedSteps] = Field(
+        [], description="the steps of these rehearsals; older commits have none, and theirs started at commits"
+    )
     not_rehearsed: str = Field("", description="why no rehearsal was made; empty if one was or will be made")
     unrehearsed_s: Seconds = Field(0.0, description="seconds that the steps since the last equal rehearsal took")
     rehearse_s: Seconds = Field(0.0, description="seconds for which a rehearsal delayed its steps")
     inexact: str = Field("", description="how a rehearsal differed, if the run continued in spite of that")
+    unproved: list[Annotated[int, Field(ge=1)]] = Field(
+        [], description="the numbers of the last commits whose steps began with a resume that nothing was compared with"
+    )
     records: dict[str, str] = Field(
         default_factory=dict,
-        description="the records that it relies on, by name; see FORMAT.md. Older commits have none",
+        description="the records that it relies on, by name; see holdfast docs FORMAT. Older commits have none",
     )
     origin: Origin | None = Field(None, description="the source of an imported checkpoint; None if the run trained it")
 
@@ -312,25 +376,41 @@ class Commit(Record):
 
     @property
     def verdict(self) -> str:
-        """Return a sentence on the results of the run's rehearsals up to this commit."""
+        """Return a sentence on the results of the run's rehearsals up to this commit: from which steps they started."""
         if self.inexact:
             return self.inexact
+        if not self.unproved:
+            return f"continues exactly: {self._rehearsed_from}" if self.rehearsed else self._rehearsed_from
+        numbers = ", ".join(map(str, self.unproved))
+        some = f"commits {numbers} begin" if len(self.unproved) > 1 else f"commit {numbers} begins"
+        audit = f"holdfast audit RUN --commit {self.unproved[-1]}"
+        unproved = f"unproved: {some} after a stop or a death that left no steps to compare ({audit})"
+        return f"{self._rehearsed_from}; {unproved}"
+
+    @property
+    def _rehearsed_from(self) -> str:
         if not self.rehearsed:
             return f"not rehearsed: {self.not_rehearsed}" if self.not_rehearsed else "not rehearsed"
         steps = f"step{'s' if len(self.rehearsed) > 1 else ''} {', '.join(map(str, self.rehearsed))}"
-        return f"continues exactly: rehearsed at {steps}"
+        has_end = any(each.has_end for each in self.rehearsals)
+        return f"rehearsed from {steps}; {'' if has_end else 'not '}across an epoch's end"
 
 
 class RehearsalRecord(Record):
-    """``rehearsals/00000003.json``: the trail of the ranks that never stopped, if new ranks trained another trail.
+    """``rehearsals/00000003.json``: steps after a commit that no checkpoint contains.
 
-    The next attempt has to train the same trail from the same commit before it commits anything.
+    The ranks that had trained the commit also trained these steps: in a rehearsal that found a difference, or after
+    their save when they were told to stop. The next attempt has to train the same trail from the same commit before it
+    commits anything.
     """
 
     attempt: int = Field(ge=1)
     commit: int = Field(ge=1)
     lines: list[dict[str, Any]] = Field(description="the trail of these steps, a line for each")
-    difference: str
+    difference: str = Field(description="how a rehearsal differed; empty for the steps of a stop")
+    unregistered: list[dict[str, Any]] = Field(
+        [], description="for a stop: the values that the checkpoint doesn't contain, each with a digest"
+    )
     created_at: Time
 
 

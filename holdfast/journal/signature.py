@@ -22,6 +22,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict  # before Python 3.12 pydantic needs this TypedDict
 
@@ -40,6 +41,9 @@ SHOWN_ID_CHARS = 16
 SHOWN_FILES = 3
 
 ECDSA_SHA256 = ec.ECDSA(hashes.SHA256())
+# The order of the curve's group. With (r, s), (r, ORDER - s) is a signature of the same message by the same key, which
+# anyone can compute. Holdfast writes the one with the lower s. Source: SEC 1, 4.1.3, and RFC 6979, for the order.
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 # Matches a private key that a user gave instead of the name of its file. An error message must not show the key.
 KEY_LIKE = re.compile(r"-----|\n|[A-Za-z0-9+=]{44,}")
 SOURCE_HINT = "give the path of a PEM file, or env:NAME for a variable that holds the PEM"
@@ -103,7 +107,7 @@ class SigningKey:
 
     def seal(self, statement: bytes) -> dict[str, Any]:
         """Sign an in-toto statement, given as JSON. Return a DSSE envelope's fields, which `open_envelope` reads."""
-        signature = self._private.sign(pae(PAYLOAD_TYPE, statement), ECDSA_SHA256)
+        signature = _lower(self._private.sign(pae(PAYLOAD_TYPE, statement), ECDSA_SHA256))
         return {
             "payload": base64.b64encode(statement).decode(),
             "payloadType": PAYLOAD_TYPE,
@@ -207,11 +211,16 @@ def load_trusted_key(source: str) -> TrustedKey:
 
 
 def verify_signature(
-    envelope: bytes, run: str, record_name: str, record: bytes, files: Mapping[str, str], trusted: Sequence[TrustedKey]
-) -> str:
+    envelope: bytes, run: str, record_name: str, record: bytes, files: Mapping[str, str],
+    trusted: Sequence[TrustedKey], *, is_lower: bool = False,
+) -> str:  # fmt: skip
     """Check that a trusted key signed exactly this run, record and these files; return the key's id.
 
-    The arguments are those of `SigningKey.sign`. The key ids in the envelope are unsigned, so the check ignores them.
+    The other arguments are those of `SigningKey.sign`. The key ids in the envelope are unsigned, so the check ignores
+    them.
+
+    Args:
+        is_lower: see `open_envelope`.
 
     Raises:
         NotTrusted: no trusted key signed exactly this, or ``envelope`` is not an envelope.
@@ -219,7 +228,7 @@ def verify_signature(
     about = f"the signature of {record_name}"
     if len(envelope) > MAX_ENVELOPE_BYTES:
         _refuse(f"{about} is over {MAX_ENVELOPE_BYTES} bytes")
-    key_id, payload_type, payload = open_envelope(envelope, trusted, about)
+    key_id, payload_type, payload = open_envelope(envelope, trusted, about, is_lower=is_lower)
     try:
         statement = STATEMENT.validate_json(payload)
     except ValueError:
@@ -235,18 +244,21 @@ def verify_signature(
     signed = [(subject["name"], subject["digest"].get("sha256", "")) for subject in statement["subject"]]
     if signed[:1] != wanted[:1]:
         other = signed[0][0] if signed else "nothing"
-        _refuse(f"{about} was made for other bytes" if other == record_name else f"{about} was made for {other!r}")
+        _refuse(f"{about} was made for different bytes" if other == record_name else f"{about} was made for {other!r}")
     if sorted(signed[1:]) != sorted(wanted[1:]):
         names = sorted({name for name, _ in set(signed) ^ set(wanted)})
         _refuse(f"{about} was made for other files: {', '.join(map(repr, names[:SHOWN_FILES]))}", files=names)
     return key_id
 
 
-def open_envelope(envelope: bytes, trusted: Sequence[TrustedKey], about: str) -> tuple[str, str, bytes]:
+def open_envelope(
+    envelope: bytes, trusted: Sequence[TrustedKey], about: str, *, is_lower: bool
+) -> tuple[str, str, bytes]:
     """Return the id of the trusted key that signed a DSSE envelope, the payload's type and the payload.
 
     Args:
         about: the name of the signature, for an error.
+        is_lower: refuse a signature with the higher s, which `SigningKey` never writes; earlier versions wrote both.
 
     Raises:
         NotTrusted: no trusted key signed the payload, or ``envelope`` is not an envelope.
@@ -257,6 +269,8 @@ def open_envelope(envelope: bytes, trusted: Sequence[TrustedKey], about: str) ->
         signatures = [_from_base64(signature["sig"]) for signature in read["signatures"]]
     except ValueError:
         _refuse(f"{about} is not a DSSE envelope of up to {MAX_SIGNATURES} signatures")
+    if is_lower and any(each != _lower(each) for each in signatures):
+        _refuse(f"{about} is not spelled as Holdfast spells it: of its two forms it is the one with the higher s")
     message = pae(read["payloadType"], payload)
     signer = next((key for key in trusted if any(key.has_signed(message, each) for each in signatures)), None)
     if signer is None:
@@ -274,6 +288,15 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     """Return the bytes over which a DSSE signature is made (DSSE's pre-authentication encoding)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def _lower(signature: bytes) -> bytes:
+    """Return the one of a signature's two forms (DER) that has the lower s; different bytes, unchanged."""
+    try:
+        r, s = decode_dss_signature(signature)
+    except ValueError:
+        return signature
+    return encode_dss_signature(r, min(s, ORDER - s)) if 0 < s < ORDER else signature
 
 
 def _subjects(record_name: str, record: bytes, files: Mapping[str, str]) -> list[tuple[str, str]]:

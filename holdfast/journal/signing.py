@@ -26,7 +26,9 @@ def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -
     except NameMissing:
         raise NotTrusted(f"commit {commit.number} of run {journal.run!r} is not signed", hint=hint) from None
     record = journal.store.read(name, 0, MAX_RECORD_BYTES)
-    verify_signature(envelope, journal.run, name, record, list_files(commit), keys)
+    # Earlier versions wrote both forms of a signature, and no hash of run.json.
+    is_lower = bool(commit.records.get("run.json"))
+    verify_signature(envelope, journal.run, name, record, list_files(commit), keys, is_lower=is_lower)
     if Commit.from_bytes(record, name) != commit:
         raise NotTrusted(f"{name} changed while it was read")
 

@@ -58,7 +58,7 @@ def read_skips(journal: Journal, keys: Sequence[TrustedKey] = ()) -> SkipRecord 
         keys: the list must be signed with one of these keys; if there are none, any list is accepted.
 
     Raises:
-        RecordDamaged: the record can't be read. An older list isn't used instead, because it has other steps.
+        RecordDamaged: the record can't be read. An older list isn't used instead, because it has different steps.
         NotTrusted: none of the keys has signed the list.
     """
     number = max(journal.numbers(SKIPS), default=0)

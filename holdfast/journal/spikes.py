@@ -23,7 +23,7 @@ LEAST = 16
 # A number is far above others if it exceeds their median by this many median absolute deviations. In a normal
 # distribution this happens once in 10**11 times.
 DEVIATIONS = 10.0
-# The least deviation, as a fraction of the median. If the earlier numbers are almost equal, their own deviation is
+# The minimum deviation, as a fraction of the median. If the earlier numbers are almost equal, their own deviation is
 # almost 0. Without this bound even a slightly larger number would then count as far above them.
 LEAST_DEVIATION = 0.01
 # A spike exceeds the median by at least this multiple of the window's largest excess over the median.

@@ -9,9 +9,9 @@ trainings of the commit's steps, the run's own training included       verdict
 all end on the commit's bytes, on two hosts                            certified
 all end on the commit's bytes, on one host                             undecided: another host has to train them; or, if
                                                                        the gate refused the parent, the parent is judged
-some end on other bytes, where equal bytes aren't promised             judged without these; drift if none is left
-two hosts end on the same bytes, and one host on other bytes           machine: that host
-two hosts end on the same bytes, and two hosts on other bytes          program
+some end on different bytes, where equal bytes aren't promised             judged without these; drift if none is left
+two hosts end on the same bytes, and one host on different bytes           machine: that host
+two hosts end on the same bytes, and two hosts on different bytes          program
 two pairs of hosts end on the same bytes each                          program
 two hosts, which end on different bytes                                undecided: a third host trains, or both do again
 two hosts, of which neither repeats its own bytes                      program
@@ -25,7 +25,7 @@ commit, or if the run wasn't resumed between these steps.
 
 If a parent is certified but the gate (the checks before a resume) refuses it, the parent's bytes are right and its
 probe (the results that the gate compares) is wrong. Either a machine has computed the probe wrongly, or a rank that
-saves nothing held other values.
+saves nothing held different values.
 `holdfast.journal.audits` then asks for a replay from before the parent.
 """
 
@@ -83,13 +83,13 @@ class AuditVerdict:
         host: the faulty machine; empty unless the kind is ``machine``.
         is_own: whether the commit's own bytes are wrong.
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
-        repeats: whether the host gave other bytes each time that it trained; None if it trained once.
+        repeats: whether the host gave different bytes each time that it trained; None if it trained once.
         rank, step, component: the first difference, as far as an audit found it. The rank is a rank of the run; a
             replay may have other ranks.
         at: when the machine's last wrong training was recorded; empty unless the kind is ``machine``.
         agreeing: the number of trainings that ended with the right bytes, earlier audits of the run included; for an
             undecided commit, with the commit's own bytes.
-        deviating: the number of trainings that ended with other bytes.
+        deviating: the number of trainings that ended with different bytes.
     """
 
     kind: Kind
@@ -117,6 +117,13 @@ class AuditVerdict:
         is_about_itself = self.ask is not None and self.ask.commit == self.commit
         is_equal = is_about_itself and self.agreeing > 1 and not self.deviating
         return "equal bytes, not certified yet" if is_equal else self.kind
+
+    @property
+    def is_doubt(self) -> bool:
+        """Return whether the bytes of the commit, or of the commit from which it was trained, may be wrong."""
+        if self.kind == "undecided":
+            return self.deviating > 0 or (self.ask is not None and self.ask.commit != self.commit)
+        return self.kind == "program" or (self.kind == "machine" and self.is_own)
 
     @property
     def chance(self) -> float | None:
@@ -299,13 +306,13 @@ class _Case:
                 "program", f"not deterministic: {names} differ from the hosts that agree", deviating, right
             )
         if len(guilty) > 1:
-            return self._ask(f"{_name(guilty, 'or')} gave other bytes, and no record says which")
+            return self._ask(f"{_name(guilty, 'or')} gave different bytes, and no record says which")
         (host,) = guilty
         agree = _name(frozenset.union(*(each.hosts for each in right)) - guilty)
-        verdict = self._say("machine", f"{host} ended on other bytes than {agree}", deviating, right)
+        verdict = self._say("machine", f"{host} ended on different bytes than {agree}", deviating, right)
         times = [each in right for each in self.trainings if each.hosts == guilty or each in deviating]
         repeats = None if len(times) < 2 else not any(times)
-        # The rank is a rank of the run. A replay with another number of ranks has trained that rank's part on other
+        # The rank is a rank of the run. A replay with a different number of ranks has trained that rank's part on other
         # GPUs.
         is_alike = deviating[0] is self.own or len(deviating[0].gpus) == len(self.own.gpus)
         gpus = _blame_gpus(guilty, right, deviating, verdict.rank if is_alike else None)
@@ -332,7 +339,7 @@ class _Case:
                 "program", f"not deterministic: {' and '.join(astray)} don't repeat their bytes", self.trainings[1:]
             )
         if hosts == 1 and len(self.groups) == len(self.trainings) >= DISTINCT:
-            text = f"not deterministic: {_name(self.own.hosts)} ended on other bytes each time"
+            text = f"not deterministic: {_name(self.own.hosts)} ended on different bytes each time"
             return self._say("program", text, self.trainings[1:])
         repeat = tuple(sorted(host for host, found in of_each.items() if len(found) == 1))
         said = f"{astray[0]} differs from itself" if astray else "the hosts ended on different bytes"
@@ -372,7 +379,7 @@ class _Case:
 
 
 def _count_hosts(trainings: Sequence[_Training]) -> int:
-    """Return the least number of hosts on which these trainings can have run."""
+    """Return the minimum number of hosts on which these trainings can have run."""
     known = {host for each in trainings if len(each.hosts) == 1 for host in each.hosts}
     return len(known) + any(not each.hosts & known for each in trainings)
 
@@ -401,7 +408,8 @@ def _name(hosts: Collection[str], word: str = "and") -> str:
     """Return the names of hosts for a message: `MOST_NAMED` names at most, and the number of others."""
     names = sorted(hosts)
     left = len(names) - MOST_NAMED
-    return f" {word} ".join(names if left < 1 else [*names[:MOST_NAMED], f"{left} others"])
+    *some, last = names if left < 1 else [*names[:MOST_NAMED], f"{left} others"]
+    return f"{', '.join(some)} {word} {last}" if some else last
 
 
 def _number(numbers: set[int]) -> str:

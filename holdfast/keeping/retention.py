@@ -33,6 +33,7 @@ from holdfast.journal import (
     record_name,
 )
 from holdfast.journal.finding import rank_by_metric
+from holdfast.journal.snapshots import find_other_run, find_other_settings
 from holdfast.terminal import counted
 
 # A prune looks for the last prune's report under the numbers of this many newest commits. Without a report under any of
@@ -43,6 +44,8 @@ DEBRIS_AFTER_S = 24 * 3600.0
 
 # The age, in seconds, at which an unfinished write is deleted. A write is short, but its process may be suspended.
 SWEPT_AFTER_S = 3600.0
+
+SETTINGS_HINT = "holdfast verify shows the damage; the run's next attempt writes the settings again"
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +119,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
     """Prune a run by the policy of its saved settings; see `prune_by_policy`. Return None for a run without a commit.
 
     Raises:
-        ConfigError: the run's settings are lost.
+        ConfigError: the run's settings are lost, or are another run's.
     """
     journal.read_run()
     while True:
@@ -129,8 +132,10 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
         if metadata is None or policy is None:
             raise ConfigError(
                 f"the retention settings of run {journal.run!r} can't be read, so nothing is pruned",
-                hint="holdfast verify shows the damage; the run's next attempt writes the settings again",
+                hint=SETTINGS_HINT,
             )
+        if other := find_other_run(journal) or find_other_settings(journal, newest):
+            raise ConfigError(f"{other}, so nothing is pruned", hint=SETTINGS_HINT)
         with contextlib.suppress(Outdated, Superseded):
             return prune_by_policy(journal, policy, metadata.steps_per_epoch, attempt=attempt, dry_run=dry_run)
         log.info("run %r made progress while it was pruned; reading its records again", journal.run)
@@ -222,7 +227,8 @@ def _find(journal: Journal) -> _Found:
             continue
         left = {entry.commit for entry in (*report.kept, *report.protected)}
         numbers = left | set(report.unreadable) | set(range(report.newest + 1, newest + 1))
-        there = numbers if newest - report.newest <= REPORTS_TRIED else set(journal.numbers("commits"))
+        is_known = newest - report.newest <= REPORTS_TRIED and not report.unreadable
+        there = numbers if is_known else set(journal.numbers("commits"))
         reported = {entry.path for entry in report.pruned} | set(report.unfinished)
         break
     else:
@@ -231,16 +237,18 @@ def _find(journal: Journal) -> _Found:
     pruned = set(journal.numbers("pruned", after=min(numbers, default=1) - 1))
     quarantined = set(journal.numbers("quarantine"))
     expected = numbers - pruned - quarantined
-    live, unreadable = [], sorted(expected - there)
-    if unreadable:
-        log.warning("the records of %d commits are lost, the first of them commit %d", len(unreadable), unreadable[0])
+    live, damaged, lost = [], list[int](), expected - there
     for number in sorted(expected & there, reverse=True):
         try:
             live.append(journal.read_commit(number))
-        except (NameMissing, RecordDamaged) as error:
-            unreadable.append(number)
-            log.warning("%s", error)
-    return _Found(newest, live, reported, numbers & pruned, quarantined, unreadable)
+        except NameMissing:
+            lost.add(number)
+        except RecordDamaged as error:
+            damaged.append(number)
+            journal.warn(str(error))
+    if lost:  # one line, the same at each commit: a single stray file with a high number leaves a gap of many commits
+        journal.warn(f"records of commits are lost, the last of them of commit {max(lost)}; holdfast verify lists them")
+    return _Found(newest, live, reported, numbers & pruned, quarantined, sorted({*lost, *damaged}))
 
 
 def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], verified: int) -> dict[int, str]:

@@ -26,7 +26,7 @@ only restarts cost time. Efficiency is goodput divided by the limit.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
@@ -49,7 +49,7 @@ TOLD_TO_END = {"preempted", "paused", "cancelled"}
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of a run, measured or expected, and the shares that are computed from these seconds.
+    """Seconds of a run, and the shares that are computed from these seconds.
 
     Attributes:
         available_s: seconds in which the machines were up.
@@ -75,16 +75,6 @@ class Spent:
     def efficiency(self) -> float:
         """Return the goodput divided by its limit."""
         return self.goodput / self.limit if self.limit else 0.0
-
-    @classmethod
-    def sum(cls, parts: Iterable["Spent"]) -> "Spent":
-        """Return the sum of the seconds of several parts."""
-        available_s = productive_s = restart_s = 0.0
-        for each in parts:
-            available_s += each.available_s
-            productive_s += each.productive_s
-            restart_s += each.restart_s
-        return cls(available_s, productive_s, restart_s)
 
 
 @dataclass(frozen=True)

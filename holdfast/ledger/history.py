@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from holdfast.checkpoint import Saved
 from holdfast.journal import AttemptRecord, Commit, EndingRecord, Journal
@@ -101,4 +101,6 @@ def read_losses(journal: Journal, before: int | None = None) -> Losses:
 
 def _find_continued(record: AttemptRecord | None) -> int:
     """Return the number of the last commit before an attempt began; 0 if there was none."""
-    return int(record.lineage.get("continues", {}).get("commit", 0)) if record else 0
+    start = record.lineage.get("continues") if record else None
+    number = start.get("commit") if isinstance(start, Mapping) else None
+    return number if isinstance(number, int) else 0  # anybody may have written the record

@@ -33,7 +33,7 @@ PRIOR_S = 3600.0
 # The shortest chunk, in seconds. A boundary between two chunks costs about 0.1 s of tasks and records, mostly
 # concurrent with training. This is less than 1 % of such a chunk.
 FLOOR_S = 10.0
-# The least length of a chunk, as a multiple of a save's time. It is more than 1, because a save waits for the previous
+# The minimum length of a chunk, as a multiple of a save's time. It exceeds 1, because a save waits for the previous
 # save, and the end of an epoch may cut a chunk to two thirds of its length.
 SAVES = 1.5
 # The length of a chunk while nothing is measured yet.

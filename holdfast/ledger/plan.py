@@ -1,6 +1,5 @@
-"""The plan for a run: the best chunks, from the times of its commits, and the goodput on recorded preemptions."""
+"""The plan for a run: the best chunks, from the times of its commits."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -11,7 +10,6 @@ from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.reading import read_all
 from holdfast.ledger.audit_share import AuditPlan, Times, plan_audits
-from holdfast.ledger.forecast import NOTICES_S, Forecast, Warning, find_best_steps, forecast, reserve_s
 from holdfast.ledger.history import read_costs, read_losses
 from holdfast.ledger.interval import (
     FIRST_STEPS,
@@ -23,9 +21,6 @@ from holdfast.ledger.interval import (
     expect,
     measure_costs,
 )
-from holdfast.ledger.near_saves import NearForecast, compare_near
-from holdfast.ledger.pool import PoolForecast, forecast_pool
-from holdfast.ledger.traces import Trace
 
 # The advised range of virtual ranks per rank in a pool whose size changes. With fewer virtual ranks, the ranks wait too
 # long for the rank that trains the most virtual ranks.
@@ -88,7 +83,6 @@ class Plan:
         is_auto: whether the configuration asks for automatic chunks.
         dealing: the assignment of the run's virtual ranks to its ranks; None if it has no virtual ranks.
         ranks: the run's ranks on all of its nodes; 1 if the configuration leaves the number to the machine.
-        near_every_steps: ``near.every_steps`` of the configuration.
     """
 
     run: str
@@ -100,117 +94,6 @@ class Plan:
     is_auto: bool
     dealing: Dealing | None
     ranks: int = 1
-    near_every_steps: int = 0
-
-
-@dataclass(frozen=True)
-class Assumed:
-    """The assumptions of a replay of traces, besides the run's measured times.
-
-    Attributes:
-        near_every_steps: the number of steps between two saves into the node's folder; 0 for no such saves.
-        near_save_s: seconds until a save into the node's folder is complete. None assumes the time of a save to the
-            store, which is an upper bound.
-        same_node: the share of losses after which the next attempt finds the node's folder. None shows both 0 and 1.
-        pool: the number of runs in a pool, one of which is lost at each preemption; 0 for no comparison of pools.
-    """
-
-    near_every_steps: int = 0
-    near_save_s: float | None = None
-    same_node: float | None = None
-    pool: int = 0
-
-
-@dataclass(frozen=True)
-class Noticed:
-    """The gain from preemption notices on a trace, with the best chunks.
-
-    Attributes:
-        notice_s: seconds between a notice and the loss.
-        is_enough: whether a last save fits between the notice and the loss.
-        kept: the share of losses that a notice precedes.
-        gain: the goodput that the notices add.
-    """
-
-    notice_s: float
-    is_enough: bool
-    kept: float
-    gain: float
-
-
-@dataclass(frozen=True)
-class TracePlan:
-    """The forecast for a run on a trace, and the settings that suit the trace.
-
-    Attributes:
-        mean_s: the mean time between two preemptions, in seconds.
-        available: the share of the time in which the job was up.
-        best: chunks with the highest goodput on the trace.
-        chosen: chunks of the length that the run's own plan has.
-        last_save_s: seconds that a last save needs before a deadline.
-        keep_every_steps: the setting of retention that keeps one checkpoint in each mean time between preemptions.
-        near: the forecasts with saves into the node's folder; empty if no such saves are assumed.
-        pool: the losses of a pool whose scheduler preempts the run that loses least; None if no pool is assumed.
-    """
-
-    trace: str
-    source: str
-    nodes: int
-    preemptions: int
-    mean_s: float
-    available: float
-    best: Forecast
-    chosen: Forecast
-    notices: tuple[Noticed, ...]
-    last_save_s: float
-    keep_every_steps: int
-    near: tuple[NearForecast, ...] = ()
-    pool: PoolForecast | None = None
-
-
-def plan_on_traces(plan: Plan, traces: Sequence[Trace], assumed: Assumed = Assumed()) -> list[TracePlan]:
-    """Return a plan for each trace, with a run's measured costs. The trace with most training an hour comes first."""
-    plans = [_plan_on_trace(plan, trace, assumed) for trace in traces]
-    return sorted(plans, key=lambda each: -each.best.per_hour)
-
-
-def _plan_on_trace(plan: Plan, trace: Trace, assumed: Assumed) -> TracePlan:
-    measured = plan.measured
-    steps = find_best_steps(trace, measured)
-    best = forecast(trace, measured, steps)
-    needed_s = reserve_s(measured)
-
-    def value(notice_s: float) -> Noticed:
-        warning = Warning(notice_s)
-        gain = forecast(trace, measured, steps, warning).goodput - best.goodput
-        return Noticed(notice_s, needed_s <= notice_s, warning.kept, gain)
-
-    own_steps = plan.current.steps if plan.current else plan.best.steps
-    return TracePlan(
-        trace=trace.name,
-        source=trace.source,
-        nodes=trace.nodes,
-        preemptions=trace.preemptions,
-        mean_s=trace.mean_s,
-        available=trace.available_s / max(trace.span_s, trace.up[-1][1]),
-        best=best,
-        chosen=forecast(trace, measured, own_steps),
-        notices=tuple(map(value, NOTICES_S)),
-        last_save_s=needed_s,
-        keep_every_steps=max(steps, round(trace.mean_s / measured.step_s)),
-        near=_plan_near(trace, measured, (steps, own_steps), assumed),
-        pool=forecast_pool(trace, measured, own_steps, assumed.pool, plan.ranks) if assumed.pool else None,
-    )
-
-
-def _plan_near(trace: Trace, measured: Measured, lengths: Sequence[int], assumed: Assumed) -> tuple[NearForecast, ...]:
-    if not assumed.near_every_steps:
-        return ()
-    save_s = measured.save_s if assumed.near_save_s is None else assumed.near_save_s
-    shares = {0.0, 1.0} if assumed.same_node is None else {assumed.same_node}
-    return tuple(
-        compare_near(trace, measured, [*dict.fromkeys(lengths)], assumed.near_every_steps, save_s, sorted(shares))
-    )
 
 
 def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
@@ -248,7 +131,6 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
         is_auto=config is not None and config.chunk.is_auto,
         dealing=_read_dealing(config.compute) if config else None,
         ranks=_count_ranks(config.compute) if config else 1,
-        near_every_steps=config.near.every_steps if config else 0,
     )
 
 
@@ -281,5 +163,5 @@ def read_config(journal: Journal) -> RunConfig | None:
     snapshot = journal.read_snapshot()
     try:
         return RunConfig.model_validate(snapshot.config) if snapshot else None
-    except ValidationError:  # a version of Holdfast with other settings wrote the snapshot
+    except ValidationError:  # a version of Holdfast with different settings wrote the snapshot
         return None

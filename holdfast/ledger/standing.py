@@ -8,6 +8,7 @@ from holdfast.checkpoint import read_committed
 from holdfast.errors import RunStopped
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
+from holdfast.journal.exactness import describe_resume
 from holdfast.terminal.columns import align
 
 
@@ -82,7 +83,7 @@ def read_standing(journal: Journal) -> Standing:
         return Standing(**known)
     known |= commit.model_dump(exclude={"created_at", "attempt", "files", "number"}) | {
         "commit": commit.number,
-        "verdict": commit.verdict,
+        "verdict": describe_resume(journal, commit),
         "origin": str(first.origin) if first and first.origin else "",
     }
     metadata = read_committed(journal.store, commit)
@@ -187,8 +188,8 @@ class TrainResult(BaseModel):
         """
         measured = {"final loss": self.avg_loss, **self.metrics}
         rows = {name.replace("_", " "): f"{value:.4f}" for name, value in measured.items() if value is not None}
-        lies_in = f"{store.rstrip('/')}/{self.run}/{self.path}"
-        rows |= {"checkpoint": self.checkpoint_sha256_last, "lies in": lies_in}
+        stored_in = f"{store.rstrip('/')}/{self.run}/{self.path}"
+        rows |= {"checkpoint": self.checkpoint_sha256_last, "stored in": stored_in}
         first = f"run {self.run} is complete: step {self.steps}, epoch {self.epochs}"
         return "\n".join([first, *align(rows, indent="  ")])
 

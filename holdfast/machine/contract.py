@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from holdfast.machine.determinism import FULL
 from holdfast.machine.environment import CPU_VARIABLES, GPU_VARIABLES, PROCESS_VARIABLES, chooses_kernels
 from holdfast.terminal.distribution import OWN_NAMES
 
@@ -31,6 +32,7 @@ class Term:
         compared: the part of the property's value that is compared, as a key of `PARTS`.
         source: the documentation or the issue that proves `why`; empty if that is obvious.
         free: the part of the value that may differ.
+        before: the part in records of earlier versions, which lack the property; empty if it isn't known.
     """
 
     key: str
@@ -39,6 +41,7 @@ class Term:
     compared: str = "whole"
     source: str = ""
     free: str = ""
+    before: str = ""
 
 
 # The properties of an environment on which, with three ranks or more, NCCL's order of summation depends.
@@ -63,13 +66,17 @@ TERMS = (
     Term("accelerate", BOTH, "it accumulates, scales and clips gradients"),
     Term("torchdata", BOTH, "its loaders draw random numbers"),
     Term("deterministic", BOTH, "without it, atomic additions come in any order", "switch", PYTORCH),
+    Term(
+        "precision", BOTH, "a shorter factor rounds each product; earlier versions demanded full precision",
+        "reduced", source="PyTorch, Numerical accuracy: reduced precision of float32 products", before="full",
+    ),
     Term("variables", BOTH, "they choose kernels, or the order of a set", "those of the process"),
     Term("cpu", ("cpu",), "libraries choose kernels by the CPU's model", source=ONEMKL),
     Term("cpu_family", ("cpu",), "clouds name different CPUs alike", source=ONEMKL),
-    Term("cpu_vector", ("cpu",), "wider vectors add up in another order", "words", ONEDNN),
+    Term("cpu_vector", ("cpu",), "wider vectors add up in a different order", "words", ONEDNN),
     Term(
         "cpu_vector", ("cuda",), "the host's cos, exp and pow differ without it", "fma",
-        source="seen: glibc 2.36 gives 0.999 ** n other bits with its FMA variants turned off",
+        source="seen: glibc 2.36 gives 0.999 ** n different bits with its FMA variants turned off",
     ),
     Term(
         "cpu_cache", ("cpu",), "matrices are summed in blocks that fit in it",
@@ -205,7 +212,7 @@ def _changed_ranks(saved: int | None, current: int | None) -> list[str]:
 def _changed_topology(
     saved: Mapping[str, Any], current: Mapping[str, Any], ranks_then: int | None, ranks: int | None
 ) -> list[str]:
-    """Return a line for each reason why NCCL may sum in another order than before; none for fewer than three ranks."""
+    """Return a line for each reason why NCCL may sum in a different order than before; none for 1 or 2 ranks."""
     if saved.get("device") != "cuda" or ranks is None or ranks != ranks_then or ranks < 3:
         return []
     old, new = (each.get("topology") or {} for each in (saved, current))
@@ -222,10 +229,10 @@ def terms_on(device: str | None) -> tuple[Term, ...]:
 
 
 def part_of(term: Term, environment: Mapping[str, Any]) -> Any:
-    """Return the part of an environment that the term compares; None if this part is missing or has an unknown form."""
+    """Return the part of an environment that the term compares; None if the part is unknown or has an unknown form."""
     value = environment.get(term.key)
     if value is None:
-        return None
+        return term.before or None
     try:
         return PARTS[term.compared](value)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -274,6 +281,7 @@ PARTS: dict[str, Callable[[Any], Any]] = {
     "whole": lambda value: value,
     "switch": lambda value: "on" if value is True else "off",
     "major.minor": _minor,
+    "reduced": lambda value: " ".join(f"{name}={each}" for name, each in value.items() if each != FULL) or "full",
     "words": lambda value: frozenset(value.split()),
     "fma": lambda value: "with fma" if {"fma", "asimd"} & {*value.split()} else "without fma",
     "architecture and SMs": _kinds,

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import hashlib
+import itertools
+import operator
 import os
 import random
 import sys
@@ -24,6 +26,9 @@ PREAMBLE = {
     "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
 
+# Read by torch's compiler in strict mode, when it is loaded; see `holdfast.machine.compiling`.
+COMPILER = {"TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES": "0", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO": "0"}
+
 # By default NCCL chooses its algorithm from measurements and from the hardware, so that equal jobs may sum in different
 # orders. NVLS and CollNet sum in network switches, whose order no job controls. If the user has set one of these
 # variables, Holdfast keeps the value, and a resume compares it. Sources: NVIDIA/nccl#1497, #2360; Megatron Core,
@@ -34,6 +39,14 @@ COLLECTIVES = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_COLLNET_ENABLE": "0",
 }
+
+# How long a thread spins at a barrier of OpenMP before it sleeps. By default it spins for milliseconds: if another
+# process has its core, a step's threads wait for each other at nearly every barrier (docs/performance.md). These
+# variables change no bits. libgomp, in torch's wheels for Linux, counts rounds; Intel's and LLVM's runtimes count
+# milliseconds.
+SPINS = {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "1"}
+# If one of these variables is set, the user has chosen how threads wait.
+WAITS = (*SPINS, "OMP_WAIT_POLICY")
 
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
@@ -47,21 +60,33 @@ STRICT = {
     "warn_only of torch.use_deterministic_algorithms": False,
     "torch.backends.cudnn.benchmark": False,
     "torch.backends.cudnn.deterministic": True,
-    "torch.backends.cudnn.allow_tf32": False,
-    "torch.set_float32_matmul_precision": "highest",
 }
+
+# The libraries that compute float32 products in a precision of their own, by device, as torch.backends names them.
+PRECISE = {
+    "cpu": ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"),
+    "cuda": ("cuda.matmul", "cudnn.conv", "cudnn.rnn"),
+}
+# The smallest positive number, which is a denormal number.
+SMALLEST = 5e-324
+FULL = "ieee"  # torch's name of the full precision of float32
 
 
 def preamble(settings: Determinism) -> dict[str, str]:
     """Return the environment variables with which a rank's interpreter has to be started."""
     threads = str(settings.threads)
-    inductor = {"TORCHINDUCTOR_DETERMINISTIC": "1" if settings.mode == "strict" else "0"}
+    inductor = COMPILER if settings.mode == "strict" else {"TORCHINDUCTOR_DETERMINISTIC": "0"}
     return PREAMBLE | inductor | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 def choose_collectives(settings: Determinism) -> dict[str, str]:
     """Return environment variables that make NCCL's order of summation depend only on the ranks and their links."""
     return COLLECTIVES if settings.mode == "strict" else {}
+
+
+def choose_spins(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables that let a rank's waiting threads sleep soon; none if the user has set one."""
+    return {} if any(name in environment for name in WAITS) else SPINS
 
 
 def apply(settings: Determinism, seed: int) -> None:
@@ -89,9 +114,6 @@ def apply(settings: Determinism, seed: int) -> None:
         torch.set_deterministic_debug_mode("error")
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.set_float32_matmul_precision("highest")
     reseed(seed)
 
 
@@ -116,34 +138,71 @@ def strictly() -> Iterator[None]:
 
 
 def read_flags() -> dict[str, Any]:
-    """Return torch's settings that choose kernels or the order of a sum, by the names in torch's documentation.
+    """Return torch's settings that choose kernels or the order of a sum, by the names in torch's documentation."""
+    return {name: read() for name, read in _list_readers().items()}
 
-    This has to be fast (a few microseconds), because `check_unchanged` calls it after every step.
+
+@functools.cache
+def _list_readers() -> dict[str, Callable[[], Any]]:
+    """Return the functions that read the settings of `read_flags`, by name.
+
+    They have to be fast (a few microseconds for all of them), because `check_unchanged` calls them after every step.
     """
     import torch
 
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    # torch has no function that returns flush_denormal. If the flag is on, a product with this denormal number is 0.
-    smallest = torch.full((), 5e-324, dtype=torch.float64)
-    return {
-        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "warn_only of torch.use_deterministic_algorithms": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "torch.backends.cudnn.benchmark": cudnn.benchmark,
-        "torch.backends.cudnn.deterministic": cudnn.deterministic,
-        "torch.backends.cudnn.allow_tf32": cudnn.allow_tf32,
-        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "torch.set_num_threads": torch.get_num_threads(),
-        "torch.set_default_dtype": torch.get_default_dtype(),
-        "torch.set_flush_denormal": (smallest * 1).item() == 0.0,
-        "torch.backends.mkldnn.enabled": torch.backends.mkldnn.enabled,
+    cuda, cudnn, matmul = torch.backends.cuda, torch.backends.cudnn, torch.backends.cuda.matmul
+    readers: dict[str, Callable[[], Any]] = {
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "warn_only of torch.use_deterministic_algorithms": torch.is_deterministic_algorithms_warn_only_enabled,
+        "torch.backends.cudnn.benchmark": lambda: cudnn.benchmark,
+        "torch.backends.cudnn.deterministic": lambda: cudnn.deterministic,
+    }
+    for name in read_precision():
+        readers[f"torch.backends.{name}.fp32_precision"] = functools.partial(_read_precision, _find_library(name))
+    readers |= {
+        "torch.set_num_threads": torch.get_num_threads,
+        "torch.set_default_dtype": torch.get_default_dtype,
+        # torch has no function that returns flush_denormal. If the flag is on, this product is 0.
+        "torch.set_flush_denormal": lambda: operator.mul(SMALLEST, 1.0) == 0.0,
+        "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
         "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
-            cuda.matmul.allow_fp16_reduced_precision_reduction
+            lambda: matmul.allow_fp16_reduced_precision_reduction
         ),
         "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
-            cuda.matmul.allow_bf16_reduced_precision_reduction
+            lambda: matmul.allow_bf16_reduced_precision_reduction
         ),
-        **{f"torch.backends.cuda.enable_{kind}_sdp": getattr(cuda, f"{kind}_sdp_enabled")() for kind in SDP_KERNELS},
     }
+    return readers | {
+        f"torch.backends.cuda.enable_{kind}_sdp": getattr(cuda, f"{kind}_sdp_enabled") for kind in SDP_KERNELS
+    }
+
+
+def read_precision(device: str | None = None) -> dict[str, str]:
+    """Return the precision in which each library computes float32 products, such as ``{"cuda.matmul": "tf32"}``.
+
+    TF32 and bfloat16 repeat their bits, so strict mode leaves the choice to the recipe. Old and new names of torch set
+    the same precision, but torch refuses to read an old name once a new one was set. So only new names are read.
+
+    Args:
+        device: the type of the device whose libraries are read; None for all devices.
+    """
+    found: dict[str, str] = {}
+    for name in PRECISE.get(device, ()) if device else itertools.chain(*PRECISE.values()):
+        # A different version of torch may lack the library's setting, or refuse to read it.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            found[name] = _read_precision(_find_library(name))
+    return found
+
+
+def _find_library(name: str) -> Any:
+    """Return the object of torch that has a library's settings, such as ``torch.backends.cuda.matmul``."""
+    import torch
+
+    return operator.attrgetter(name)(torch.backends)
+
+
+def _read_precision(library: Any) -> str:
+    return FULL if library.fp32_precision == "none" else str(library.fp32_precision)
 
 
 def check(settings: Determinism, moment: str) -> None:
@@ -174,12 +233,17 @@ def check_unchanged(settings: Determinism, built: Mapping[str, Any], moment: str
 
 
 def _refuse_changed(expected: Mapping[str, Any], moment: str) -> None:
+    readers = _list_readers()
+    if all(readers[name]() == value for name, value in expected.items()):
+        return
     flags = read_flags()
-    changed = [f"{name} is {flags[name]}, not {value}" for name, value in expected.items() if flags[name] != value]
-    if changed:
+    names = [name for name, value in expected.items() if flags[name] != value]
+    if names:
+        changed = [f"{name} is {flags[name]}, not {expected[name]}" for name in names]
         raise DeterminismError(
             f"{moment}, {' and '.join(changed)}",
             hint='leave the flag unchanged, or --set determinism.mode="fast", which doesn\'t promise equal bits',
+            flags=names,
         )
 
 

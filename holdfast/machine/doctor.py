@@ -20,6 +20,7 @@ from holdfast.machine.environment import describe_environment
 from holdfast.machine.gpus import GpuReport, list_taken, list_visible
 from holdfast.machine.libraries import describe_versions
 from holdfast.machine.self_test import KEY, Bits, SelfTest, compare_with_records, find_fault, run_self_test, take_step
+from holdfast.store.modules import python_command
 from holdfast.terminal import counted
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -84,7 +85,9 @@ def judge_reports(reports: list[dict[str, Any]]) -> tuple[Finding, ...]:
         Finding("self-test: one step, twice", fault or f"the same bits on {tested}", not fault),
         _compare(f"one step, in {len(reports)} processes", again),
         Finding("deterministic algorithms", first["refuses"] or "can't be switched on", bool(first["refuses"])),
-        Finding(f"{others} threads, not {threads}", f"other bits: {', '.join(moved)}" if moved else "the same bits"),
+        Finding(
+            f"{others} threads, not {threads}", f"different bits: {', '.join(moved)}" if moved else "the same bits"
+        ),
     )
 
 
@@ -93,12 +96,12 @@ def judge_records(records: Iterable[Mapping[str, Any]], current: Mapping[str, An
     line, is_unstable = compare_with_records(records, current)
     if line:
         return Finding("self-test, in the run's attempts", line, False if is_unstable else None)
-    return Finding("self-test, in the run's attempts", "no machine like this one had other bits", True)
+    return Finding("self-test, in the run's attempts", "no machine like this one had different bits", True)
 
 
 def _compare(what: str, steps: list[Bits]) -> Finding:
     moved = _differing(steps)
-    seen = f"other bits: {', '.join(moved)}" if moved else f"the same bits: {', '.join(steps[0])}"
+    seen = f"different bits: {', '.join(moved)}" if moved else f"the same bits: {', '.join(steps[0])}"
     return Finding(what, seen, not moved)
 
 
@@ -132,7 +135,9 @@ def judge_gpus(report: GpuReport, compute: Compute, seen_by_torch: int) -> tuple
     if taken and ranks > len(visible):
         findings.append(Finding(f"compute.ranks = {ranks}", f"a run sees {counted(len(visible), 'GPU')}", False))
     if taken and not seen_by_torch:
-        findings.append(Finding("torch", "torch sees no GPU, so a run would train on the CPU"))
+        is_refused = compute.gpu_health == "refuse"
+        effect = "is refused" if is_refused else "would train on the CPU"
+        findings.append(Finding("torch", f"torch sees no GPU, so a run {effect}", False if is_refused else None))
     return tuple(findings)
 
 
@@ -149,7 +154,7 @@ def judge_libraries(installed: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def _start(settings: Determinism, device: DeviceChoice, within_s: float) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "holdfast.machine.doctor", settings.model_dump_json(), device]
+    command = python_command("-m", "holdfast.machine.doctor", settings.model_dump_json(), device)
     # measure steps in strict mode, whatever the configuration says
     strict = settings.model_copy(update={"mode": "strict"})
     environment = os.environ | determinism.preamble(strict)

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from holdfast.machine.determinism import read_precision
 from holdfast.machine.gpus.report import read_links
 
 # Patterns of the environment variables that choose kernels or an order of summation. Matching variables are recorded.
@@ -66,6 +67,7 @@ def describe_environment(device: str = "cpu", places: Places = LINUX) -> dict[st
         "python": platform.python_version(),
         **_describe_cpu(places),
         **_describe_torch(),
+        "precision": read_precision(device),
         **_describe_gpus(places),
         "topology": _describe_topology() if device == "cuda" else None,
         "variables": {name: os.environ[name] for name in sorted(os.environ) if chooses_kernels(name)},

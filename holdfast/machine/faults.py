@@ -11,6 +11,7 @@ of each self-test, as a broken adder would.
 """
 
 import collections
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -40,8 +41,6 @@ NEAR_POINTS = (
     "near-durable",  # in a rank: the near folder has the whole checkpoint, the store has none of it
     "near-copied",  # in the attempt: the store has the copied checkpoint, but not its metadata.json
 )
-# The point of a run that saves into its near folder between commits.
-BETWEEN_POINTS = ("between-durable",)  # in a rank: the near folder has this checkpoint and the previous checkpoint
 
 _passes: collections.Counter[str] = collections.Counter()
 
@@ -82,5 +81,8 @@ def _other_side() -> list[int]:
     """Return the process id of a rank's attempt if this process is a rank; otherwise those of the attempt's ranks."""
     if is_rank(os.getpid()):
         return [os.getppid()]
-    lines = [path.read_text("utf-8") for path in Path("/proc/self/task").glob("*/children")]
-    return [pid for line in lines for pid in map(int, line.split()) if is_rank(pid)]
+    pids = list[int]()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            pids += map(int, path.read_text("utf-8").split())
+    return [pid for pid in pids if is_rank(pid)]

@@ -55,6 +55,8 @@ class Place(enum.IntEnum):
     LOADING = 1
     SYNCING = 2
     """The rank waits for the other ranks, or is about to wait."""
+    DEVICE = 3
+    """The rank waits for its own GPU to complete the steps in its queue."""
 
 
 class RankStanding(enum.IntEnum):
@@ -293,6 +295,15 @@ def stand(standing: RankStanding) -> None:
 def read_beats() -> dict[int, Beat]:
     """Return the heartbeats of this machine's ranks, by rank; empty if this rank has no heartbeat."""
     return _own.read_all() if _own is not None else {}
+
+
+def read_beats_of(path: Path) -> dict[int, Beat]:
+    """Return the heartbeats in a file that ranks share with their attempt, by rank, for another process.
+
+    Raises:
+        OSError, ValueError: there is no such file.
+    """
+    return _read_all(_map(path))
 
 
 def within(phase: Phase) -> contextlib.AbstractContextManager[None]:

@@ -8,22 +8,27 @@ from pathlib import Path
 
 # Every process of an attempt's ranks has this variable, with a value that is unique to the attempt's ranks.
 MARK_VARIABLE = "HOLDFAST_RANKS"
+# The environment variable of ranks with the process id of the attempt that has started them.
+ATTEMPT_VARIABLE = "HOLDFAST_ATTEMPT"
 # The environment variable with the largest number of steps of an epoch; 0 for no limit. `holdfast prove` sets it to
 # shorten the epochs.
 LONGEST_EPOCH_VARIABLE = "HOLDFAST_LONGEST_EPOCH"
+# The environment variable with the path of the file through which the ranks of one machine find each other.
+MEETING_VARIABLE = "HOLDFAST_MEETING"
 RANK_MODULE = "holdfast.rank"
 # The files with this container's memory limit and its memory in use, in bytes (cgroup 2, then 1).
 CGROUP_MEMORY = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+AUTOGRAD = "pt_autograd"  # how torch names the threads of its backward passes
 STOPPED = "T"  # the state of a process after SIGSTOP
 # Indices of fields in /proc/PID/stat, counted from the field of the state.
 UTIME, STIME, NUM_THREADS, STARTED = 11, 12, 17, 19
 
 
 def find_processes(mark: str) -> list[int]:
-    """Return the ids of the processes with this marker: torchrun, ranks and forked loader workers.
+    """Return the ids of the processes with this marker: ranks, the process that started several, forked loader workers.
 
     Other programs that a recipe has started inherit the marker; they are recognized by their command line and excluded.
     The search works only on Linux.
@@ -40,7 +45,7 @@ def _has_mark(process: Path, mark: str) -> bool:
 
 
 def is_rank(pid: int) -> bool:
-    """Return whether a process is torchrun or a rank, by its command line."""
+    """Return whether a process is a rank, or started several ranks, by its command line."""
     return RANK_MODULE.encode() in read_command(pid)
 
 
@@ -54,7 +59,8 @@ def read_command(pid: int) -> list[bytes]:
 def leads_session(pid: int) -> bool:
     """Return whether a process leads a session.
 
-    torchrun and the ranks lead sessions. A loader worker doesn't; it ends when its rank has ended.
+    The ranks, and the process that started several, lead sessions. A loader worker doesn't; it ends when its rank has
+    ended.
     """
     with contextlib.suppress(OSError):
         return os.getsid(pid) == pid
@@ -78,6 +84,22 @@ def read_process(pid: int) -> tuple[str, float]:
     """
     fields = _read_stat(pid)
     return fields[0], (int(fields[UTIME]) + int(fields[STIME])) / os.sysconf("SC_CLK_TCK")
+
+
+def read_training_s(pid: int) -> float:
+    """Return the seconds of processor time that the training threads of a process have used.
+
+    These are the main thread and autograd's threads. The threads of CUDA and NCCL, which may poll while the others
+    wait, don't count.
+
+    Source: Linux's Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat, whose first field is nanoseconds.
+    """
+    used_ns = 0
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError, ValueError):  # ignore a thread that has just ended
+            if task.name == str(pid) or (task / "comm").read_text("utf-8", "replace").startswith(AUTOGRAD):
+                used_ns += int((task / "schedstat").read_text("utf-8").split()[0])
+    return used_ns / 1e9
 
 
 def read_age(pid: int) -> float:

@@ -82,7 +82,7 @@ def find_fault(tests: Sequence[SelfTest], name: str = "rank") -> str:
     """Return a line that names the devices whose self-tests failed; empty if none failed.
 
     A device's test fails if the bits of its two steps differ, or if most devices of the same model on the same host
-    have other bits. If no bits have a majority among these devices, the line names all of them.
+    have different bits. If no bits have a majority among these devices, the line names all of them.
 
     Args:
         name: the word for a device's owner in the message, such as "rank"; a number follows this word.
@@ -91,11 +91,11 @@ def find_fault(tests: Sequence[SelfTest], name: str = "rank") -> str:
     for number, test in enumerate(tests):
         who = f"{name} {number} on {test.where}" if len(tests) > 1 else test.where
         if test.differing:
-            lines.append(f"{who} gave other bits when it computed the same again ({', '.join(test.differing)})")
+            lines.append(f"{who} gave different bits when it computed the same again ({', '.join(test.differing)})")
             continue
         alike = [each.sha256 for each in tests if _is_like(each, test)]
         if 2 * alike.count(test.sha256) <= len(alike):
-            lines.append(f"{who} gave other bits than other devices of the same model ({test.model})")
+            lines.append(f"{who} gave different bits than other devices of the same model ({test.model})")
     return f"the self-test failed: {'; '.join(lines)}" if lines else ""
 
 
@@ -116,7 +116,7 @@ def compare_with_records(records: Iterable[Mapping[str, Any]], current: Mapping[
 
     Returns:
         a line about the difference, which is empty if the tests agree or can't be compared; and whether this host
-        itself gave other bits before, with the same driver and the same CPU flags. If so, its hardware is at fault.
+        itself gave different bits before, with the same driver and the same CPU flags. If so, its hardware is at fault.
     """
     now, others = _find_test(current), dict[str, Mapping[str, str]]()
     if now is None:
@@ -137,7 +137,8 @@ def compare_with_records(records: Iterable[Mapping[str, Any]], current: Mapping[
         return "", False
     given = ", ".join(dict.fromkeys(then["sha256"][:12] for then in differing))
     line = (
-        f"self-test: {now['where']} gives other bits than {' and '.join(then['where'] for then in differing)} gave, "
+        f"self-test: {now['where']} gives different bits than "
+        f"{' and '.join(then['where'] for then in differing)} gave, "
         f"with the same model of machine and the same versions ({now['sha256'][:12]}, not {given})"
     )
     return line, is_unstable

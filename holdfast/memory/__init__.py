@@ -15,8 +15,18 @@ figures.
 This package does not import `memory.pinning`, because that module imports torch.
 """
 
-from holdfast.memory.buffers import Buffers, map_memory
+from holdfast.memory.buffers import Buffers, Pin, map_memory
 from holdfast.memory.priority import Priority
+from holdfast.memory.shared import SharedBuffers, map_shared
 from holdfast.memory.switches import WITHOUT_VARIABLE, is_on
 
-__all__ = ["WITHOUT_VARIABLE", "Buffers", "Priority", "is_on", "map_memory"]
+__all__ = [
+    "WITHOUT_VARIABLE",
+    "Buffers",
+    "Pin",
+    "Priority",
+    "SharedBuffers",
+    "is_on",
+    "map_memory",
+    "map_shared",
+]

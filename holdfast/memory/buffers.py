@@ -8,37 +8,52 @@ has to look up 512 times as many pages: see *saving* in docs/performance.md.
 import ctypes
 import mmap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.memory.switches import is_on
 
 HUGE_PAGE_BYTES = 2**21  # the size of a huge page on Linux
+GROWTH = 8  # a piece that was too small is replaced by one with an eighth more than the needed size
+
+
+# Pins memory for fast copies from a device. Returns a function that unpins the memory; None if it can't be pinned.
+Unpin = Callable[[], object] | None
+Pin = Callable[[memoryview], Unpin]
 
 
 class Buffers:
-    """Reusable, page-aligned memory: one piece for each numbered part of a checkpoint."""
+    """Reusable, page-aligned memory: one piece for each numbered part of a checkpoint.
+
+    A forked process, such as a loader's worker, doesn't get the pieces that `take` returns. Otherwise the system would
+    copy each pinned page at the fork, and each other page at the next save.
+    """
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
-        self._pinned: list[mmap.mmap] = []
+        self._pinned: dict[int, Unpin] = {}  # the parts whose memory `pin` has pinned, or has failed to pin
+        finalize = weakref.finalize(self, _unpin_all, self._maps, self._pinned)
+        finalize.atexit = False
 
-    def take(self, part: int, size_bytes: int, pin: Callable[[memoryview], None] | None = None) -> memoryview:
+    def take(self, part: int, size_bytes: int) -> memoryview:
         """Return memory for a part. The next call for the same part returns the same memory, even if it is in use.
-
-        Args:
-            pin: a function that pins memory for fast copies from a device; called once for each piece of memory. Pinned
-                memory stays mapped until the process ends.
 
         Raises:
             MemoryError: the machine has too little memory.
         """
         found = self._map(part, size_bytes)
-        if pin is not None and is_on("buffers") and all(found is not each for each in self._pinned):
-            self._pinned.append(found)
-            pin(memoryview(found))
+        _set_forks(found, are_copied=False)
         return memoryview(found)[:size_bytes]
+
+    def pin(self, parts: Iterable[int], pin: Pin) -> None:
+        """Pin the memory of some parts, each piece once. If a larger piece has replaced a pinned one, unpin that one.
+
+        Pinning takes long (`memory.pinning`), so call this when training doesn't wait. The memory may be in use.
+        """
+        for part in parts if is_on("buffers") else ():
+            if part not in self._pinned:
+                self._pinned[part] = pin(memoryview(self._maps[part]))
 
     def lend(self, part: int, size_bytes: int) -> memoryview:
         """Return memory for a part. The next call returns the same memory, unless a reference to it still exists.
@@ -50,14 +65,19 @@ class Buffers:
         """
         # A slice of a memoryview keeps the underlying object alive, but not the memoryview. So watch the underlying
         # object.
-        lent = (ctypes.c_char * max(size_bytes, 1)).from_buffer(self._map(part, size_bytes))
+        found = self._map(part, size_bytes)
+        _set_forks(found, are_copied=True)  # a forked process may read a tensor in it
+        lent = (ctypes.c_char * max(size_bytes, 1)).from_buffer(found)
         self._lent[part] = weakref.ref(lent)
         return memoryview(lent).cast("B")[:size_bytes]
 
     def _map(self, part: int, size_bytes: int) -> mmap.mmap:
         found = self._maps.get(part)
         if found is None or len(found) < size_bytes or self._is_lent(part) or not is_on("buffers"):
-            self._maps[part] = found = map_memory(size_bytes)
+            _unpin(self._pinned, part)  # before the piece is unmapped
+            # A state that grows at each save, such as a replay buffer, would need new memory at each save.
+            spare_bytes = size_bytes // GROWTH if found is not None and len(found) < size_bytes else 0
+            self._maps[part] = found = map_memory(size_bytes + spare_bytes)
         return found
 
     def _is_lent(self, part: int) -> bool:
@@ -80,3 +100,25 @@ def map_memory(size_bytes: int) -> mmap.mmap:
     if size_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE") and is_on("huge pages"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped
+
+
+def _unpin(pinned: dict[int, Unpin], part: int) -> None:
+    unpin = pinned.pop(part, None)
+    if unpin is not None:
+        unpin()
+
+
+def _unpin_all(maps: dict[int, mmap.mmap], pinned: dict[int, Unpin]) -> None:
+    """Unpin all memory of a `Buffers`. ``maps`` keeps the memory mapped until then."""
+    for part in [*pinned]:
+        _unpin(pinned, part)
+    maps.clear()
+
+
+def _set_forks(memory: mmap.mmap, *, are_copied: bool) -> None:
+    """Choose whether a process that is forked from this one gets a copy of the memory. It has an effect only on Linux.
+
+    Without a copy, the forked process must not read the memory.
+    """
+    if hasattr(mmap, "MADV_DONTFORK"):
+        memory.madvise(mmap.MADV_DOFORK if are_copied else mmap.MADV_DONTFORK)

@@ -1,1 +1,1 @@
-"""The proof that two trainings are the same: proofs, audits, replays, comparisons, drills and evaluations."""
+"""The proof that two trainings are the same: proofs, audits, replays, comparisons and evaluations."""

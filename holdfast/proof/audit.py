@@ -33,7 +33,7 @@ from holdfast.proof.replay import (
 )
 from holdfast.proof.rollback import roll_back, stop_run
 from holdfast.provenance.drift import is_of_skips
-from holdfast.recipe.permission import BY_DEFAULT, Trust
+from holdfast.recipe.trust import BY_DEFAULT, Trust
 from holdfast.store import Store, open_store
 from holdfast.terminal import counted
 
@@ -99,7 +99,7 @@ class Audit(Differing, BaseModel):
         elif self.gate:
             lines = [f"{what} can't be replayed from commit {self.from_commit}", f"  {self.gate}"]
         else:
-            lines = [f"{what}: the replay{on} ends on other bytes: {self.found[:12]}, not {self.expected[:12]}"]
+            lines = [f"{what}: the replay{on} ends on different bytes: {self.found[:12]}, not {self.expected[:12]}"]
             lines += self.describe_difference()
         is_told = self.unchecked and (self.is_identical or self.unchecked != EARLIER)
         lines += [f"  not checked: {self.unchecked}"] if is_told else []
@@ -118,7 +118,7 @@ def audit_commit(
             the commit's parent. If the run may have been resumed from the parent, the replay begins one commit earlier:
             a replay from the parent would begin with the same resume, and so repeat the faults of that resume.
         ranks: the number of ranks of the replay; None for the run's own number.
-        trust: which recipe to use, and whether to accept the recipe in the run's records.
+        trust: the reader's own configuration, or what of the run's records to accept.
 
     Raises:
         WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned; or equal bytes aren't
@@ -342,7 +342,7 @@ def describe_source(commit: Commit) -> str:
 def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     """Return the changes since a commit, and the reasons why equal bits aren't promised here."""
     past = Past.read(journal, commit)
-    # A changed package is left out here, because the reasons of `promise_for` name the package. Another version of
+    # A changed package is left out here, because the reasons of `promise_for` name the package. A different version of
     # Holdfast stays in, because these reasons don't name it: every version of Holdfast has to give the same bits.
     found = changes_since(past, present)
     changes = [str(change) for change in found if change.kind != "package" and not is_of_skips(change)]

@@ -24,10 +24,11 @@ from holdfast.provenance.imports import find_file
 from holdfast.provenance.opened_files import describe_file
 from holdfast.provenance.packages import describe_holdfast, find_contents, find_versions
 from holdfast.provenance.recorded import compare_records, compare_sources
-from holdfast.provenance.sources import hash_sources
+from holdfast.provenance.sources import find_inside, hash_sources
 from holdfast.recipe.function import default_settings, find_program, split_recipe
 from holdfast.recipe.settings import resolve_settings
 from holdfast.store import open_store
+from holdfast.store.modules import search_current_folder
 
 Outcome = Literal["refused", "let through", "needs nothing"]
 WORST_FIRST: tuple[Outcome, ...] = ("refused", "let through", "needs nothing")
@@ -149,9 +150,7 @@ def _identify(
 
     The data is assumed to be unchanged, because hashing the data would require building the recipe.
     """
-    # Find recipes in the working directory, as `python -m` does. A console script searches its own folder instead.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    search_current_folder(config.recipe.rpartition(":")[0])
     settings = resolve_settings(find_program(config.recipe), config.settings)
     ancestor = find_ancestor(journal, config.store, config.init_from, newest)
     identity, defaults = identify(config, settings, default_settings(config.recipe), ancestor)
@@ -192,7 +191,7 @@ def _compare_recorded(journal: Journal, newest: Commit, config: RunConfig) -> tu
 
 
 def _describe_recorded_file(name: str, folder: Path) -> dict[str, Any] | None:
-    path = next((path for path in (folder / name, Path(name)) if path.is_file()), None)
+    path = find_inside(name, folder) or find_inside(name, Path.cwd())
     return describe_file(path) if path else None
 
 

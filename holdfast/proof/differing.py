@@ -1,4 +1,4 @@
-"""The first difference between two trainings: fields that results of proofs, audits, comparisons and drills share."""
+"""The first difference between two trainings: fields that results of proofs, audits and comparisons share."""
 
 from typing import Any
 

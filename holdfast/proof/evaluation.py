@@ -8,8 +8,8 @@ from holdfast.proof.audit import list_notes
 from holdfast.proof.replay import ranks_at
 from holdfast.provenance.canonical import finite_or_none
 from holdfast.provenance.fingerprint import ABSENT
-from holdfast.recipe.permission import BY_DEFAULT, Trust
 from holdfast.recipe.probe import Probe
+from holdfast.recipe.trust import BY_DEFAULT, Trust
 from holdfast.terminal.columns import align
 
 
@@ -21,7 +21,7 @@ class Evaluation(BaseModel):
         measured: the names of the metrics that differ between evaluations of the same state, such as times.
         anneals: the value of each anneal (a number that the step decides) at the checkpoint's step.
         probe: the outputs that the gate measures, of the restored model.
-        recorded: the metrics that training recorded for the same state; empty if the checkpoint lies inside an epoch.
+        recorded: the metrics that training recorded for the same state; empty if the checkpoint is inside an epoch.
         notes: changes of settings, code, data and packages since the commit, and reasons why equal bits aren't promised
             here.
     """
@@ -63,7 +63,7 @@ def evaluate_commit(journal: Journal, commit: Commit, trust: Trust = BY_DEFAULT)
     """Restore a commit's checkpoint through the gate in fresh processes, and evaluate it.
 
     Args:
-        trust: which recipe to use, and whether to accept the recipe in the run's records.
+        trust: the reader's own configuration, or what of the run's records to accept.
 
     Raises:
         CheckpointDamaged, GateTripped: the checkpoint can't be restored. Nothing is quarantined.

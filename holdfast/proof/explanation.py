@@ -16,14 +16,15 @@ from pydantic import BaseModel
 from holdfast import checkpoint
 from holdfast.checkpoint.departure import find_departure
 from holdfast.checkpoint.observed import Activation, SampleLoss, Update
+from holdfast.config.steps import Steps
 from holdfast.errors import WrongUse
-from holdfast.journal import Commit, Journal
+from holdfast.journal import Commit, Journal, read_given
 from holdfast.journal.spikes import WINDOW, UsualLoss, make_usual
 from holdfast.proof.audit import describe_source, list_notes
 from holdfast.proof.differing import Differing, to_fields
 from holdfast.proof.replay import has_settings_of, ranks_at
 from holdfast.provenance.canonical import finite_or_none
-from holdfast.recipe.permission import BY_DEFAULT, Trust
+from holdfast.recipe.trust import BY_DEFAULT, Trust
 from holdfast.terminal import counted
 from holdfast.terminal.columns import tabulate
 
@@ -34,7 +35,8 @@ Cause = Literal["bits", "data", "dynamics", "none", "unknown"]
 # have to begin more than FURTHER steps before the nearest checkpoint, it begins with the nearest checkpoint instead.
 LEAD, FURTHER = 8, 100
 MEANINGS: dict[Cause, str] = {
-    "bits": "the machine or the program: trained again, the step gives other bits. holdfast audit on another machine "
+    "bits": "the machine or the program: trained again, the step gives different bits. holdfast audit on another "
+    "machine "
     "tells which of them",
     "data": "data: with the same parameters, samples of this step have losses far above those of the step before",
     "dynamics": "dynamics: with the parameters before this step, the samples of the step before have high losses, too. "
@@ -111,7 +113,7 @@ class Explanation(Differing, BaseModel):
                 f"  the {self.usual.count} steps before: median {self.usual.median:.4g}, "
                 f"median absolute deviation {self.usual.deviation:.2g}"
             )
-        same = "other bits than on record" if self.first_step else "the bits on record"
+        same = "different bits than on record" if self.first_step else "the bits on record"
         yield f"  trained again from step {self.start}: {same}"
         yield from self.describe_first()
         yield f"cause: {MEANINGS[self.cause]}"
@@ -154,7 +156,7 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
     Args:
         step: the step's number, from 1.
         most: how many of the step's samples get a gradient norm, and how many updates are kept.
-        trust: which recipe to use, and whether to accept the recipe in the run's records.
+        trust: the reader's own configuration, or what of the run's records to accept.
 
     Raises:
         WrongUse: the step isn't committed, or the checkpoint before it was pruned, or the recipe is not trusted.
@@ -163,9 +165,10 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
     """
     commit, start = _find_commits(journal, step)
     begin = start.step if start else 0
-    trail = checkpoint.read_trail_before(journal, commit, step, WINDOW)
-    if any(line["step"] == step and line.get("skipped") for line in trail):
+    settings = journal.read_config(commit.config_fingerprint)
+    if settings and step in Steps.parse(read_given(settings).skip):  # the trail may be lost
         raise WrongUse(f"step {step} of run {journal.run!r} was skipped: its batch was drawn and not trained")
+    trail = checkpoint.read_trail_before(journal, commit, step, WINDOW)
     log.info("training %s again, from step %d", counted(step - begin, "step"), begin)
     with ranks_at(journal, start, commit, trust) as (ranks, present):
         unpromised = [f"commit {commit.number} was pruned, and with its checkpoint the record of its machine"]

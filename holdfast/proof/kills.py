@@ -2,8 +2,13 @@
 
 import itertools
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+# The periods whose phases the resumes of a proof cover.
+PERIODS = range(2, 9)
+# A chunk end beside an epoch's end has at most this distance from it.
+NEAR = 8
 # The fewest and the most steps of a proof, whatever the speed.
 FEWEST_STEPS = 20
 MOST_STEPS = 1000
@@ -49,19 +54,59 @@ def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> t
     """Return the steps in which to kill the ranks, and the steps at which a chunk ends.
 
     A chunk ends before each kill, and the run resumes from there. The first three chunk ends are chosen around the end
-    of one epoch: one inside the next epoch, one inside this epoch, and one exactly at this epoch's end. Further chunk
-    ends are chosen anywhere. So the run saves before and after the end of an epoch, and is killed after it. It crosses
-    the end of the next epoch after a resume.
+    of one epoch: one in the first steps of the next epoch, one in the last steps of this epoch, and one exactly at this
+    epoch's end. Further chunk ends are chosen anywhere. So the run saves before and after the end of an epoch, and is
+    killed after it. It crosses the end of the next epoch after a resume.
+
+    State that changes at every k-th step is lost unseen by a resume at a multiple of k. So each chunk end is the one,
+    of those possible, that adds the most phases (remainders of its step and a `PERIODS`) to the phases before.
 
     Args:
         epoch: the number of steps of an epoch, at most half of ``steps``.
     """
     end = epoch * choice.randint(1, steps // epoch - 1)
-    before, after = range(end - epoch + 1, end), range(end + 1, end + epoch)
-    places = [choice.choice(each) for each in (after, before, [end]) if each]
+    before = range(max(end - NEAR, end - epoch) + 1, end)
+    after = range(end + 1, min(end + NEAR, end + epoch))
+    places: list[int] = []
+    for each in (after, before, [end]):
+        if each:
+            places.append(_choose_phase(each, places, choice))
     first = places[1] if len(places) > 2 else end
-    others = [step for step in range(1, steps) if step not in places]
-    places = places[:kills] + choice.sample(others, min(max(kills - len(places), 0), len(others)))
+    places = places[:kills]
+    while len(places) < min(kills, steps - 1):
+        places.append(_choose_phase([step for step in range(1, steps) if step not in places], places, choice))
     places.sort()
     kill_steps = [choice.randint(place + 1, stop) for place, stop in itertools.pairwise([*places, steps])]
     return kill_steps, sorted({*places, steps} | ({first} if first < places[0] else set()))
+
+
+def find_phases(steps: Iterable[int]) -> set[tuple[int, int]]:
+    """Return the phases that steps cover: each period of `PERIODS` with the remainder of a step."""
+    return {(period, step % period) for step in steps for period in PERIODS}
+
+
+def _choose_phase(steps: Sequence[int], chosen: Sequence[int], choice: random.Random) -> int:
+    """Return a step that adds the most phases to those of the chosen steps. A phase of 0 counts as covered."""
+    known = find_phases([0, *chosen])
+    return max(choice.sample(steps, len(steps)), key=lambda step: len(find_phases([step]) - known))
+
+
+def describe_phases(resumed_from: Sequence[int], epoch: int) -> str:
+    """Return a phrase with the phases and the ends of epochs that resumes from these steps have covered.
+
+    Args:
+        epoch: the number of steps of an epoch.
+    """
+    missed = [str(period) for period in PERIODS if not any(step % period for step in resumed_from)]
+    periods = f"every period of {PERIODS[0]} to {PERIODS[-1]} steps" + (
+        f" except {', '.join(missed)}" if missed else ""
+    )
+    within = [step % epoch for step in resumed_from]
+    places = {
+        "an epoch's last steps": any(epoch - NEAR < each < epoch and each for each in within),
+        "an epoch's end": 0 in within,
+        "an epoch's first steps": any(0 < each < NEAR for each in within),
+    }
+    covered = ", ".join(name for name, is_covered in places.items() if is_covered) or "no epoch's end"
+    steps = f"step{'s' if len(resumed_from) > 1 else ''} {', '.join(map(str, resumed_from))}"
+    return f"{steps}: inside {periods}; {covered}"

@@ -17,7 +17,7 @@ from holdfast.attempt import Line
 from holdfast.attempt.lineage import Present, describe_present
 from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Saved
-from holdfast.checkpoint.found import Found, find_suspects
+from holdfast.checkpoint.found import Found, find_suspects, leave_out_repeated
 from holdfast.config import Log, NearTier, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
 from holdfast.journal import Commit, Journal
@@ -102,7 +102,7 @@ def prove(
 
 
 def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, list[str]]:
-    """Return the fields ``lost`` and ``unchanged`` of a `Proof`.
+    """Return the fields ``products``, ``lost`` and ``unchanged`` of a `Proof`.
 
     Args:
         is_equal: whether the runs end on the same bytes. If the bytes differ and a resume has lost a value, the values
@@ -113,7 +113,13 @@ def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, li
         ends = find_suspects(straight.found, resumed.found if resumed.is_complete else [])
         lost |= {found.key: found for found in ends if found.key not in lost}
     unchanged = list_unchanged(straight.built, straight.found, [*lost.values()])
-    return {"lost": [*map(describe_found, lost.values())], "unchanged": [*map(describe_found, unchanged)]}
+    found = {
+        "products": [each for each in lost.values() if each.is_module],
+        "lost": list(lost.values()),
+        "unchanged": unchanged,
+    }
+    in_order = {name: leave_out_repeated(sorted(each, key=lambda one: one.order)) for name, each in found.items()}
+    return {name: [*map(describe_found, each)] for name, each in in_order.items()}
 
 
 def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> None:
@@ -127,7 +133,7 @@ def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> No
         raise WrongUse(f"{option}: expected numbers from 1 on")
     if len({*ranks}) > 1 and not config.compute.virtual_ranks:
         raise WrongUse(
-            f"{option}: without virtual ranks, equal bytes are not promised on another number of ranks",
+            f"{option}: without virtual ranks, equal bytes are not promised on a different number of ranks",
             hint="--set compute.virtual_ranks=8 trains the same bytes on 1 to 8 ranks; --ranks 2 proves one number",
         )
     if len(ranks) > kills + 1:

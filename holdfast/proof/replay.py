@@ -1,6 +1,7 @@
 """The replay of committed steps in fresh processes, and the comparison of two runs of the same steps."""
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,28 +13,31 @@ from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Lines, Saved
 from holdfast.config import Log, NearTier, RunConfig
 from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
-from holdfast.journal import Commit, Journal, read_given
+from holdfast.journal import Commit, ConfigRecord, Journal, read_given
 from holdfast.ledger.standing import is_trained
 from holdfast.machine.gpus import check_gpus, gather_nodes
-from holdfast.machine.part import RankPart
 from holdfast.provenance.changes import compare_identities
 from holdfast.provenance.drift import is_of_skips
+from holdfast.provenance.fingerprint import ABSENT, diff
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready, Tripped
-from holdfast.recipe.permission import Trust
+from holdfast.recipe.trust import Trust
 from holdfast.store import Store, open_store
 from holdfast.terminal import counted
 
+log = logging.getLogger(__name__)
+
 
 def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trust) -> RunConfig:
-    """Return the configuration with which a commit was trained, but with the run's current store and name.
+    """Return the configuration with which to train a commit's steps again, with the run's current store and name.
 
     Args:
         scratch: the folder for logs.
-        trust: which recipe to use, and whether to accept the recipe in the run's records.
+        trust: the reader's own configuration, or what of the recorded one to accept.
 
     Raises:
-        WrongUse: the configuration was lost, or its recipe is not trusted.
+        WrongUse: the configuration was lost.
+        RecipeError: the recorded configuration is not accepted; see `holdfast.recipe.trust`.
         RecordDamaged: the configuration doesn't have the commit's fingerprint.
     """
     record = journal.read_config(commit.config_fingerprint)
@@ -41,24 +45,33 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
         raise WrongUse(f"the settings of commit {commit.number} of run {journal.run!r} were lost")
     if record.fingerprint != commit.config_fingerprint:
         raise RecordDamaged(f"commit {commit.number} was not trained with the settings in its configs/ record")
-    config = read_given(record)
+    config = trust.choose(read_given(record), journal.store_url)
+    if trust.config is not None:
+        _warn_of_drift(record, config)
     moved: dict[str, Any] = {
-        "recipe": trust.choose_recipe(config.recipe, journal.store_url),
         "store": journal.store_url,
         "run": journal.run,
         "retention": config.retention.model_copy(update={"keep_best": None}),  # a replay keeps no best checkpoint
         "log": Log(every=config.log.every, folder=str(scratch)),
         "epochs": _count_epochs(journal, config, commit),
         "near": NearTier(),  # an audit reads the checkpoints on the store, not on a node
+        "signing_key": None,
     }
     with contextlib.suppress(RecordDamaged):
         # The content id depends on ``part_bytes``, which the user may have changed before or after this commit.
         if metadata := checkpoint.read_metadata(journal.store, commit.path):
             moved["checkpoint"] = config.checkpoint.model_copy(update={"part_bytes": metadata.part_bytes})
     if config.init_from is not None:
-        commit_number = record.identity["init_from"]["commit"]
-        moved["init_from"] = config.init_from.model_copy(update={"commit": commit_number})
+        commit_number = (record.identity.get("init_from") or {}).get("commit")
+        moved["init_from"] = config.init_from.model_copy(update={"commit": commit_number or config.init_from.commit})
     return config.model_copy(update=moved)
+
+
+def _warn_of_drift(record: ConfigRecord, config: RunConfig) -> None:
+    """Name each setting of the reader's configuration that the run was not trained with."""
+    for name, (saved, current) in diff(record.identity, config.identity).items():
+        if current != ABSENT and saved != ABSENT and (name, current) != ("init_from.commit", None):
+            log.warning("%s: saved %r, in your configuration %r", name, saved, current)
 
 
 def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
@@ -66,11 +79,10 @@ def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
 
     The saved configuration may have too few epochs, because the run may have been extended since these settings were
     first used. So return at least one epoch more than the commit has completed. But if the commit completed the run at
-    that time, its epoch was the last epoch, and the replay needs the same end: a loop has run its code after that
-    epoch, and a Trainer has ended its own loop.
+    that time, its epoch was the last epoch, and the replay needs the same end, because a Trainer has ended its own
+    loop.
     """
-    was_last = checkpoint.read_ended_epoch(journal.store, commit) or _was_complete(journal, commit)
-    return commit.epoch if was_last else max(config.epochs, commit.epoch + 1)
+    return commit.epoch if _was_complete(journal, commit) else max(config.epochs, commit.epoch + 1)
 
 
 def _was_complete(journal: Journal, commit: Commit) -> bool:
@@ -83,26 +95,23 @@ def _was_complete(journal: Journal, commit: Commit) -> bool:
     return newest is not None and newest.number == commit.number and epochs is not None and is_trained(journal, epochs)
 
 
-def _choose_ranks(config: RunConfig, number: int | None, part: RankPart | None = None) -> RunConfig:
+def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
     """Return a run's configuration with this number of ranks.
 
     Args:
         number: None for the number in the configuration.
-        part: the part of one rank, if only this part is to be trained. The configuration then gets a single rank.
 
     Raises:
         WrongUse: the number differs and the run has no virtual ranks, so that its bytes depend on the number.
     """
     compute = config.compute
-    if part is not None:
-        return config.with_ranks(1)
     if number is None or number == compute.ranks:
         return config
     if not compute.virtual_ranks:
         raise WrongUse(
             f"--ranks {number}: {counted(compute.rank_count, 'rank')} trained the steps, without virtual ranks: equal "
-            "bytes are not promised on another number",
-            hint="leave --ranks out, or judge one rank's part alone with --rank",
+            "bytes are not promised on a different number",
+            hint="leave --ranks out, and audit where as many ranks can train",
         )
     return config.with_ranks(number)
 
@@ -128,17 +137,14 @@ def ranks_at(
     settings: Commit,
     trust: Trust,
     number: int | None = None,
-    part: RankPart | None = None,
 ) -> Iterator[tuple[Ranks, Present]]:
     """Start ranks for the block, and restore a commit's state into them through the gate.
 
     Args:
         at: the commit to restore; None for the state with which the run began.
         settings: the commit whose settings the ranks get.
-        trust: which recipe to use, and whether to accept the recipe in the run's records.
+        trust: the reader's own configuration, or what of the run's records to accept.
         number: the number of ranks; None for the number in the settings.
-        part: the part of one rank, if only this part is to be trained. A single process then trains it, and `number` is
-            ignored.
 
     Raises:
         WrongUse: equal bytes aren't promised on this number of ranks, or the recipe is not trusted.
@@ -146,12 +152,12 @@ def ranks_at(
         GateTripped: the gate refuses the restored state.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as scratch:
-        config = _choose_ranks(gather_nodes(read_run_config(journal, settings, Path(scratch), trust)), number, part)
+        config = _choose_ranks(gather_nodes(read_run_config(journal, settings, Path(scratch), trust)), number)
         check_gpus(config.compute)
-        with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0, part=part) as ranks:
+        with Ranks(config, Path(scratch) / "ranks.log", at.number if at else 0) as ranks:
             built = ranks.expect(Ready)
             ancestor = find_ancestor(journal, config.store, config.init_from, None)
-            present = describe_present(config.with_ranks(part.ranks) if part else config, built, ancestor)
+            present = describe_present(config, built, ancestor)
             if at is not None:
                 event = ranks.restore(at, choose_gate(Past.read(journal, at), present, config.resume))
                 if isinstance(event, Problem):
@@ -184,7 +190,7 @@ def replayed(
 
     Args:
         start: an earlier commit; None for the beginning of the run.
-        trust: which recipe to use, and whether to accept the recipe in the run's records.
+        trust: the reader's own configuration, or what of the run's records to accept.
         ranks: the number of ranks; None for the run's own number.
 
     Yields:
@@ -201,7 +207,8 @@ def replayed(
         tempfile.TemporaryDirectory(prefix="holdfast-") as folder,
         ranks_at(journal, start, commit, trust, ranks) as (started, now),
     ):
-        started.train(commit.step, now.fingerprint, into=folder, is_detailed=True)
+        saves_first = checkpoint.read_ended_epoch(journal.store, commit) is False
+        started.train(commit.step, now.fingerprint, into=folder, is_detailed=True, saves_first=saves_first)
         while not isinstance(saved := started.next_event(), Saved):
             pass
         if saved.step != commit.step:

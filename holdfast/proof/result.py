@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from holdfast.checkpoint.found import Found
 from holdfast.proof.differing import Differing
+from holdfast.proof.kills import describe_phases
 
 SHOWN = 5
 
@@ -30,6 +31,8 @@ class Proof(Differing, BaseModel):
         gate: why the gate refused a resume; empty if it passed all resumes.
         lost: a line for each value that a resumed process had lost, because no checkpoint contains the value. Such
             values explain a failed proof. If the bytes are equal, no step of the proof depended on these values.
+        products: those lines of ``lost`` that name a module or an optimizer. Steps change it, and an evaluation or the
+            code after the loop may read it, even if the bytes are equal.
         unchanged: a line for each object whose state no checkpoint contains and no step changed.
         looked_at: the number of the user's functions, classes and objects that the search for such state has visited.
         not_reached: a line for each case that this proof didn't test.
@@ -50,6 +53,7 @@ class Proof(Differing, BaseModel):
     resumed: str = ""
     gate: str = ""
     lost: list[str] = []
+    products: list[str] = []
     unchanged: list[str] = []
     looked_at: int = 1
     not_reached: list[str] = []
@@ -71,9 +75,12 @@ class Proof(Differing, BaseModel):
             lines += [f"  no checkpoint has {line}" for line in _cut(self.lost)]
         rows = [("content id", self.straight), ("settings", self.config_fingerprint), ("ran on", self._machine())]
         rows += [("ranks", self._describe_ranks())] if len({*self.ranks}) > 1 else []
+        rows += [("resumed at", describe_phases(self.resumed_from, self.steps_per_epoch))]
         if self.is_proved:
+            lines += [f"  not kept, though steps change it: {line}" for line in _cut(self.products)]
             rows += [("not reached", line) for line in self.not_reached]
-            rows += [("not kept", f"{line}; no byte depended on it in these steps") for line in _cut(self.lost)]
+            unused = [line for line in self.lost if line not in self.products]
+            rows += [("not kept", f"{line}; no byte depended on it in these steps") for line in _cut(unused)]
         rows += [("not kept", f"{line}; it did not change in these steps") for line in _cut(self.unchanged)]
         if not self.looked_at:
             rows += [
@@ -95,7 +102,7 @@ class Proof(Differing, BaseModel):
         if self.gate:
             lines = [f"not proved: {what}, with {killed}: the gate refuses to resume", f"  {self.gate}"]
             return lines + self.describe_first()
-        lines = [f"not proved: {what} end on other bytes with {killed}"]
+        lines = [f"not proved: {what} end on different bytes with {killed}"]
         return lines + self.describe_difference()
 
     def _describe_ranks(self) -> str:

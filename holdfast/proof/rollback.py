@@ -1,4 +1,4 @@
-"""Hold a run that a faulty machine has trained, or roll the run back to its newest certified commit.
+"""Hold a run that a faulty machine has trained, or roll the run back to before the machine's first uncertified commit.
 
 A commit is certified if an audit on another machine has trained the commit again to the same bytes.
 """
@@ -12,11 +12,12 @@ from holdfast.journal import (
     AuditVerdict,
     Commit,
     Journal,
-    find_certified,
+    find_certifying,
     list_audits,
     read_verdict,
 )
 from holdfast.journal.audits import UNREADABLE, list_refused, read_machines
+from holdfast.journal.chains import format_numbers, list_covered
 from holdfast.journal.holds import find_hold, hold_run, release_run
 from holdfast.journal.machines import read_release
 from holdfast.store import open_store
@@ -47,9 +48,9 @@ def stop_run(journal: Journal, verdict: AuditVerdict) -> str:
 def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     """Quarantine the commits that a faulty machine has trained, and all commits based on them; then release the run.
 
-    The quarantine begins after the newest certified commit. If the verdict's commit is itself wrong, the quarantine
-    begins after the newest certified commit before the verdict's commit. The next attempt continues from the last
-    commit before the quarantined commits. A live attempt notices the quarantine at its next commit. If no commit is to
+    The quarantine begins with the machine's first commit that no audit certifies. A certified commit after it doesn't
+    count: it may continue wrong bytes correctly. The next attempt continues from the last commit before the quarantined
+    commits. A live attempt notices the quarantine at its next commit. If no commit is to
     be quarantined, only release the run: an interrupted call may have quarantined the commits already.
 
     Args:
@@ -62,9 +63,18 @@ def roll_back(journal: Journal, verdict: AuditVerdict) -> str:
     if first is None:
         return _release(journal, verdict, _nothing_of(journal, verdict))
     if find_verified_before(journal, first.number) is None:
+        if _is_wrong(journal, first, verdict.host):
+            return (
+                f"run {journal.run} isn't rolled back: {verdict.host} has trained commit {first.number} wrongly, and "
+                f"no checkpoint before it verifies; train a run of another name (--set run=NAME), or keep the bytes: "
+                f"holdfast release {journal.store.url} --reason TEXT"
+            )
+        suspected = format_numbers([each.number for each in _list_suspected(journal, verdict)])
         return (
             f"run {journal.run} isn't rolled back: no checkpoint before commit {first.number} verifies, and "
-            f"{verdict.host} has trained that commit; if the commit is right, an audit on another host certifies it"
+            f"{verdict.host} has trained that commit; if the commit is right, an audit on another host certifies it "
+            f"(with --from {find_base(journal, verdict)} an audit of a later one certifies all up to it); in doubt are "
+            f"the commits {suspected}"
         )
     reason = f"trained by {verdict.host}, or from a commit of {verdict.host}: {verdict.describe()}"
     listed = ", ".join(map(str, take_back(journal, first.number, reason)))
@@ -96,7 +106,8 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
 
     `roll_back` has refused, because it knows no right commit. The commits before the oldest wrong commit are in doubt.
     The first choice is the newest commit in doubt. After each commit that is found wrong, the next choice lies twice as
-    far back, so that a few audits find a right commit.
+    far back, so that a few audits find a right commit. The audit has to begin with `find_base`, so that it certifies
+    the commits before the chosen one, too.
 
     Args:
         verdict: a verdict that names a machine.
@@ -115,7 +126,8 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
         return None
     newest, oldest = wrong[0], wrong[-1]
     refused = list_refused(journal)
-    in_doubt = [each for each in line[oldest + 1 :] if each.number not in refused][: oldest - newest + 1]
+    suspected = {each.number for each in _list_suspected(journal, verdict)} - refused
+    in_doubt = [each for each in line[oldest + 1 :] if each.number in suspected][: oldest - newest + 1]
     return in_doubt[-1] if in_doubt and in_doubt[-1].number not in audited else None
 
 
@@ -126,19 +138,36 @@ def _is_wrong(journal: Journal, commit: Commit, host: str) -> bool:
 
 
 def _find_first(journal: Journal, verdict: AuditVerdict) -> Commit | None:
-    """Return the first commit of the faulty machine after the newest certified one; None if there is none.
+    """Return the first commit of the faulty machine that no audit certifies; None if there is none.
 
-    Commits that the machine has trained since it was released from quarantine are not in doubt.
+    A later commit that is certified doesn't help: it may continue the wrong bytes of the first one correctly. Commits
+    that the machine has trained since it was released from quarantine are not in doubt.
     """
+    return next(iter(_list_suspected(journal, verdict)), None)
+
+
+def _list_suspected(journal: Journal, verdict: AuditVerdict) -> list[Commit]:
+    """Return the commits of the faulty machine that no audit certifies, oldest first."""
     released = read_release(open_store(journal.store_url), verdict)
+    audits, refused = list_audits(journal), list_refused(journal)
     line = [*journal.walk_back(journal.newest())]
-    wrong = [commit for commit in line if verdict.is_own and commit.number == verdict.commit]
-    before = [commit for commit in line if not wrong or commit.number < wrong[0].number]
-    refused = list_refused(journal)  # the gate refuses these commits, though their bytes may be right
-    certified = find_certified(journal, [commit for commit in before if commit.number not in refused])
-    after = [commit for commit in line if certified is None or commit.number > certified[0].number]
-    suspected = [commit for commit in reversed(after) if not released or commit.created_at <= released]
-    return next((commit for commit in suspected if _may_be_of(journal, commit, verdict.host)), None)
+    # The gate refuses some commits, though their bytes may be right: no run continues from them.
+    certified = {
+        number for each in line if each.number in audits and each.number not in refused
+        for audit in find_certifying(journal, each, audits[each.number]) for number in list_covered(audit)
+    } - refused  # fmt: skip
+    suspected = [each for each in reversed(line) if each.number not in certified and not journal.is_given(each)]
+    since = [each for each in suspected if not released or each.created_at <= released]
+    return [each for each in since if _may_be_of(journal, each, verdict.host)]
+
+
+def find_base(journal: Journal, verdict: AuditVerdict) -> int:
+    """Return the commit from which an audit has to begin that certifies all commits in doubt up to the audited one.
+
+    Return 0 for the beginning of the run.
+    """
+    first = _find_first(journal, verdict)
+    return first.parent if first is not None and not journal.is_pruned(first.parent) else 0
 
 
 def _may_be_of(journal: Journal, commit: Commit, host: str) -> bool:

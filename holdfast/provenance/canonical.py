@@ -138,6 +138,13 @@ def spell_floats(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
 
 
+def read_floats(value: Any) -> Any:
+    """Return a value that `spell_floats` has returned with NaN and infinities in place of their strings."""
+    if isinstance(value, dict):
+        return {key: read_floats(item) for key, item in value.items()}
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
 def finite_or_none(value: float) -> float | None:
     """Return a finite number unchanged; for NaN and infinity, None."""
     return value if math.isfinite(value) else None

@@ -115,7 +115,7 @@ def _first_line(refused: Sequence[Change]) -> str:
     """Return the first line of the error, for refused changes of code, files or built values."""
     kinds = {change.kind for change in refused}
     if kinds == {"built"}:
-        return "the recipe builds other values than at the save, though no setting, code or file has changed"
+        return "the recipe builds different values than at the save, though no setting, code or file has changed"
     what = {"source": "the recipe's code is", "file": "the files that the recipe reads are"}
     return f"{what['source' if 'source' in kinds else 'file']} not what the run was trained with"
 
@@ -134,7 +134,7 @@ def _list_grouped(changes: Iterable[Change], functions: str) -> Iterator[str]:
             more = len(lines) - SHOWN_CHANGES
             yield from (f"{title}:", *lines[:SHOWN_CHANGES], *([f"  and {more} more"] if more > 0 else []))
         if functions and lines and title == GROUPS["source"]:
-            yield f"  functions with other code: {functions}"
+            yield f"  functions with different code: {functions}"
 
 
 def _name_functions(changes: Sequence[Change]) -> str:

@@ -130,13 +130,16 @@ def list_imports(name: str) -> set[str]:
 def _targets(node: ast.AST, package: str) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        parents = package.split(".")
-        base = parents[: len(parents) + 1 - node.level] if node.level else []
-        module = ".".join([*base, *([node.module] if node.module else [])])
-        if module:
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names if alias.name != "*")
+    elif isinstance(node, ast.ImportFrom) and (module := find_source(node, package)):
+        yield module
+        yield from (f"{module}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def find_source(node: ast.ImportFrom, package: str) -> str:
+    """Return the module from which a statement imports, which may be relative to a package; empty for no module."""
+    parents = package.split(".")
+    base = parents[: len(parents) + 1 - node.level] if node.level else []
+    return ".".join([*base, *([node.module] if node.module else [])])
 
 
 def list_prefixes(name: str) -> list[str]:

@@ -34,6 +34,9 @@ SYSTEM = (
     "/usr/lib", "/usr/share", "/usr/bin", "/usr/local/lib", "/usr/local/share",
 )  # fmt: skip
 
+# A folder of SYSTEM in which users keep data, too.
+MEMORY = "/dev/shm/"
+
 Entry = dict[str, Any]
 
 
@@ -96,9 +99,12 @@ def describe_files(opened: Opened, own: Collection[str], home: Path, ours: Itera
     """
     folders = [os.path.abspath(folder) for folder in ours]  # noqa: PTH100
     bases = (home, Path.cwd())
-    left_out = tuple(f"{folder}{os.sep}" for folder in (*SYSTEM, *folders))
+    system, left_out = (tuple(f"{folder}{os.sep}" for folder in each) for each in (SYSTEM, folders))
     read = sorted(opened.read - opened.written - {*own})
-    found = [Path(path) for path in read if is_claimed(path) or (not path.startswith(left_out) and is_own_file(path))]
+    others = [path for path in read if path.startswith(MEMORY) or not path.startswith(system)]
+    claimed = filter(is_claimed, read)
+    own_files = (path for path in others if not path.startswith(left_out) and is_own_file(path))
+    found = [Path(path) for path in sorted({*claimed, *own_files})]
     names = _name([path for path in found if _is_data(path, bases)], bases)
     left = TOTAL_BYTES
     entries: dict[str, Entry] = {}

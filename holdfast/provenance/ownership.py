@@ -2,7 +2,7 @@
 
 The record of code, the lines in errors, and the search for unsaved state follow this rule.
 
-Code is the user's unless it belongs to Python or Holdfast, or is installed. Installed code lies in ``site-packages`` or
+Code is the user's unless it belongs to Python or Holdfast, or is installed. Installed code is in ``site-packages`` or
 ``dist-packages``, or beside the ``.dist-info`` folder that lists it. After `claim` was called for a file of the
 recipe's package, this package is the user's, even if it is installed.
 """

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import tokenize
 from collections.abc import Iterable
 from os import PathLike
@@ -32,13 +33,21 @@ def hash_sources(names: Iterable[str], folder: Path = Path()) -> dict[str, str]:
 def read_source(name: str, folder: Path) -> tuple[bytes, bool] | None:
     """Return a recorded source's bytes, and whether it is Python; None if the module or file no longer exists.
 
+    A file outside of the recipe's folder isn't read, because anyone who can write to the store can write its name.
+
     Args:
         folder: the folder of the recipe's module, to which paths are relative.
     """
-    if (data := read_module(name)) is not None:
+    if all(part.isidentifier() for part in name.split(".")) and (data := read_module(name)) is not None:
         return data, find_file(name).endswith(".py")
-    path = folder / name
-    return (path.read_bytes(), path.suffix == ".py") if path.is_file() else None
+    path = find_inside(name, folder)
+    return (path.read_bytes(), path.suffix == ".py") if path is not None else None
+
+
+def find_inside(name: str, folder: Path) -> Path | None:
+    """Return the file of a recorded name in a folder; None if there is none, or the name leads out of the folder."""
+    path = Path(os.path.realpath(folder / name))
+    return path if path.is_relative_to(os.path.realpath(folder)) and path.is_file() else None
 
 
 def find_listed(sources: "Iterable[str | PathLike[str]]", folder: Path) -> tuple[list[str], dict[str, Path]]:

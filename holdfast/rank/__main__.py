@@ -25,6 +25,10 @@ if __name__ == "__main__":
     # called early, because a module that has imported a function of `random` by name would keep the original function
     separate_threads()
 
+    from holdfast.rank.orphans import end_if_orphaned
+
+    end_if_orphaned()
+
     from holdfast.rank.attending import await_code
     from holdfast.rank.serving import main  # imported last, because this imports torch
 

@@ -1,23 +1,21 @@
-"""The agreement of all ranks on when to save or stop: they exchange wishes between steps, and follow the greatest."""
+"""The agreement of all ranks on when to save or stop: they exchange wishes between steps, and follow the highest."""
 
-import datetime
 import enum
 
 import torch
 from torch import distributed
 
+from holdfast.training.objects import PATIENCE
+
 # After a step of at least this many seconds the ranks wait at once for the answers. If they read the answers after the
 # next step, a stop would cost one more long step.
 SLOW_STEP_S = 0.25
-# The timeout of an exchange. It is long, because a rank may evaluate alone for hours while the others wait. The attempt
-# detects hung ranks by other means.
-WITHIN = datetime.timedelta(days=1)
 
 
 class Wish(enum.IntEnum):
     """A rank's wish for the next pause between steps; a greater number is more urgent.
 
-    All ranks follow the greatest wish.
+    All ranks follow the highest wish.
     """
 
     NOTHING = 0
@@ -33,7 +31,7 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        self._group = distributed.new_group(backend="gloo", timeout=WITHIN)
+        self._group = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._sent: tuple[distributed.Work, torch.Tensor] | None = None
 
     @property
@@ -42,7 +40,7 @@ class Agreement:
         return 0 if self._sent is None else 1
 
     def exchange(self, wish: Wish, step_s: float) -> Wish:
-        """Send this rank's wish. Return the greatest wish of all ranks.
+        """Send this rank's wish. Return the highest wish of all ranks.
 
         If the last step was slow, the wishes are those of this exchange; otherwise those of the exchange before.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, BinaryIO, ClassVar
 
-from holdfast.config import Compute, RunConfig
+from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, RankDied, RunStopped
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, RankStanding
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, is_running
@@ -168,8 +168,3 @@ def _let_in(door: Door, environment: dict[str, str], log: BinaryIO, within_s: fl
         os.close(events)
     stdin = os.fdopen(to_ranks, "w", buffering=1, encoding="utf-8")
     return AttachedProcesses(pids, stdin, os.fdopen(from_ranks, encoding="utf-8"))
-
-
-def choose_ranks(compute: Compute) -> type[Ranks]:
-    """Return the class for a run's ranks: `Ranks` if the attempt starts them; `AttachedRanks` if a launcher does."""
-    return AttachedRanks if compute.is_attached else Ranks

@@ -9,7 +9,7 @@ from holdfast.provenance.fingerprint import to_plain
 from holdfast.rank.messages import Ready
 from holdfast.rank.record import CodeRecord
 from holdfast.recipe.function import default_settings
-from holdfast.training import Training, count_params, find_idle, find_shards
+from holdfast.training import Training, count_params, find_idle
 
 
 def describe_training(training: Training, record: CodeRecord | None) -> Ready:
@@ -34,8 +34,9 @@ def describe_training(training: Training, record: CodeRecord | None) -> Ready:
         model_params=count_params(training),
         device=str(training.accelerator.device),
         environment=(record.describe() if record else {}) | machine | list_hosts(training),
-        warnings=[*health, *find_idle(training), *find_unused_workers(training), *drop_useless_between(training)],
+        warnings=[*health, *find_idle(training), *find_unused_workers(training)],
         notes=training.notes,
+        hints=training.record.hints,
     )
 
 
@@ -82,23 +83,6 @@ def find_unused_workers(training: Training) -> list[str]:
         f"the DataLoader's num_workers = {asked} is not used: compute.loader_workers = 0 loads its data in the rank; "
         f"compute.loader_workers = {asked} would give the same bytes"
     ]
-
-
-def drop_useless_between(training: Training) -> list[str]:
-    """Turn off saves between two commits if no attempt could adopt their checkpoints.
-
-    Return a warning if they were on.
-    """
-    if training.saver.between is None:
-        return []
-    if training.config.resume.trusted_keys:
-        reason = "with resume.trusted_keys a checkpoint that nobody has signed isn't adopted"
-    elif training.config.compute.nodes != 1 and find_shards(training.recipe):
-        reason = "each node writes a part of a sharded checkpoint, so that no near folder has a whole checkpoint"
-    else:
-        return []
-    training.saver.between = None
-    return [f"near.every_steps = {training.config.near.every_steps} is not used: {reason}"]
 
 
 def describe_data(training: Training) -> dict[str, Any]:

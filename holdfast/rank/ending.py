@@ -13,8 +13,8 @@ from holdfast.rank.stacks import find_user_line
 
 # How many lines of the log an error shows.
 LAST_LINES = 3
-# Each line that torchrun itself writes to the ranks' log contains this path.
-TORCHRUN = "torch/distributed/elastic"
+# Each line that torchrun, or `holdfast.rank.local`, itself writes to the ranks' log contains one of these texts.
+STARTERS = ("torch/distributed/elastic", "holdfast.rank.local: ")
 # faulthandler writes this line above the stacks of a process that crashes.
 CRASH = "Fatal Python error: "
 # The files in which the kernel counts the processes that it killed because memory ran out. The first one that exists is
@@ -48,7 +48,7 @@ class RankLog:
         """Return the error for ranks that ended without reporting one.
 
         Args:
-            known: the return code of the rank, or of torchrun if there are several ranks; if the code is unknown, a
+            known: the return code of the rank, or of the process that started several ranks; if the code is unknown, a
                 text about the end.
         """
         lines = self.read().splitlines()
@@ -56,7 +56,7 @@ class RankLog:
         place = find_user_line(crash)
         told = known if isinstance(known, str) else _name_ending(known)
         ending = (_find_first_failure(lines) or told) + (f" at {place}" if place else "")
-        lines = list(itertools.takewhile(lambda line: TORCHRUN not in line and not line.startswith(CRASH), lines))
+        lines = list(itertools.takewhile(lambda line: not line.startswith(CRASH) and not _is_starters(line), lines))
         lines = lines[-LAST_LINES:]
         last = f" (last lines of {self.path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
         if count_oom_kills() > self._oom_kills:
@@ -69,6 +69,10 @@ class RankLog:
             log.seek(self._begins)
             return log.read().decode(errors="replace")
         return ""
+
+
+def _is_starters(line: str) -> bool:
+    return any(text in line for text in STARTERS)
 
 
 def count_oom_kills() -> int:
@@ -84,11 +88,11 @@ def count_oom_kills() -> int:
 
 
 def _find_first_failure(lines: Sequence[str]) -> str:
-    """Return how the first failed rank ended, from torchrun's lines in the log; empty if the log has no such lines.
+    """Return how the first failed rank ended; empty if the process that started the ranks has logged no failure.
 
-    A rank that a signal has killed counts as the first, even if torchrun saw another rank end earlier: a rank that
+    A rank that a signal has killed counts as the first, even if another rank was seen to end earlier: a rank that
     loses its connection to a dead rank ends with an exit code, or aborts (SIGABRT) under NCCL. SIGTERM doesn't count,
-    because torchrun itself sends it to the remaining ranks.
+    because that process itself sends it to the remaining ranks.
     """
     text = "\n".join(lines)
     first = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)

@@ -6,8 +6,8 @@ it.
 ==========================  ========================================================================================
 phase                       bound
 ==========================  ========================================================================================
-a step, an evaluation       ``resume.hung_after_s``: "auto" is 20 times the longest duration so far, 30 s at least and
-                            60 s at most. In any case the bound is at least 3 times the longest duration so far
+a step, an evaluation, a    ``resume.hung_after_s``: "auto" is 20 times the longest duration so far, 30 s at least and
+wait for the own GPU        60 s at most. In any case the bound is at least 3 times the longest duration so far
 the process's first step    10 minutes: it compiles, starts loader workers and connects the ranks
 building, restoring,        an hour: the times depend on data and storage, and past times say little about the next
 saving, first evaluation
@@ -18,7 +18,11 @@ Not only the time decides:
 
 - A stopped process (SIGSTOP) counts as hung, whatever its phase, if it stays stopped for longer than a step may take.
 - A rank that uses its processor is computing: an evaluation inside a loop, a compilation, a long step. Its bound is an
-  hour, unless it waits for the other ranks' GPUs, because NCCL waits in a busy loop.
+  hour.
+- A rank on a GPU sleeps while it waits for the GPU (`holdfast.machine.gpus.waits`). So only its training threads count,
+  not those of CUDA and NCCL, which may poll; and each time that it wakes, one wait has ended and the next begins. Where
+  it is known to wait for GPUs, its processor time doesn't count at all, because an old driver may let it spin.
+- A rank on a GPU whose training has ranks on other machines may wait for them in any step: its bound is an hour.
 - Time counts only while the attempt itself is running, so that ranks of a suspended machine don't count as hung.
 """
 
@@ -30,7 +34,7 @@ from typing import Literal
 
 from holdfast.errors import RankHung
 from holdfast.machine.heartbeats import Beat, Heartbeats, Phase, Place
-from holdfast.machine.processes import STOPPED, read_process
+from holdfast.machine.processes import STOPPED, read_process, read_training_s
 from holdfast.machine.slow_ranks import SlowRank, SlowRanks
 from holdfast.rank.stacks import write_stacks
 
@@ -44,6 +48,9 @@ FIRST_STEP_S = 600.0
 UNKNOWN_S = 3600.0
 # the share of a core above which a rank counts as computing; a rank that waits for a lock or a socket uses 0.01
 BUSY_CORES = 0.05
+# the processor time of a rank's training threads between two looks above which the rank hasn't waited all the time for
+# its GPU; a thread that sleeps in a wait uses none
+WAKES_S = 0.001
 
 
 @dataclass
@@ -51,7 +58,7 @@ class _Seen:
     """The state of one rank when its heartbeat was last read.
 
     Attributes:
-        cpu_s: the processor time that its process has used.
+        cpu_s: the processor time that its process has used; on a GPU, that its training threads have used.
         still_s: the seconds for which the rank has made no progress.
         idle_s: the seconds for which the rank has made no progress and has not computed.
         stopped_s: the seconds for which its process has been stopped.
@@ -111,6 +118,7 @@ class Watch:
 
     def _note(self, rank: int, beat: Beat, elapsed_s: float) -> None:
         state, cpu_s = read_process(beat.pid)
+        cpu_s = read_training_s(beat.pid) if beat.has_gpu else cpu_s
         last = self._seen.get(rank)
         if last is None:
             self._seen[rank] = _Seen(beat, cpu_s)
@@ -118,7 +126,8 @@ class Watch:
         # Count at most two intervals: if more time has passed, the attempt or the machine was paused.
         counted_s = min(elapsed_s, 2 * LOOK_EVERY_S)
         # A rank that waits for a free core (state R) counts as computing, too.
-        is_busy = state in ("R", "") or cpu_s - last.cpu_s > BUSY_CORES * elapsed_s
+        least_s = WAKES_S if beat.has_gpu else BUSY_CORES * elapsed_s
+        is_busy = state in ("R", "") or cpu_s - last.cpu_s > least_s
         is_same = beat.position == last.beat.position
         last.still_s = last.still_s + counted_s if is_same else 0.0
         last.idle_s = last.idle_s + counted_s if is_same and not is_busy else 0.0
@@ -133,11 +142,14 @@ class Watch:
 
     def _is_late(self, seen: _Seen) -> bool:
         phase, place = seen.beat.phase, seen.beat.place
-        if phase is Phase.WAITING or (self._has_others and place is Place.SYNCING):
+        if phase is Phase.WAITING or (self._has_others and place in (Place.SYNCING, Place.DEVICE)):
             return False
-        bound_s = self._bound(phase, FIRST_STEP_S if phase is Phase.STEP else UNKNOWN_S)
-        waits_busily = place is Place.SYNCING and seen.beat.has_gpu and len(self._seen) > 1
-        quiet_s = seen.still_s if waits_busily else seen.idle_s
+        is_step = phase is Phase.STEP or place is Place.DEVICE
+        bound_s = self._bound(Phase.STEP if is_step else phase, FIRST_STEP_S if is_step else UNKNOWN_S)
+        waits = place is Place.DEVICE or (place is Place.SYNCING and seen.beat.has_gpu and len(self._seen) > 1)
+        quiet_s = seen.still_s if waits else seen.idle_s
+        if self._has_others and seen.beat.has_gpu and place is Place.COMPUTING:
+            quiet_s = 0.0  # it may wait for another machine
         return quiet_s > bound_s or seen.still_s > max(bound_s, UNKNOWN_S * self.patience)
 
     def _bound(self, phase: Phase, first_s: float) -> float:
@@ -193,5 +205,10 @@ def _describe_place(beat: Beat) -> str:
         Phase.EVALUATING: f"in an evaluation after step {beat.step}",
         Phase.SAVING: f"while it saves step {beat.step}",
     }
-    places = {Place.COMPUTING: "", Place.LOADING: ", loading data", Place.SYNCING: ", waiting for other ranks"}
+    places = {
+        Place.COMPUTING: "",
+        Place.LOADING: ", loading data",
+        Place.SYNCING: ", waiting for other ranks",
+        Place.DEVICE: ", waiting for its GPU",
+    }
     return phases[beat.phase] + places[beat.place]

@@ -6,14 +6,20 @@ rank reads from it during the wait.
 
 import os
 import select
+import sys
 
 # The environment variable that is set for ranks which wait for their first order before they build the recipe.
 HELD_VARIABLE = "HOLDFAST_HELD"
 
 
 def wait_to_proceed() -> None:
-    """Wait until an order arrives or the sender closes the pipe. Return at once if `HELD_VARIABLE` isn't set."""
+    """Wait until an order arrives. Return at once if `HELD_VARIABLE` isn't set.
+
+    Raises:
+        SystemExit: the sender has closed the pipe without an order, so nobody needs this rank.
+    """
     if os.environ.get(HELD_VARIABLE):
         waiting = select.poll()
         waiting.register(0, select.POLLIN | select.POLLHUP)
-        waiting.poll()
+        if not waiting.poll()[0][1] & select.POLLIN:
+            sys.exit(0)

@@ -4,25 +4,33 @@ import contextlib
 import logging
 import math
 import os
+import pkgutil
 import queue
 import signal
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, ClassVar, Self, TypeVar
+from typing import IO, Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import BaseModel
 
 from holdfast.checkpoint import Saved
-from holdfast.config import RunConfig
+from holdfast.config import Compute, RunConfig
 from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
 from holdfast.journal import Commit, Origin
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
-from holdfast.machine.part import PART_VARIABLE, RankPart
-from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, find_processes, is_running, leads_session
+from holdfast.machine.processes import (
+    ATTEMPT_VARIABLE,
+    LONGEST_EPOCH_VARIABLE,
+    MARK_VARIABLE,
+    find_processes,
+    is_running,
+    leads_session,
+)
 from holdfast.provenance.imports import claim_recipe
 from holdfast.rank.ending import RankLog
 from holdfast.rank.hanging import LOOK_EVERY_S, PATIENCE_VARIABLE, Watch
@@ -31,6 +39,8 @@ from holdfast.rank.lived import LIVED_VARIABLE
 from holdfast.rank.messages import (
     Begin,
     Begun,
+    Call,
+    Called,
     End,
     Evaluate,
     Evaluated,
@@ -39,8 +49,6 @@ from holdfast.rank.messages import (
     Examined,
     Failed,
     Finished,
-    Import,
-    Imported,
     Keep,
     Observe,
     Observed,
@@ -66,8 +74,10 @@ from holdfast.recipe.probe import Gate
 
 log = logging.getLogger(__name__)
 
+ATTACHED = "holdfast.rank.attached:AttachedRanks"  # a name, because launchers start the ranks of few runs
 END_WITHIN_S = 5.0
 KILLED_WITHIN_S = 60.0  # the longest wait after SIGKILL; a process with much memory takes seconds to end
+MOST_SAVED = 8  # reports of checkpoints that are kept; ranks report few before the first is committed
 CAUSE_WITHIN_S = 45.0  # longer than the 30 s that torchrun takes to end the other ranks after one has died
 
 E = TypeVar("E", bound=BaseModel)
@@ -84,6 +94,9 @@ class Ranks:
     Attributes:
         began: when the ranks were started, on the clock of `time.monotonic`.
         watch: the watch over the ranks' heartbeats.
+        saved: the last reports of checkpoints, also those that have left the queue of events: a signal between
+            `next_event` and its caller loses an event.
+        gives_up: asked at each `wake`: whether `expect` ends its wait with RankDied.
     """
 
     # The default of the argument `spawn`; tests replace this attribute.
@@ -99,7 +112,6 @@ class Ranks:
         patience: float = 1.0,
         lived: Path | None = None,
         is_held: bool = False,
-        part: RankPart | None = None,
     ) -> None:
         """
         Args:
@@ -109,14 +121,14 @@ class Ranks:
             patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
             lived: the file for the steps that no commit contains yet; see `holdfast.rank.lived`.
             is_held: whether the ranks wait for `proceed` after they have imported torch.
-            part: for a check of a rank: the part of the steps that this rank trained, and that a single process now
-                trains again. None otherwise.
         """
         self.began = time.monotonic()
+        self.gives_up: Callable[[], bool] = lambda: False
         self._compute, self._skip = config.compute, config.skip
         # register the user's folders, to find the user's line in the stack of a rank that hangs
         claim_recipe(config.recipe)
         self._is_built = False  # whether the ranks have connected and built the recipe
+        self._within_s = self._answer_at = math.inf  # see `answer_within`
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
         heartbeats = Heartbeats(config.compute.rank_count)
@@ -124,19 +136,20 @@ class Ranks:
         self.watch = Watch(heartbeats, config.resume.hung_after_s, has_others=config.compute.has_nodes)
         self.watch.patience = patience
         environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
-        environment |= {MARK_VARIABLE: self._mark, LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
+        environment |= {MARK_VARIABLE: self._mark, ATTEMPT_VARIABLE: str(os.getpid())}
+        environment |= {LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
         environment |= {PATIENCE_VARIABLE: str(patience)}  # read by the watches on the nodes of a Ray cluster
         environment |= {LIVED_VARIABLE: str(lived.absolute()) if lived else "", HELD_VARIABLE: "1" if is_held else ""}
-        environment |= {PART_VARIABLE: part.to_text() if part else ""}
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)
         self._events: Events = queue.SimpleQueue()
+        self.saved: deque[Saved] = deque(maxlen=MOST_SAVED)
         # If a signal raises an error before the caller has stored this object, nobody can end the ranks. So close their
         # input, which ends them, when this object is garbage-collected.
         weakref.finalize(self, self._process.stdin.close)
         # Read events in a thread, because a signal during a read would lose the line. The thread must not refer to this
         # object, or this object would never be garbage-collected.
-        threading.Thread(target=_read, args=(self._process.stdout, self._events), daemon=True).start()
+        threading.Thread(target=_read, args=(self._process.stdout, self._events, self.saved), daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -188,9 +201,18 @@ class Ranks:
             self._check_first()
         return event
 
+    def answer_within(self, within_s: float | None) -> None:
+        """Expect each event up to this number of seconds from now; after it `next_event` raises RankDied.
+
+        None for no limit.
+        """
+        self._within_s = within_s or math.inf
+        self._answer_at = time.monotonic() + self._within_s
+
     def _await_event(self, within_s: float | None) -> Event | None:
         """Return the next event; None if the ranks have ended. Check the heartbeats while no event arrives."""
-        deadline = math.inf if within_s is None else time.monotonic() + within_s
+        deadline = self._answer_at if within_s is None else time.monotonic() + within_s
+        within_s = within_s or self._within_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             try:
@@ -224,6 +246,8 @@ class Ranks:
             RunStopped: the event is of another class.
         """
         while isinstance(event := self.next_event(), Skipped | Woken):
+            if isinstance(event, Woken) and self.gives_up():
+                raise RankDied("this machine will be taken away", is_given_up=True)
             if isinstance(event, Skipped):
                 log.info("reading the data again from its beginning: micro-batch %d of %d", event.done, event.total)
         if isinstance(event, kind):
@@ -271,8 +295,8 @@ class Ranks:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def restore(self, commit: Commit, gate: Gate) -> Restored | Problem:
-        """Order the ranks to restore a commit's state and to check it with the gate.
+    def restore(self, commit: Commit, gate: Gate, aside: str = "") -> Restored | Problem:
+        """Order the ranks to restore a commit's state and to check it with the gate; see `Restore` for ``aside``.
 
         Returns:
             `Restored`, or a `Damaged` or `Tripped` with the reason why the commit can't be restored.
@@ -280,7 +304,7 @@ class Ranks:
         Raises:
             HoldfastError: see `next_event`.
         """
-        self.send(Restore(commit=commit, gate=gate))
+        self.send(Restore(commit=commit, gate=gate, aside=aside))
         return self.expect(Restored, Problem)
 
     def begin(self, store: str, run: str, commit: Commit | None) -> Begun | Problem:
@@ -295,17 +319,17 @@ class Ranks:
         self.send(Begin(store=store, run=run, commit=commit))
         return self.expect(Begun, Problem)
 
-    def take_over(self, source: str, step: int | None, names: Mapping[str, str]) -> Imported:
-        """Order the ranks to load another program's checkpoint, and return their report; see `Import`.
+    def call(self, function: str, **arguments: Any) -> dict[str, Any]:
+        """Call a function of an extension on all ranks, and return the main rank's values; see `Call`.
 
         Raises:
             HoldfastError: see `next_event`.
         """
-        self.send(Import(source=source, step=step, names=dict(names)))
-        return self.expect(Imported)
+        self.send(Call(function=function, arguments=arguments))
+        return self.expect(Called).values
 
     def keep(self, fingerprint: str, origin: Origin) -> Saved:
-        """Save the state that `take_over` has loaded. Return the checkpoint once it is durable.
+        """Save the state that a called function has loaded. Return the checkpoint once it is durable.
 
         Raises:
             HoldfastError: see `next_event`.
@@ -313,19 +337,42 @@ class Ranks:
         self.send(Keep(fingerprint=fingerprint, origin=origin))
         return self.expect(Saved)
 
-    def train(self, stop: int, fingerprint: str, into: str = "", *, is_detailed: bool = False) -> None:
+    def train(
+        self,
+        stop: int,
+        fingerprint: str,
+        into: str = "",
+        *,
+        aside: str = "",
+        is_detailed: bool = False,
+        saves_first: bool = False,
+    ) -> None:
         """Order the ranks to train until step ``stop`` and to save; see `Train`."""
-        self.send(Train(stop=stop, fingerprint=fingerprint, into=into, is_detailed=is_detailed, skip=self._skip))
+        where = {"into": into, "aside": aside, "skip": self._skip}
+        self.send(Train(stop=stop, fingerprint=fingerprint, is_detailed=is_detailed, saves_first=saves_first, **where))
 
     def proceed(self) -> None:
         """Order ranks that were started ahead to build the recipe. Set `began` to this moment."""
         self.began = time.monotonic()
         self.send(Proceed())
 
-    def rehearse(self, stop: int, fingerprint: str, *, is_kept: bool, is_detailed: bool = True) -> None:
+    def rehearse(
+        self,
+        stop: int,
+        fingerprint: str,
+        *,
+        is_kept: bool,
+        is_repeated: bool = False,
+        is_detailed: bool = True,
+        committed: str = "",
+    ) -> None:
         """Order the ranks to train until step ``stop`` without a save; see `Rehearse`."""
-        told = {"is_kept": is_kept, "is_detailed": is_detailed, "skip": self._skip}
-        self.send(Rehearse(stop=stop, fingerprint=fingerprint, **told))
+        self.send(
+            Rehearse(
+                stop=stop, fingerprint=fingerprint, is_kept=is_kept, is_repeated=is_repeated, is_detailed=is_detailed,
+                committed=committed, skip=self._skip,
+            )
+        )  # fmt: skip
 
     def await_rehearsed(self) -> Rehearsed:
         """Return the result of the steps that `rehearse` has ordered.
@@ -417,12 +464,24 @@ class Ranks:
             time.sleep(0.01)
 
 
-def _read(pipe: IO[str], events: Events) -> None:
-    """Read events from a pipe into a queue; put None into the queue when the pipe ends."""
+def choose_ranks(compute: Compute) -> type[Ranks]:
+    """Return the class for a run's ranks: `Ranks` if the attempt starts them; `AttachedRanks` if a launcher does."""
+    return cast(type[Ranks], pkgutil.resolve_name(ATTACHED)) if compute.is_attached else Ranks
+
+
+def _read(pipe: IO[str], events: Events, saved: deque[Saved]) -> None:
+    """Read events from a pipe into a queue; put None into the queue when the pipe ends.
+
+    Args:
+        saved: gets the reports of checkpoints, too.
+    """
     try:
         with pipe as lines:
             for line in lines:
-                events.put(decode_event(line))
+                event = decode_event(line)
+                if isinstance(event, Saved):
+                    saved.append(event)
+                events.put(event)
     except RunStopped as error:
         events.put(Failed.of(error))
     finally:

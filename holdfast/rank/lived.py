@@ -9,6 +9,7 @@ are the steps after step 60, trained by one process. Nothing here imports torch.
 """
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,8 +48,12 @@ class LivedSteps:
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Add the lines of a trail that weren't added before."""
         known = self._lines[-1]["step"] if self._lines else self._after
-        new = [spell_floats(dict(line)) for line in lines if line["step"] > known]
-        if new and self._path is not None:
+        if self._path is None:
+            return
+        # Begin at the newest line: `lines` has all steps since the last save, which may be many thousands.
+        found = itertools.takewhile(lambda line: line["step"] > known, reversed(lines))
+        new = [spell_floats(dict(line)) for line in found][::-1]
+        if new:
             self._lines += new
             self._append(new)
 

@@ -32,10 +32,16 @@ class Message(BaseModel):
 
 
 class Restore(Message):
-    """Load a commit's checkpoint, and check it with the gate. Answered by `Restored`, `Damaged` or `Tripped`."""
+    """Load a commit's checkpoint, and check it with the gate. Answered by `Restored`, `Damaged` or `Tripped`.
+
+    Attributes:
+        aside: the folder, below the run's folder, with a checkpoint that was saved for a rehearsal alone, and that
+            ``commit`` describes. The steps of its trail then belong to the next save. Empty for a commit of the run.
+    """
 
     commit: Commit
     gate: Gate
+    aside: str = ""
 
 
 class Begin(Message):
@@ -52,23 +58,20 @@ class Begin(Message):
     commit: Commit | None
 
 
-class Import(Message):
-    """Load another program's checkpoint, and save nothing. Answered by `Imported`.
+class Call(Message):
+    """Call a function of an extension on all ranks, before any step. Answered by `Called`.
 
     Attributes:
-        source: the path of the checkpoint, which each rank reads.
-        step: the step from which the run continues; None for the step in the checkpoint.
-        names: new names for the source's objects and weights, by their old names; an empty new name excludes the
-            object.
+        function: ``module:function``. It takes the training and the arguments, and returns values that JSON has.
+        arguments: the arguments, by name.
     """
 
-    source: str
-    step: int | None
-    names: dict[str, str]
+    function: str
+    arguments: dict[str, Any]
 
 
 class Keep(Message):
-    """Save the state that an `Import` has loaded. Answered by `Saved`.
+    """Save the state that the function of a `Call` has loaded. Answered by `Saved`.
 
     Attributes:
         fingerprint: the fingerprint of the settings, for the checkpoint's metadata.
@@ -88,15 +91,21 @@ class Train(Message):
         stop: the last step.
         fingerprint: the fingerprint of the settings, for the checkpoint's metadata.
         into: the URL of the folder to save in; empty for the run's own folder.
+        aside: the folder, below the run's folder, for a save after the last step that is for a rehearsal alone. This
+            save is answered by `SavedAside`, and the steps stay in the trail of the next save. Empty for a save that
+            can be committed.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
         skip: the steps whose batches are drawn and not trained, as in the setting ``skip``.
+        saves_first: whether to save before a loop's code at the end of an epoch runs, if the last step ends the epoch.
     """
 
     stop: int
     fingerprint: str
     into: str = ""
+    aside: str = ""
     is_detailed: bool = False
     skip: str = ""
+    saves_first: bool = False
 
 
 class Rehearse(Message):
@@ -106,15 +115,21 @@ class Rehearse(Message):
         stop: the last step.
         fingerprint: the fingerprint of the settings, for the metadata of a checkpoint if a `Stop` arrives during the
             rehearsal.
-        is_kept: whether the run continues in these ranks afterwards. If False, they end, always without a save.
+        is_kept: whether these ranks save if they are told to end. If False, other ranks have saved the steps.
+        is_repeated: whether these ranks end afterwards, because the run continues in ranks that train the same steps;
+            see `Step.is_rehearsal`.
         is_detailed: whether each step's line of the trail has the checksums of all components and tensors.
+        committed: the content id of the run's commit of the last step; empty if there is none. The next save then
+            contains only the steps after it.
         skip: as in `Train`.
     """
 
     stop: int
     fingerprint: str
     is_kept: bool
+    is_repeated: bool = False
     is_detailed: bool = True
+    committed: str = ""
     skip: str = ""
 
 
@@ -185,6 +200,7 @@ class Ready(Message):
         environment: the machine and the record of code, packages, files and built values; see `holdfast.rank.record`.
         warnings: problems to show a person, such as a schedule that reaches a learning rate of 0 before the run's end,
             or a loader whose workers are not used.
+        hints: lines on values of a loop that begin anew after a resume, and on which a step may depend.
         notes: facts to show a person once, at the run's beginning, such as which seed is used.
     """
 
@@ -201,6 +217,7 @@ class Ready(Message):
     environment: dict[str, Any]
     warnings: list[str] = []
     notes: list[str] = []
+    hints: list[str] = []
 
 
 class Restored(Message):
@@ -237,12 +254,10 @@ class Begun(Message):
     anneal_offset: int
 
 
-class Imported(Message):
-    """The ranks hold the state of another program's checkpoint; see `holdfast.training.TakenOver` for the fields."""
+class Called(Message):
+    """The function of a `Call` has returned these values."""
 
-    origin: Origin
-    taken: list[str]
-    notes: list[str]
+    values: dict[str, Any]
 
 
 class Progress(Message):
@@ -275,6 +290,29 @@ class Rehearsed(Message):
     is_ending: bool = False
 
 
+class Shadowed(Message):
+    """Ranks that were told to stop have saved, and train on without a save. Sent before these steps and after each.
+
+    Attributes:
+        lines: the trail of the steps since the last report, with a line for each step.
+        unregistered: in the first report, the values that no checkpoint contains, as they were before these steps; see
+            `Examined`.
+    """
+
+    lines: list[dict[str, Any]]
+    unregistered: list[Found] = []
+
+
+class SavedAside(Message):
+    """The checkpoint of a `Train` with ``aside`` is durable.
+
+    Attributes:
+        saved: the checkpoint; None if it couldn't be written, if the model is unhealthy, or if there was no time.
+    """
+
+    saved: Saved | None
+
+
 class Observed(Message):
     """The observations of the step of an `Observe`; see `holdfast.training.observing.Observation`.
 
@@ -296,12 +334,14 @@ class Evaluated(Message):
         metrics: the numbers that the recipe's ``evaluate`` returned.
         measured: the names of the metrics that differ at each evaluation, such as times.
         anneals: the value of each anneal in the next step.
+        is_pure: whether the evaluation has changed no kept object, so that a second one gives the same numbers.
     """
 
     metrics: dict[str, float]
     measured: list[str]
     anneals: dict[str, float]
     probe: Probe
+    is_pure: bool = True
 
 
 class Examined(Message):
@@ -368,18 +408,20 @@ class Woken(Message):
     """An event that `Ranks.wake` queues, to interrupt a caller that waits for an event. No rank sends it."""
 
 
-Order = Proceed | Restore | Begin | Import | Keep | Train | Rehearse | Observe | Save | Stop | Evaluate | Examine | End
+Order = Proceed | Restore | Begin | Call | Keep | Train | Rehearse | Observe | Save | Stop | Evaluate | Examine | End
 # `Saved` (a checkpoint is durable) is a class of `holdfast.checkpoint`.
 Event = (
     Ready
     | Restored
     | Skipped
     | Begun
-    | Imported
+    | Called
     | Progress
     | Rehearsed
+    | Shadowed
     | Observed
     | Saved
+    | SavedAside
     | Evaluated
     | Examined
     | Damaged

@@ -3,17 +3,17 @@
 import importlib.util
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import IO, BinaryIO, Protocol, cast
 
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError
 from holdfast.machine import determinism
-from holdfast.machine.processes import RANK_MODULE
+from holdfast.machine.processes import MEETING_VARIABLE, RANK_MODULE
 from holdfast.rank import rendezvous
+from holdfast.rank.local import make_local_command
+from holdfast.store.modules import python_command, spell_module_path
 from holdfast.terminal.distribution import spell_install
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
@@ -27,7 +27,7 @@ RAY_MODULE = "holdfast.rank.ray"
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",
-    "PMIX_*", "MPI_LOCAL*", "OMPI_COMM_WORLD_*", "MV2_COMM_WORLD_*",
+    "PMIX_*", "MPI_LOCAL*", "OMPI_COMM_WORLD_*", "MV2_COMM_WORLD_*", MEETING_VARIABLE,
 )  # fmt: skip
 
 
@@ -73,7 +73,9 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
 
 
 def make_command(config: RunConfig) -> list[str]:
-    """Return the command that starts the ranks: a single rank directly, several ranks through torchrun or on Ray.
+    """Return the command that starts the ranks: one rank directly, several through `holdfast.rank.local`.
+
+    torchrun starts the ranks of several nodes, or Ray does.
 
     Raises:
         ConfigError, NodesMissing: several nodes can't connect; see `holdfast.rank.rendezvous`.
@@ -82,13 +84,15 @@ def make_command(config: RunConfig) -> list[str]:
     if config.compute.has_ray:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError('compute.launcher = "ray": Ray is not installed', hint=spell_install("ray"))
-        return [sys.executable, "-m", RAY_MODULE]
-    rank = ["-m", RANK_MODULE]
+        return python_command("-m", RAY_MODULE)
+    rank = python_command("-m", RANK_MODULE)
     if not config.compute.has_several:
-        return [sys.executable, *rank]
+        return rank
+    if not config.compute.has_nodes:
+        return make_local_command(config.compute.rank_count, rendezvous.choose_kill_s(config), rank)
     meeting = rendezvous.make_torchrun_arguments(config)
-    torchrun = ["-m", "torch.distributed.run", *meeting, f"--nproc-per-node={config.compute.rank_count}"]
-    return [sys.executable, *torchrun, *rank]
+    torchrun = python_command("-m", "torch.distributed.run", *meeting, "--no-python")
+    return [*torchrun, f"--nproc-per-node={config.compute.rank_count}", *rank]
 
 
 def is_launchers(name: str) -> bool:
@@ -105,6 +109,7 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
     return {
         **determinism.choose_collectives(config.determinism),
+        **determinism.choose_spins(os.environ),
         **kept,
         **determinism.preamble(config.determinism),
         **rendezvous.make_variables(config.compute),
@@ -114,11 +119,6 @@ def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
         CONFIG_VARIABLE: config.model_dump_json(),
         COMMIT_VARIABLE: str(commit),
     }
-
-
-def spell_module_path() -> str:
-    """Return the value of PYTHONPATH with which a child process, which imports the recipe, finds the same modules."""
-    return os.pathsep.join(dict.fromkeys(str(Path(path).absolute()) for path in sys.path))
 
 
 def read_environment() -> tuple[RunConfig, int]:

@@ -7,6 +7,7 @@ torchrun numbers the nodes by their addresses. So the ranks are renumbered later
 
 import contextlib
 import fcntl
+import math
 import os
 import socket
 import struct
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 
 from holdfast.config import Compute, RunConfig
+from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigError, HoldfastError, NodesMissing
 from holdfast.terminal import counted, spell_s
 
@@ -22,12 +24,14 @@ NODE_VARIABLE = "HOLDFAST_NODE"
 # sets them.
 NODE_VARIABLES = (NODE_VARIABLE, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 RAY_ADDRESS_VARIABLE = "RAY_ADDRESS"
-# The environment variable with the network interface for gloo. By default gloo binds the address of the machine's host
-# name, which other machines often can't reach.
-INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+# The environment variables with the network interface for gloo and for NCCL. By default gloo binds the address of the
+# machine's host name, which other machines often can't reach; and NCCL takes the first interface of a list of its own,
+# which may be a container's bridge.
+INTERFACE_VARIABLES = GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 # The ioctl request for an interface's address, and the offsets of the address in the answer. Source: netdevice(7).
 SIOCGIFADDR, ADDRESS = 0x8915, slice(20, 24)
 LAST_CALL_S = 30  # torchrun's default: how long more nodes may join after the smallest number has joined
+KILLS_AFTER_S = 30  # torchrun's default: how long a rank that was told to end may take
 READ_WITHIN_S = 60  # torchrun's default timeout for one answer of the rendezvous, and for the first connection
 # The exceptions of torchrun to look for in the ranks' log.
 PORT_TAKEN, TOO_FEW, NOT_REACHED = "EADDRINUSE", "RendezvousTimeoutError", "RendezvousConnectionError"
@@ -74,7 +78,7 @@ def find_address(compute: Compute) -> str:
     except OSError as error:
         raise NodesMissing(
             f"{name_rendezvous(compute)}: {host} can't be reached from {socket.gethostname()}: {error.strerror}",
-            hint="give an address of node 0 that all nodes can reach",
+            hint=_hint_at_address(compute),
         ) from None
     if ip_address(own).is_loopback and not is_loopback(host):
         raise ConfigError(
@@ -82,6 +86,14 @@ def find_address(compute: Compute) -> str:
             hint="/etc/hosts may give the name this address; give the IP address of node 0 instead of its name",
         )
     return own
+
+
+def _hint_at_address(compute: Compute) -> str:
+    """Return how to give an address of node 0: inside a Slurm job the job names it, and MASTER_ADDR another one."""
+    job = find_job()
+    if job is not None and job.address == compute.rendezvous:
+        return "Slurm gives this name to the job's first node: set MASTER_ADDR to an address that all nodes can reach"
+    return "give an address of node 0 that all nodes can reach"
 
 
 def is_loopback(host: str) -> bool:
@@ -110,8 +122,6 @@ def make_torchrun_arguments(config: RunConfig) -> list[str]:
         ConfigError, NodesMissing: see `find_node` and `find_address`.
     """
     compute = config.compute
-    if not compute.has_nodes:
-        return ["--standalone"]
     wait_s = int(compute.wait_s)
     settings = {
         "is_host": "true" if find_node(compute) == 0 else "false",
@@ -122,20 +132,35 @@ def make_torchrun_arguments(config: RunConfig) -> list[str]:
     return [
         f"--nnodes={compute.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={compute.rendezvous}",
         f"--rdzv-id={config.run}", f"--local-addr={find_address(compute)}",
+        f"--shutdown-timeout={choose_kill_s(config)}",
         "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
     ]  # fmt: skip
 
 
-def make_variables(compute: Compute) -> dict[str, str]:
-    """Return the environment variables of a rank of several nodes: its node's number, and gloo's interface.
+def choose_kill_s(config: RunConfig) -> int:
+    """Return after how many seconds the starter of ranks kills a rank that was told to end: the time that a stop has.
 
-    If a launcher has started the ranks, and not the attempt, the interface isn't set, because the launcher chooses it.
+    torchrun's own 30 s would cut the save of a run that has more time.
+    """
+    return max(KILLS_AFTER_S, math.ceil(config.resume.stop_within_s))
+
+
+def make_variables(compute: Compute) -> dict[str, str]:
+    """Return the environment variables of a rank of several nodes: its node's number, and the network interface.
+
+    gloo and NCCL get the interface that leads to the rendezvous, or the interface that the environment names for gloo.
+    An interface that the environment names for NCCL stays. If a launcher has started the ranks, and not the attempt, no
+    interface is set, because the launcher chooses it.
     """
     if not compute.has_nodes:
         return {}
-    is_chosen = compute.is_attached or INTERFACE_VARIABLE in os.environ
-    interface = None if is_chosen else find_interface(find_address(compute))
-    return {NODE_VARIABLE: str(find_node(compute)), **({INTERFACE_VARIABLE: interface} if interface else {})}
+    node = {NODE_VARIABLE: str(find_node(compute))}
+    if compute.is_attached or all(name in os.environ for name in INTERFACE_VARIABLES):
+        return node
+    chosen = os.environ.get(GLOO_INTERFACE) or find_interface(find_address(compute))
+    # NCCL takes a name as a prefix, unless "=" comes first.
+    values = {GLOO_INTERFACE: chosen, NCCL_INTERFACE: f"={chosen}"} if chosen else {}
+    return node | {name: value for name, value in values.items() if name not in os.environ}
 
 
 def find_ray_address() -> str:

@@ -4,15 +4,15 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import pkgutil
 import sys
 import time
 import traceback
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Metadata, NearReader, Payload
+from holdfast.checkpoint import Metadata, NearReader, Payload, Saved
 from holdfast.errors import (
     CheckpointDamaged,
     GateTripped,
@@ -22,9 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.journal import Commit
 from holdfast.machine import heartbeats
-from holdfast.machine.heartbeats import Phase, RankStanding
 from holdfast.provenance import opened_files as opened
-from holdfast.provenance.canonical import spell_floats
 from holdfast.rank.agreeing import check_same_store, check_same_training
 from holdfast.rank.describing import describe_training
 from holdfast.rank.events import Events
@@ -32,25 +30,25 @@ from holdfast.rank.failure import describe_failure
 from holdfast.rank.holding import wait_to_proceed
 from holdfast.rank.messages import (
     Begin,
-    Begun,
+    Call,
+    Called,
     Damaged,
+    End,
     Evaluate,
     Evaluated,
     Examine,
     Examined,
     Failed,
     Finished,
-    Import,
-    Imported,
     Keep,
     Observe,
-    Observed,
     Proceed,
     Progress,
     Rehearse,
     Rehearsed,
     Restore,
     Restored,
+    SavedAside,
     Skipped,
     Train,
     Tripped,
@@ -59,44 +57,53 @@ from holdfast.rank.nodes import Nodes, end_torchrun
 from holdfast.rank.orders import Orders
 from holdfast.rank.process import read_environment
 from holdfast.rank.record import CodeRecord, read_recorded
+from holdfast.rank.shadow import train_shadow
 from holdfast.rank.surviving import RankChunk, Survivor
 from holdfast.store import Store, open_store
 from holdfast.training import (
-    StepObserver,
     Training,
-    begin_from,
-    begin_from_folder,
     begin_save,
-    begin_save_between,
-    evaluate_recipe,
+    begin_save_aside,
+    digest_form,
     find_forgotten,
     find_shards,
     find_wanted,
+    forget_committed,
     list_events,
     measure_probe,
-    move_in,
-    read_lines,
     read_shards,
+    repeat_evaluation,
+    repeat_last_step,
     resume,
+    resume_weights,
     run_program,
     set_skipped,
+    spell_lines,
     steps,
+    take_up,
 )
+from holdfast.training.reading import read_on_node
 
 # The phase of the rank's heartbeat while it executes an order. In addition, each step of a `Train` begins its own
 # phase.
-PHASES: dict[type, Phase] = {
-    Proceed: Phase.WAITING,
-    Restore: Phase.RESTORING,
-    Begin: Phase.RESTORING,
-    Import: Phase.RESTORING,
-    Keep: Phase.SAVING,
-    Evaluate: Phase.EVALUATING,
-    Examine: Phase.EVALUATING,
-    Train: Phase.SAVING,
-    Rehearse: Phase.SAVING,
-    Observe: Phase.SAVING,
+PHASES: dict[type, heartbeats.Phase] = {
+    Proceed: heartbeats.Phase.WAITING,
+    End: heartbeats.Phase.WAITING,
+    Restore: heartbeats.Phase.RESTORING,
+    Begin: heartbeats.Phase.RESTORING,
+    Call: heartbeats.Phase.RESTORING,
+    Keep: heartbeats.Phase.SAVING,
+    Evaluate: heartbeats.Phase.EVALUATING,
+    Examine: heartbeats.Phase.EVALUATING,
+    Train: heartbeats.Phase.SAVING,
+    Rehearse: heartbeats.Phase.SAVING,
+    Observe: heartbeats.Phase.SAVING,
 }
+
+
+# Names, because few ranks get these orders.
+LOAD_ANCESTOR = "holdfast.rank.ancestor:load_ancestor"
+OBSERVE = "holdfast.rank.observing:observe"
 
 
 def serve(
@@ -114,12 +121,9 @@ def serve(
     except BaseException:
         # The save in progress may take long. First tell the other ranks that this rank trains no further, because they
         # may wait for it.
-        heartbeats.stand(RankStanding.LEAVING)
+        heartbeats.stand(heartbeats.RankStanding.LEAVING)
         raise
     finally:
-        if training.saver.between is not None:
-            with contextlib.suppress(Exception):  # ignore a failure, because no commit depends on this save
-                training.saver.between.wait()
         training.saver.wait()
     if orders.is_orphaned and training.config.compute.has_rendezvous and training.accelerator.is_main_process:
         end_torchrun()
@@ -144,7 +148,10 @@ def obey(
     """
     folder = open_store(training.config.store).inside(training.config.run).existing()
     is_checked = not training.config.compute.has_nodes
+    # The last order, if its steps are to be saved when the ranks are told to stop. An `End` saves nothing.
+    unsaved: Rehearse | Train | None = None
     for order in orders:
+        unsaved = None
         heartbeats.begin(PHASES[type(order)])
         if isinstance(order, Restore | Begin):
             survivor.chunk = None
@@ -153,16 +160,22 @@ def obey(
             is_checked = True
         if isinstance(order, Train | Rehearse | Observe):
             set_skipped(training, order.skip)
+            training.record.ends.saves_first = functools.partial(saves_first, training, orders, order)
         match order:
             case Proceed():
                 pass  # nothing to do: this order only ends the wait before the recipe is built
             case Restore():
-                restore_commit(training, folder, order, events)
-                survivor.lived.restart(training.progress.step)
+                if restore_commit(training, folder, order, events):
+                    restore = functools.partial(restore_again, training, folder, order, events)
+                    training.record.ends.restore_weights = functools.partial(restore, are_weights=True)
+                    yield from repeat_last_step(training, restore)
+                lines = training.record.lines
+                survivor.lived.restart(lines[0]["step"] - 1 if lines else training.progress.step)
             case Begin():
-                _load_ancestor(training, order, events)
-            case Import():
-                events.send(Imported(**vars(move_in(training, order.source, order.step, order.names))))
+                pkgutil.resolve_name(LOAD_ANCESTOR)(training, order, events)
+            case Call():
+                function = pkgutil.resolve_name(order.function)
+                events.send(Called(values=function(training, **order.arguments)))
             case Keep():
                 shared = share_environment(training, record, ran_on)
                 keep = functools.partial(begin_save, training, folder, order.fingerprint, shared, origin=order.origin)
@@ -177,11 +190,16 @@ def obey(
                         save = Train(stop=training.progress.step, fingerprint=order.fingerprint)
                         yield from train_and_save(training, folder, save, orders, events, record, ran_on, survivor)
                     return
+                unsaved = order if order.is_kept else None
             case Observe():
-                yield from observe(training, order, events)
+                yield from pkgutil.resolve_name(OBSERVE)(training, order, events)
             case Train():
                 if (yield from train_and_save(training, folder, order, orders, events, record, ran_on, survivor)):
                     return
+                unsaved = order if order.aside else None
+    if unsaved is not None and training.record.has_new_steps:
+        save = Train(stop=training.progress.step, fingerprint=unsaved.fingerprint)
+        yield from train_and_save(training, folder, save, orders, events, record, ran_on, survivor)
 
 
 def train_and_save(
@@ -207,83 +225,85 @@ def train_and_save(
     into = open_store(order.into) if order.into else folder
     ran_on = share_environment(training, record, ran_on)
     save = functools.partial(begin_save, training, into, order.fingerprint, ran_on)
-    began = 0.0
 
     def report(step: int, loss: float | None, steps_per_s: float) -> None:
         events.send(Progress(step=step, loss=loss, steps_per_s=steps_per_s))
-
-    def is_pausing() -> bool:
-        if orders.is_pausing():
-            return True
-        if is_due_between(training) and not order.into:
-            heartbeats.begin(Phase.SAVING)
-            if record is not None:
-                record.complete(ran_on)
-            begin_save_between(training, folder, order.fingerprint, ran_on, train_s=time.monotonic() - began)
-            orders.note_wait()
-        return False
 
     while training.progress.step < order.stop or training.record.has_new_steps:
         began = time.monotonic() - training.record.unsaved_s
         if training.can_survive and not order.into:
             survivor.chunk = RankChunk(training, folder, order.fingerprint, ran_on, began)
-        yield from steps(training, order.stop, is_pausing, report)
+        yield from steps(training, order.stop, orders.is_pausing, report)
         train_s = time.monotonic() - began
         if record is not None:
             record.complete(ran_on)  # add the modules that the steps have imported
-        heartbeats.begin(Phase.SAVING)
+        heartbeats.begin(heartbeats.Phase.SAVING)
         is_stopping = orders.is_stopping()
+        if order.aside and training.progress.step == order.stop and not is_stopping:
+            training.record.unsaved_s = train_s
+            save_aside(training, folder.inside(order.aside), order, orders, events, ran_on)
+            return False
         if training.record.has_new_steps:
             training.record.unsaved_s = 0.0
             orders.begin_save(functools.partial(save, train_s=train_s), is_urgent=is_stopping)
             if not order.into:
                 survivor.lived.note_save(training.progress.step)
         if is_stopping:
+            training.record.ends.saves_first = lambda end: False  # no save follows this one
+            if not order.into:
+                yield from train_shadow(training, orders, events, survivor)
             return True
     return False
 
 
-def is_due_between(training: Training) -> bool:
-    """Return whether to save now, between two commits. `near.every_steps` asks for these saves, into `near.folder`."""
-    every = training.config.near.every_steps if training.saver.between is not None else 0
-    return bool(every) and training.progress.step % every == 0 and training.record.has_new_steps
+def saves_first(training: Training, orders: Orders, order: Train | Rehearse | Observe, end: int) -> bool:
+    """Return whether the ranks save now, before a loop's code at the end of the epoch whose last step is ``end``."""
+    if isinstance(order, Train) and order.saves_first and order.stop <= end:
+        return True
+    # An evaluation comes before the save in any case, and may read what that code changes.
+    is_evaluated = training.recipe.evaluate is not None
+    return not isinstance(order, Observe) and not is_evaluated and orders.is_stopping_early()
+
+
+def save_aside(
+    training: Training, folder: Store, order: Train, orders: Orders, events: Events, ran_on: dict[str, Any]
+) -> None:
+    """Begin a save for a rehearsal, and report `SavedAside` once it is durable. If a stop is near, save nothing."""
+
+    def report(saved: Saved | None) -> None:
+        events.send(SavedAside(saved=saved))
+
+    if any(training.ranks.gather(orders.has_deadline)):
+        report(None)
+    else:
+        begin_save_aside(training, folder, order.fingerprint, ran_on, report, train_s=training.record.unsaved_s)
+    orders.note_wait()
 
 
 def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events) -> Generator[None, None, bool]:
     """Train until the order's last step without a save, and report the trail of these steps. Yield before each step.
 
+    The line of the last step has the form of the state in addition; see `digest_form`.
+
     Returns:
         True if the rank was told to end meanwhile.
     """
-    training.record.is_detailed, training.record.is_rehearsal = order.is_detailed, not order.is_kept
+    training.record.is_detailed, training.record.is_rehearsal = order.is_detailed, order.is_repeated
     first, began, is_stopping = training.progress.step, time.monotonic(), False
     while training.progress.step < order.stop and not is_stopping:
         yield from steps(training, order.stop, orders.is_pausing)
         is_stopping = orders.is_stopping()
-    events.send(Rehearsed(lines=spell_lines(training, first), is_ending=is_stopping))
+    lines = spell_lines(training, first)
+    if lines and order.is_detailed:
+        lines[-1]["form"] = digest_form(training)
+    events.send(Rehearsed(lines=lines, is_ending=is_stopping))
     training.record.is_detailed = training.record.is_rehearsal = False
     training.record.drop_detail()
     orders.note_wait()
     training.record.unsaved_s += time.monotonic() - began
+    if order.committed and not is_stopping:
+        forget_committed(training, order.committed)
     return is_stopping
-
-
-def observe(training: Training, order: Observe, events: Events) -> Generator[None, None, None]:
-    """Train until the order's step, and report the observations of that step. Yield before each step."""
-    observer = StepObserver(training, order.step, order.most)
-    first = training.progress.step
-    with observer.watching():
-        for _ in steps(training, order.step, lambda: False):
-            with observer.trained(training.progress.step + 1):
-                yield
-    lines = spell_lines(training, first)
-    heartbeats.begin(Phase.EVALUATING)
-    events.send(Observed(lines=lines, **vars(observer.finish())))
-
-
-def spell_lines(training: Training, after: int) -> list[dict[str, Any]]:
-    """Return the trail of the steps after ``after`` that were trained since the last save, in the form for events."""
-    return [spell_floats(line) for line in read_lines(training) if line["step"] > after]
 
 
 def share_environment(training: Training, record: CodeRecord | None, ran_on: dict[str, Any]) -> dict[str, Any]:
@@ -299,15 +319,10 @@ def share_environment(training: Training, record: CodeRecord | None, ran_on: dic
 
 def report_evaluation(training: Training, events: Events) -> None:
     """Run the recipe's evaluation and its probe (see `Recipe`), and report the numbers of both."""
-    metrics, _ = evaluate_recipe(training)
-    events.send(
-        Evaluated(
-            metrics=metrics,
-            measured=list(filter(training.recipe.is_measured, metrics)),
-            anneals=training.set_anneals(),
-            probe=measure_probe(training),
-        )
-    )
+    anneals, (metrics, is_pure) = training.set_anneals(), repeat_evaluation(training)
+    measured = [name for name in metrics if training.recipe.is_measured(name)]
+    probe = measure_probe(training)
+    events.send(Evaluated(metrics=metrics, measured=measured, anneals=anneals, probe=probe, is_pure=is_pure))
 
 
 def report_examination(training: Training, events: Events) -> None:
@@ -323,20 +338,28 @@ def report_examination(training: Training, events: Events) -> None:
     )
 
 
-def restore_commit(training: Training, folder: Store, order: Restore, events: Events) -> None:
-    """Load a commit's state, check it with the gate, and report `Restored`, `Damaged` or `Tripped`."""
-    near = NearReader(training.saver.near, order.commit) if training.saver.near else None
-    loaded = _load_checkpoint(training, folder, order.commit, events, near)
+def restore_commit(training: Training, folder: Store, order: Restore, events: Events) -> bool:
+    """Load a commit's state, check it with the gate, and report `Restored`, `Damaged` or `Tripped`.
+
+    Returns:
+        True if all ranks have restored the state.
+    """
+    near = NearReader(training.saver.near, order.commit) if training.saver.near and not order.aside else None
+    folder = folder.inside(order.aside) if order.aside else folder
+    loaded = load_checkpoint(training, folder, order.commit, events, near)
     if loaded is None:
-        return
+        return False
     resumed, problem = None, None
 
     def watch(done: int, total: int) -> None:
         events.send(Skipped(done=done, total=total))
 
     try:
-        payload, metadata = loaded
-        resumed = resume(training, payload, metadata, order.gate, watch)
+        payloads, metadata = [loaded[0]], loaded[1]
+        loaded = None
+        resumed = resume(training, payloads.pop(), metadata, order.gate, watch)  # `resume` frees the payload
+        if order.aside:
+            take_up(training, folder, order.commit.path, metadata)
     except GateTripped as error:
         problem = Tripped.of(error)
     problems = training.ranks.gather(problem)
@@ -344,6 +367,32 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
         events.send(_name_rank(problems))
     elif resumed is not None:
         events.send(Restored(**vars(resumed), **_describe_near(training, near)))
+        return True
+    return False
+
+
+def restore_again(
+    training: Training, folder: Store, order: Restore, events: Events, *, are_weights: bool = False
+) -> None:
+    """Load a commit's state again, after `restore_commit` has reported it.
+
+    Args:
+        are_weights: whether to restore only weights and moments, inside a step; see `resume_weights`.
+
+    Raises:
+        CheckpointDamaged: the checkpoint was damaged meanwhile.
+        GateTripped: the state can't be restored exactly after a step.
+    """
+    folder = folder.inside(order.aside) if order.aside else folder
+    loaded = load_checkpoint(training, folder, order.commit, events)
+    if loaded is None:
+        raise CheckpointDamaged(f"{order.commit.path} can't be read again")
+    if are_weights:
+        resume_weights(training, loaded[0])
+    else:
+        payloads, metadata = [loaded[0]], loaded[1]
+        loaded = None
+        resume(training, payloads.pop(), metadata, order.gate, lambda done, total: None)
 
 
 def _describe_near(training: Training, near: NearReader | None) -> dict[str, Any]:
@@ -366,7 +415,7 @@ def _name_rank(problems: list[Tripped | None]) -> Tripped:
     return problem if all(problems) else problem.model_copy(update={"message": f"rank {rank}: {problem.message}"})
 
 
-def _load_checkpoint(
+def load_checkpoint(
     training: Training, folder: Store, commit: Commit, events: Events, near: NearReader | None = None
 ) -> tuple[Payload, Metadata] | None:
     """Return a commit's verified checkpoint.
@@ -383,14 +432,14 @@ def _load_checkpoint(
         if len({*training.ranks.gather(bool(shards))}) > 1:
             raise StateError(
                 "some ranks hold sharded tensors, and others hold none, so they can't read a checkpoint together",
-                hint="shard each model in all ranks in the same way: docs/layouts.md",
+                hint="shard each model in all ranks in the same way: holdfast docs layouts",
             )
         wanted = find_wanted(training)
         if shards or wanted is not None:
             training.saver.wait()
             payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers, near, wanted)
         else:
-            payload = checkpoint.read_payload(folder, commit, training.saver.buffers, near)
+            payload = read_on_node(training, folder, commit, near)
         metadata = checkpoint.read_metadata(folder, commit.path)
         if metadata is None:  # the checkpoint was deleted after its payload was read
             raise CheckpointDamaged(f"{commit.path} has no metadata.json any more")
@@ -402,21 +451,6 @@ def _load_checkpoint(
         events.send(problems[0])
         return None
     return loaded
-
-
-def _load_ancestor(training: Training, order: Begin, events: Events) -> None:
-    """Give the model the weights of another run's checkpoint; report `Begun` or `Damaged`."""
-    init = training.config.init_from
-    assert init is not None
-    if order.commit is None:
-        begin_from_folder(training, Path(order.store), init)
-        events.send(Begun(anneal_offset=training.progress.anneal_offset))
-        return
-    loaded = _load_checkpoint(training, open_store(order.store).inside(order.run), order.commit, events)
-    if loaded is not None:
-        payload, metadata = loaded
-        begin_from(training, payload, metadata, init)
-        events.send(Begun(anneal_offset=training.progress.anneal_offset))
 
 
 def main() -> int:
@@ -453,11 +487,14 @@ def main() -> int:
         run_program(config, begin)
         if built and built[0].progress.step >= built[0].total_steps:
             events.send(Finished())
-        heartbeats.stand(RankStanding.LEAVING)
+        heartbeats.stand(heartbeats.RankStanding.LEAVING)
     except Exception as error:
+        if survivor.is_shadow:  # the save is durable, and no step of this process will be saved any more
+            traceback.print_exc()
+            return 0
         failed = describe_failure(built[0] if built else None, error)
         if failed is error:
-            heartbeats.stand(RankStanding.REFUSED)
+            heartbeats.stand(heartbeats.RankStanding.REFUSED)
             traceback.print_exc()
         elif isinstance(failed, RankDied):
             # print no traceback, because it would hide the traceback of the rank that died

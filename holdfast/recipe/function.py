@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import did_you_mean
+from holdfast.config.earlier import RECIPES
 from holdfast.errors import IN_LOG, HoldfastError, RecipeError
 from holdfast.provenance.imports import claim_recipe
 from holdfast.provenance.location import describe_error, find_hint
@@ -19,6 +20,7 @@ from holdfast.recipe import Recipe
 from holdfast.recipe.annotations import Function, find_inner, is_last_part, resolve, takes_run
 from holdfast.recipe.permission import check_recipe
 from holdfast.recipe.settings import list_defaults, make_arguments, resolve_settings
+from holdfast.store.modules import is_store, search_current_folder
 
 
 def find_program(name: str) -> Function:
@@ -31,15 +33,18 @@ def find_program(name: str) -> Function:
     """
     check_recipe(name)
     module_name, attribute = split_recipe(name)
+    search_current_folder(module_name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise make_build_error(name, error) from error
-        raise RecipeError(
-            f"recipe {name!r}: there is no module {error.name}",
-            hint="run from the folder that holds it, or put that folder on PYTHONPATH",
-        ) from None
+        hint = "run from the folder that holds it, or put that folder on PYTHONPATH"
+        if name in RECIPES:
+            hint = (
+                f"it is now {RECIPES[name]}, in Holdfast's repository; it continues older runs if you accept the drift"
+            )
+        raise RecipeError(f"recipe {name!r}: there is no module {error.name}", hint=hint) from None
     except Exception as error:
         raise make_build_error(name, error) from error
     try:
@@ -63,7 +68,8 @@ def split_recipe(name: str) -> tuple[str, str]:
     """Return the names of a recipe's module and function.
 
     Two effects: the module's package counts as the user's code even if it is installed (see
-    `holdfast.provenance.ownership`), and the folder of a recipe's file is put at the front of ``sys.path``.
+    `holdfast.provenance.ownership`), and the folder of a recipe's file is put at the front of ``sys.path``, or at the
+    end if it holds runs.
 
     Raises:
         RecipeError: there is no such file, or a module of this name is already loaded from another file.
@@ -76,7 +82,7 @@ def split_recipe(name: str) -> tuple[str, str]:
     if not path.is_file():
         raise RecipeError(f"recipe {name!r}: there is no file {module}", hint=f"paths are relative to {Path.cwd()}")
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+        sys.path.insert(len(sys.path) if is_store(path.parent) else 0, str(path.parent))
     loaded = getattr(sys.modules.get(path.stem), "__file__", None)
     if path.stem in sys.modules and (loaded is None or Path(loaded).resolve() != path):
         raise RecipeError(

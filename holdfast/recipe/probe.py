@@ -2,7 +2,7 @@
 
 The probe (a few outputs of the model) is measured when a checkpoint is saved, and the checkpoint's metadata keeps the
 result. Before the first resumed step the probe is measured again. On the same kind of machine both results have to be
-equal to the bit. On another kind of machine, where equal bits aren't promised, the numbers have to agree within a
+equal to the bit. On a different kind of machine, where equal bits aren't promised, the numbers have to agree within a
 tolerance. Health is checked both times.
 """
 
@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from holdfast.errors import ConfigError
 
 How = Literal["exact", "tolerance", "record"]
+
+RESTORED = "weights, optimizer and all else in the checkpoint are restored exactly"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def compare_probes(saved: Probe, found: Probe, tolerance: float) -> str:
         tolerance: the largest difference, relative to the largest number; 0 for equality to the bit. Gradients are
             compared only if the tolerance is 0.
     """
-    return _compare_outputs(saved, found, tolerance) or ("" if tolerance else _compare_gradients(saved, found))
+    return compare_outputs(saved, found, tolerance) or ("" if tolerance else _compare_gradients(saved, found))
 
 
 def explain(difference: str, gate: Gate) -> str:
@@ -122,7 +124,7 @@ def explain(difference: str, gate: Gate) -> str:
     meaning = "the model, the loss or the probe reads state that no checkpoint has"
     if gate.how == "tolerance":
         meaning = f"either {meaning}, or this machine computes less exactly than resume.tolerance = {gate.tolerance:g}"
-    return f"weights, optimizer and all else in the checkpoint are restored exactly, but {difference}: {meaning}"
+    return f"{RESTORED}, but {difference}: {meaning}"
 
 
 def _compare_gradients(saved: Probe, found: Probe) -> str:
@@ -131,13 +133,14 @@ def _compare_gradients(saved: Probe, found: Probe) -> str:
     return "the gradient of a micro-batch in training mode differs from the one at the save"
 
 
-def _compare_outputs(saved: Probe, found: Probe, tolerance: float) -> str:
+def compare_outputs(saved: Probe, found: Probe, tolerance: float = 0.0) -> str:
+    """Return a message as `compare_probes` does, but compare no gradients."""
     if saved.sha256 == found.sha256:
         return ""
     if not saved.sha256 or not found.sha256:
         return ""  # can't be compared, because the recipe had a probe only at the save, or has a probe only now
     if not tolerance:
-        return f"the probe gives another result than at the save{_describe_difference(saved, found)}"
+        return f"the probe gives a different result than at the save{_describe_difference(saved, found)}"
     difference = _measure_difference(saved, found)
     if difference is None:
         return "the probe can't be compared with the saved one: their counts of numbers, or of finite numbers, differ"

@@ -9,14 +9,20 @@ import fsspec
 from holdfast.errors import RecipeError
 
 STANDARD_LIBRARY = "stdlib"
+# The protocols that a data setting may name. Others of fsspec, such as reference, execute templates or programs.
+PROTOCOLS = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "memory")
 
 
 def read_files(data: str) -> list[tuple[str, bytes]]:
     """Return path and content of all files that an fsspec URL or glob matches, in the order of their paths.
 
     Raises:
-        RecipeError: a file can't be read, or there is none.
+        RecipeError: the protocol is none of `PROTOCOLS`; a file can't be read, or there is none.
     """
+    protocol, separator, _ = data.partition("://")
+    if "::" in data or (separator and protocol not in PROTOCOLS):
+        what = "URLs joined by :: are refused" if "::" in data else f"{protocol}:// is refused"
+        raise RecipeError(f"settings.data = {data!r}: {what}", hint=f"a path, or a URL of {', '.join(PROTOCOLS)}")
     try:
         files = sorted(fsspec.open_files(data, "rb"), key=lambda file: str(file.path))
         found = [(str(file.path), file.fs.cat_file(file.path)) for file in files]

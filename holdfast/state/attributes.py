@@ -12,7 +12,7 @@ from holdfast.state.generators import is_generator
 from holdfast.state.originals import Originals
 from holdfast.state.reading import ContainerReader
 from holdfast.state.ties import Ties
-from holdfast.state.writing import ContainerWriter
+from holdfast.state.writing import ContainerWriter, has_same_bits
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
@@ -33,16 +33,23 @@ class Attributes:
         find: returns the object; a function, because another object may replace it.
         is_measured: returns whether the name of an attribute or of a dict's item belongs to a measured value, such as a
             time. Measured values aren't saved.
+        is_duration: returns whether an item of a dict is a duration, from the dict and the item's key. Durations aren't
+            saved either.
     """
 
-    def __init__(self, find: Callable[[], Any], is_measured: Callable[[str], bool]) -> None:
-        self._find, self._is_measured = find, is_measured
+    def __init__(
+        self,
+        find: Callable[[], Any],
+        is_measured: Callable[[str], bool],
+        is_duration: Callable[[Any, Any], bool] = lambda container, key: False,
+    ) -> None:
+        self._find, self._is_measured, self._is_duration = find, is_measured, is_duration
         plain = self._list_plain()
         self._built = {name: self._copy(value) for name, value in plain.items()}
         self._ties, self._originals = Ties({}), Originals(plain, "attributes", self._is_left_out)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the attributes that are new or have changed, by name."""
+        """Return the attributes that are new or have changed, and those that an optimizer may step, by name."""
         state = self._read(self._list_changed(), self._originals)
         self._originals.drop()
         return state
@@ -62,8 +69,8 @@ class Attributes:
         reader = ContainerReader("attributes", originals, self._ties, self._is_left_out, is_strict=False)
         return reader.read_all(attributes)["value"]  # type: ignore[no-any-return]
 
-    def _is_left_out(self, key: Any) -> bool:
-        return isinstance(key, str) and self._is_measured(key)
+    def _is_left_out(self, container: Any, key: Any) -> bool:
+        return isinstance(key, str) and (self._is_measured(key) or self._is_duration(container, key))
 
     def _list_plain(self) -> dict[str, Any]:
         found = vars(self._find()).items()
@@ -73,13 +80,13 @@ class Attributes:
         return {
             name: value
             for name, value in self._list_plain().items()
-            if name not in self._built or not _is_same(self._strip(value), self._built[name])
+            if name not in self._built or _learns(value) or not _is_same(self._strip(value), self._built[name])
         }
 
     def _strip(self, value: Any) -> Any:
         """Return a value whose dicts lack measured items, such as times. Tensors and generators aren't copied."""
         if isinstance(value, dict):
-            kept = (key for key in value if not self._is_left_out(key))
+            kept = (key for key in value if not self._is_left_out(value, key))
             return {key: self._strip(value[key]) for key in kept}
         if isinstance(value, list):
             return [self._strip(each) for each in value]
@@ -112,6 +119,13 @@ def is_plain(value: Any, within: Collection[int] = ()) -> bool:
     return is_generator(value)
 
 
+def _learns(value: Any) -> bool:
+    """Return whether a value is a parameter, such as SAC's ``log_ent_coef``, or contains one."""
+    if isinstance(value, dict | list | tuple):
+        return any(map(_learns, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
 def _is_restored_in_place(value: Any) -> bool:
     return is_generator(value) or isinstance(value, dict | list | deque)
 
@@ -120,7 +134,10 @@ def _is_same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
+        try:
+            return one.dtype == other.dtype and torch.equal(one, other)
+        except NotImplementedError:  # torch compares no floats of 4 bits
+            return has_same_bits(one, other)
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, dict):

@@ -15,18 +15,20 @@ from holdfast.state.classes import find_class, is_enum, is_named, is_of_plain, m
 from holdfast.state.encoding import ARRAYS, DTYPES, PAIRS
 from holdfast.state.layout import Memories
 from holdfast.state.sharded import ShardedBytes
+from holdfast.state.tensors import TensorBytes
 
 LARGE_BYTES = 2**21
 
 
-def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
+def from_payload(payload: Payload, lent: Collection[str] = (), *, copied_bytes: int | None = None) -> Any:
     """Decode a payload into the state that `to_payload` encoded. Each tensor gets new memory with torch's alignment.
 
     Args:
+        copied_bytes: if given, a larger tensor of this process's own state isn't copied, but returned with its memory.
         lent: top-level keys of the state whose tensors may be views of the payload's memory. This saves time, because
             new memory costs more than reading the bytes. Pass only keys whose tensors the caller copies.
     """
-    decoder = _Decoder(payload)
+    decoder = _Decoder(payload, copied_bytes)
     if lent:
         state = {name: decoder.decode(value, is_lent=name in lent) for name, value in payload.tree.items()}
     else:
@@ -38,8 +40,8 @@ def from_payload(payload: Payload, lent: Collection[str] = ()) -> Any:
 class _Decoder:
     """One decoding of a payload: `decode` creates the tensors, and `fill` then copies their elements."""
 
-    def __init__(self, payload: Payload) -> None:
-        self._tensors = payload.tensors
+    def __init__(self, payload: Payload, copied_bytes: int | None) -> None:
+        self._tensors, self._copied_bytes = payload.tensors, copied_bytes
         self._own: dict[str, torch.Tensor] = {}
         self._memories = Memories()
 
@@ -53,12 +55,24 @@ class _Decoder:
         if isinstance(piece, ShardedBytes):
             whole: torch.Tensor = piece.tensor
             return whole
+        if (live := self._find_live(tensor)) is not None:
+            return live
         if is_lent and not others and len(piece):
             flat = torch.frombuffer(in_memory(piece), dtype=DTYPES[tensor.dtype])
             return flat.view(shape_of(tensor.dtype, tensor.shape))
         if name not in self._own:
             self._own[name] = _new(tensor)
         return self._own[name]
+
+    def _find_live(self, tensor: Tensor, size_bytes: int = 0) -> torch.Tensor | None:
+        """Return a tensor of this process's own state, as it is in memory; None if the tensor is to be copied.
+
+        Args:
+            size_bytes: the size of the memory that the tensor shares with others.
+        """
+        piece = tensor.pieces[0] if tensor.pieces else b""
+        is_large = self._copied_bytes is not None and max(tensor.size_bytes, size_bytes) > self._copied_bytes
+        return piece.tensor.detach() if is_large and isinstance(piece, TensorBytes) else None
 
     def fill(self) -> None:
         """Copy the elements from the payload into each tensor that has new memory."""
@@ -107,6 +121,9 @@ class _Decoder:
             options: how the tensor or array differs from a plain tensor with its elements row by row.
         """
         ((kind, name),) = mark.items()
+        live = self._find_live(self._tensors[name], options.get("size", 0)) if kind == "$tensor" else None
+        if live is not None:
+            return live
         rows = self._take(name, is_lent=is_lent and kind == "$tensor")
         if "shape" in options:
             rows = rows.view(options["shape"])

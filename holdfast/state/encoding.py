@@ -18,7 +18,7 @@ from holdfast.provenance.canonical import mark_exactly, mark_int
 from holdfast.state.classes import PLAIN, as_plain, is_named, name_number, path_of
 from holdfast.state.layout import Extent, add_options, check_gaps, find_extent, lies_by_rows, share
 from holdfast.state.sharded import ShardedBytes, check_is_cut, is_sharded, place_of
-from holdfast.state.tensors import TensorBytes
+from holdfast.state.tensors import TensorBytes, is_freed
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
@@ -39,23 +39,38 @@ NUMPY_NAMES = {
     }.items()
 }  # fmt: skip
 KEY_TYPES = (str, int, float, bool, type(None))
-# The top-level key of a state under which the order of a dict's items is saved, because a loop may iterate over the
-# items or choose an item by its position. In torch's own states the order has no meaning.
-ORDERED = "extras"
+ARRAY_TYPES = (torch.Tensor, np.ndarray)
+# The top-level keys of a state that contain values of the user's code; see `_Exact`.
+EXTRAS, OPTIMIZER = "extras", "optimizer"
 # The subclasses of NumPy's array that can be saved, each with the name that is saved.
 ARRAYS: dict[type, str] = {np.matrix: "matrix", np.memmap: "memmap"}
+
+
+class _Exact:
+    """A value of which also the order of dicts, the classes of plain values and shared memory are saved.
+
+    A loop may iterate over a dict's items, or choose an item by its position. In torch's own states the order and the
+    classes have no meaning.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class _Seen:
     """The values that were encoded so far.
 
     Attributes:
+        is_exact: whether the present value is inside an `_Exact`.
         places: for each place in memory, the value at this place, and the name of the value's tensor in the payload.
             The value is kept alive here, so that no other value gets the same place.
-        extents: the ranges of memory of the values under `ORDERED`; they may overlap.
+        extents: the ranges of memory of the values inside an `_Exact`; they may overlap.
     """
 
     def __init__(self) -> None:
+        self.is_exact = False
         self.places: dict[tuple[Any, ...], tuple[Any, str]] = {}
         self.extents: list[Extent] = []
 
@@ -68,12 +83,37 @@ def to_payload(state: Any) -> Payload:
     """
     tensors: dict[str, Tensor] = {}
     seen = _Seen()
-    tree = _encode(state, "", tensors, seen)
+    tree = _encode(_mark_exact(state), "", tensors, seen)
     share(seen.extents)
     return Payload(tensors, tree)
 
 
+def _mark_exact(state: Any) -> Any:
+    """Return a state in which the extras, and the containers in an optimizer's state, are inside an `_Exact`."""
+    if not isinstance(state, dict):
+        return state
+    marked: dict[str, Any] = {EXTRAS: _Exact(state[EXTRAS])} if EXTRAS in state else {}
+    optimizer = state.get(OPTIMIZER)
+    if isinstance(optimizer, dict) and isinstance(optimizer.get("state"), dict):
+        members = {each for group in optimizer.get("param_groups", ()) for each in group.get("params", ())}
+        found = {key: _mark_inner(each, key in members) for key, each in optimizer["state"].items()}
+        marked[OPTIMIZER] = optimizer | {"state": found}
+    return state | marked
+
+
+def _mark_inner(values: Any, is_of_parameter: bool) -> Any:
+    """Return an optimizer's state of one parameter with marked values, or a marked value that has another key."""
+    if type(values) is dict and is_of_parameter:
+        return {key: each if isinstance(each, ARRAY_TYPES) else _Exact(each) for key, each in values.items()}
+    return values if isinstance(values, ARRAY_TYPES) else _Exact(values)
+
+
 def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> Any:
+    if type(value) is _Exact:
+        seen.is_exact = True
+        found = _encode(value.value, name, tensors, seen)
+        seen.is_exact = False
+        return found
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, name, tensors, seen)
     if isinstance(value, np.ndarray):
@@ -90,7 +130,7 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
         return {"$enum": [*path_of(type(value), name), _encode(value.value, name, tensors, seen)]}
     if value is None or type(value) is bool:
         return value
-    if _is_in(ORDERED, name) and _is_derived(value):
+    if seen.is_exact and _is_derived(value):
         return {"$typed": [*path_of(type(value), name), _encode(as_plain(value, name), name, tensors, seen)]}
     if isinstance(value, str):
         return value
@@ -115,10 +155,6 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], seen: _Seen) -> A
     if isinstance(value, dict):
         return _encode_dict(value, name, tensors, seen)
     raise _no_form(value, name)
-
-
-def _is_in(component: str, name: str) -> bool:
-    return name.partition(".")[0] == component
 
 
 def _is_derived(value: Any) -> bool:
@@ -152,15 +188,15 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
     keys = sorted(value) if kinds == {str} else sorted(value, key=lambda key: (type(key).__name__, str(key)))
     items = {key: _encode(value[key], f"{prefix}{key}", tensors, seen) for key in keys}
     is_sorted = True
-    if _is_in(ORDERED, name) and not _is_of_a_module(value):
+    if seen.is_exact and not _is_of_a_module(value):
         # Keys that aren't ASCII count as unsorted, because canonical JSON and Python sort their characters differently.
         is_sorted = [*value] == keys and all(str(key).isascii() for key in keys)
         items = {key: items[key] for key in value}
-    are_texts = kinds <= {str} if _is_in(ORDERED, name) else all(issubclass(kind, str) for kind in kinds)
+    are_texts = kinds <= {str} if seen.is_exact else all(issubclass(kind, str) for kind in kinds)
     whole: dict[str, Any] = items
     if not is_sorted or not are_texts or any(key.startswith("$") for key in keys):
         whole = {"$dict": [[_encode(key, name, tensors, seen), item] for key, item in items.items()]}
-    if _is_in(ORDERED, name) and (attributes := _attributes_of(value)):
+    if seen.is_exact and (attributes := _attributes_of(value)):
         return {"$attributes": [whole, _encode(attributes, name, tensors, seen)]}
     return whole
 
@@ -201,6 +237,11 @@ def _encode_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], 
         )
     if is_sharded(tensor):
         check_is_cut(tensor, name)
+    elif is_freed(tensor):
+        raise StateError(
+            f"the memory of {name} was freed, and the tensor has no elements to save",
+            hint="keep a copy that you make while the tensor has its memory: .clone()",
+        )
     shape = tuple(tensor.shape)
     if dtype == PAIRS:
         shape = (*shape[:-1], 2 * (shape or (1,))[-1])
@@ -262,7 +303,7 @@ def _note_layout(value: Any, mark: dict[str, Any], tensor: str, name: str, seen:
     if not lies_by_rows(value):
         check_gaps(name, extent.stop - extent.start, value.nbytes)
         add_options(mark, {"strides": [*extent.strides]})
-    if _is_in(ORDERED, name):
+    if seen.is_exact:
         seen.extents.append(extent)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from holdfast.provenance.hyperparameters import is_hyperparameter, is_public
@@ -22,7 +23,7 @@ class Form:
     Attributes:
         kind: the object's class.
         parts: by name, what has to be equal in the new object: a module's layers, the shapes of its tensors and its
-            tuples and functions; the class of a generator's bit generator.
+            tuples and functions; the class of a generator's bit generator, and the generator's device.
         switches: of a module, what can be set again: see `read_switches`.
     """
 
@@ -37,7 +38,8 @@ def describe_form(value: Any) -> Form:
         return Form(type(value), dict(_list_module_parts(value)), read_switches(value))
     if is_generator(value):
         own = type(value.bit_generator) if isinstance(value, np.random.Generator) else None
-        return Form(type(value), {"bit generator": own})
+        device = value.device.type if isinstance(value, torch.Generator) else None
+        return Form(type(value), {"bit generator": own, "device": device})
     return Form(type(value))
 
 

@@ -31,6 +31,10 @@ SEED_BYTES = 8
 
 _has_gpus = False
 
+# A seed from the operating system has 128 bits; a seed in a program is nearly always shorter. Source: NumPy,
+# ``SeedSequence``.
+LONG = 2**64
+
 # The key of the number of generators that `numpy.random.Generator.spawn` has made from a generator. NumPy's own state
 # lacks this number, which decides what the next spawned generator draws. A state has the key if the number isn't 0.
 SPAWNED = "spawned"
@@ -80,6 +84,13 @@ def is_generator(value: Any) -> bool:
     return isinstance(value, tuple(KINDS))
 
 
+def is_unseeded(value: Any) -> bool:
+    """Return whether a value is a generator of NumPy's that the operating system has seeded."""
+    seeds = getattr(getattr(value, "bit_generator", None), "seed_seq", None)
+    entropy = getattr(seeds, "entropy", None)
+    return isinstance(value, np.random.Generator) and isinstance(entropy, int) and entropy >= LONG
+
+
 def name_generator(generator: Any) -> dict[str, Any]:
     """Return what `make_generator` needs to create a generator of this kind.
 
@@ -99,18 +110,35 @@ def name_generator(generator: Any) -> dict[str, Any]:
         seeds = generator.bit_generator.seed_seq
         if type(seeds) is np.random.SeedSequence:
             found["seeds"] = [seeds.entropy, list(seeds.spawn_key), seeds.pool_size]
+    if isinstance(generator, torch.Generator) and generator.device.type != "cpu":
+        found["device"] = generator.device.type
     return found
 
 
 def make_generator(named: dict[str, Any]) -> Any:
-    """Return a new generator of the kind that `name_generator` has described."""
+    """Return a new generator of the kind that `name_generator` has described.
+
+    Raises:
+        StateError: the generator was on a device that this process doesn't have.
+    """
     if named["kind"] == "numpy.Generator":
         entropy, spawn_key, pool_size = named.get("seeds", [0, [], 4])
         seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key, pool_size=pool_size)
         return np.random.Generator(BITS[named["bits"]](seeds))
-    return {"random.Random": random.Random, "torch.Generator": torch.Generator}.get(
-        named["kind"], np.random.RandomState
-    )()
+    if named["kind"] == "torch.Generator":
+        return _make_torch_generator(named.get("device", "cpu"))
+    return random.Random() if named["kind"] == "random.Random" else np.random.RandomState()
+
+
+def _make_torch_generator(device: str) -> torch.Generator:
+    try:
+        return torch.Generator(device)
+    except RuntimeError as error:
+        raise StateError(
+            f"a kept container had a generator of random numbers on the device {device!r}, and there is no such device "
+            "here",
+            hint="continue on such a device; or make the generator before run.keep, on the CPU",
+        ) from error
 
 
 def _name_bits(generator: np.random.Generator) -> str:
@@ -213,6 +241,11 @@ def include_gpus(are_included: bool) -> None:
     """Choose whether `capture_rng` and `restore_rng` include GPUs. Training on a CPU leaves them out."""
     global _has_gpus
     _has_gpus = are_included
+
+
+def includes_gpus() -> bool:
+    """Return whether this process trains on a GPU; see `include_gpus`."""
+    return _has_gpus
 
 
 def _list_gpus() -> list[int]:

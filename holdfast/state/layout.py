@@ -1,8 +1,8 @@
 """The layout of tensors and arrays in memory: their strides, and the memory that several of them share.
 
-A payload contains the elements row by row. If a value has another layout (a ``channels_last`` weight, for example) or
-shares part of its memory with another value, the payload also contains the layout. So a restored value has the same
-layout.
+A payload contains the elements row by row. If a value has a different layout (a ``channels_last`` weight, for example)
+or shares part of its memory with another value, the payload also contains the layout. So a restored value has the
+same layout.
 """
 
 import math
@@ -102,10 +102,14 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)  # don't use target.detach(), which is a new tensor if the target is sparse
 
 
-def share_tensor(tensor: torch.Tensor) -> None:
-    """Copy the main rank's elements of a tensor to all ranks. The tensor may have any layout in memory."""
+def share_tensor(tensor: torch.Tensor, group: Any = None) -> None:
+    """Copy the main rank's elements of a tensor to all ranks. The tensor may have any layout in memory.
+
+    Args:
+        group: a process group of all ranks that can send from the tensor's device; None for the default group.
+    """
     dense = tensor.detach().contiguous()
-    torch.distributed.broadcast(dense, 0)
+    torch.distributed.broadcast(dense, 0, group=group)
     if dense.data_ptr() != tensor.data_ptr():
         copy_into(tensor, dense)
 

@@ -25,7 +25,7 @@ class _Area(NamedTuple):
 
 
 def is_foreign(value: Any) -> bool:
-    """Return whether a tensor or an array lies in memory that is read-only or mapped from a file.
+    """Return whether a tensor or an array is in memory that is read-only or mapped from a file.
 
     A tensor's memory is looked up in Linux's list of memory areas. On other systems only arrays can be checked.
     """

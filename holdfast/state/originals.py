@@ -18,6 +18,7 @@ from torch import Tensor
 from holdfast.errors import RecipeError
 from holdfast.state.forms import Form, describe_form
 from holdfast.state.generators import is_generator
+from holdfast.state.sharded import describe_shard, is_sharded
 
 # The keys and indices that lead from the outermost container to an item.
 Path = tuple[Any, ...]
@@ -35,13 +36,15 @@ class Originals:
     Args:
         container: a dict, a list or a deque. A tensor or an array counts as a container whose only original is itself.
         name: the container's name in the message of an error.
-        is_left_out: returns whether an item of a dict is left out of the state, judged by its key.
+        is_left_out: returns whether an item of a dict is left out of the state; it gets the dict and the item's key.
 
     Attributes:
         objects: the number of originals with a ``state_dict``.
     """
 
-    def __init__(self, container: Any, name: str, is_left_out: Callable[[Any], bool] = lambda key: False) -> None:
+    def __init__(
+        self, container: Any, name: str, is_left_out: Callable[[Any, Any], bool] = lambda container, key: False
+    ) -> None:
         self._name, self._is_left_out = name, is_left_out
         self._references: list[Callable[[], Any]] = []
         self._learns: list[bool] = []  # for each original, whether it is a tensor that required a gradient
@@ -51,6 +54,7 @@ class Originals:
         self._by_id: dict[int, int] = {}
         self._held: list[Any] = []
         self._forms: dict[int, Form] = {}  # of the originals with a ``state_dict``, and of generators
+        self._shards: dict[int, Any] = {}  # of the originals that are sharded tensors: how they are sharded
         self.objects = 0
         for path, value in self._list_items(container, (), set()):
             self._numbers[path] = len(self._paths)
@@ -60,6 +64,8 @@ class Originals:
             self._learns.append(isinstance(value, Tensor) and value.requires_grad)
             self._devices.append(value.device.type if isinstance(value, Tensor) else "cpu")
             self.objects += has_methods(value)
+            if is_sharded(value):
+                self._shards[len(self._paths) - 1] = describe_shard(value)
             if has_methods(value) or is_generator(value):
                 self._forms[len(self._paths) - 1] = describe_form(value)
 
@@ -73,7 +79,7 @@ class Originals:
             yield path, value
         inner = {*within, id(value)}
         for key, each in list_inside(value):
-            if not (isinstance(value, dict) and self._is_left_out(key)):
+            if not (isinstance(value, dict) and self._is_left_out(value, key)):
                 yield from self._list_items(each, (*path, key), inner)
 
     def find(self, value: Any) -> int | None:
@@ -106,6 +112,10 @@ class Originals:
     def form_of(self, number: int | None) -> Form | None:
         """Return the form that an original had when the loop began; None unless it has a ``state_dict``."""
         return self._forms.get(number) if number is not None else None
+
+    def shard_of(self, number: int | None) -> Any:
+        """Return how an original was sharded when the loop began; None if it wasn't sharded."""
+        return self._shards.get(number) if number is not None else None
 
     def device_of(self, number: int | None) -> str:
         """Return the type of an original tensor's device, "cpu" or "cuda"; "cpu" if the original isn't a tensor."""

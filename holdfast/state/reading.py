@@ -33,7 +33,7 @@ from holdfast.state.items import (
     sort_keys,
 )
 from holdfast.state.originals import Originals, Path, has_methods, is_container, is_tracked, is_tuple, name_path
-from holdfast.state.sharded import is_sharded, place_of
+from holdfast.state.sharded import describe_shard, is_sharded, place_of
 from holdfast.state.ties import Ties, has_memory
 from holdfast.state.views import Views
 
@@ -52,7 +52,7 @@ class ContainerReader:
         name: str,
         originals: Originals,
         ties: Ties,
-        is_left_out: Callable[[Any], bool] = lambda key: False,
+        is_left_out: Callable[[Any, Any], bool] = lambda container, key: False,
         *,
         is_strict: bool = True,
     ) -> None:
@@ -87,7 +87,7 @@ class ContainerReader:
         if not isinstance(container, dict):
             items = [self._read_item(each, (*place, key), inside(origin, key)) for key, each in enumerate(container)]
             return {"value": items} | describe_kind(container)
-        kept = [key for key in container if not self._is_left_out(key)]
+        kept = [key for key in container if not self._is_left_out(container, key)]
         make = getattr(container, "default_factory", None)
         found = {
             key: self._read_item(container[key], (*place, key), inside(origin, key), make) for key in sort_keys(kept)
@@ -113,6 +113,8 @@ class ContainerReader:
             how[MOVED] = other
         elif number is None and expected is not None and not self._stays(value, expected):
             how[NEW] = True
+        if is_sharded(value) and number is None and MOVED not in how:
+            self._check_shard(value, place, expected)
         self._check(value, place, number, make)
         state: Any
         if isinstance(value, Tensor | np.ndarray):
@@ -133,6 +135,15 @@ class ContainerReader:
     def _stays(self, value: Any, expected: int) -> bool:
         """Return whether a restore can load the state of ``value`` into the original object that was at its place."""
         return has_methods(value) and not isinstance(value, nn.Module) and self._originals.form_of(expected) is not None
+
+    def _check_shard(self, value: Any, place: Path, expected: int | None) -> None:
+        """Raise StateError if no original says how a resume has to shard a new sharded tensor."""
+        if self._originals.shard_of(expected) != describe_shard(value):
+            raise StateError(
+                f"{name_path(self._name, place)} is a new sharded tensor, and no such tensor was there "
+                "when the loop began: a resume couldn't shard it over the ranks",
+                hint="put a tensor that is sharded alike there before run.keep: parameter.detach().clone()",
+            )
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
         """Raise StateError if a restore would turn an item into a different value.

@@ -61,6 +61,10 @@ class ShardedBytes:
     def __len__(self) -> int:
         return self._size_bytes
 
+    @property
+    def is_on_host(self) -> bool:
+        return bool(local_of(self.tensor).is_cpu)
+
     def __getitem__(self, piece: slice) -> "ShardedBytes":
         start, stop, _ = piece.indices(len(self))
         return ShardedBytes(self.tensor, self.start + start, self.start + stop)
@@ -141,7 +145,12 @@ def list_moved(saved: Payload, now: Payload) -> list[str]:
 def _describe_place(tensor: Tensor) -> Any:
     """Return a tensor's mesh and placements; None if the tensor is not sharded."""
     shard = shard_of(tensor)
-    return None if shard is None else (shard.device_mesh.mesh.tolist(), tuple(shard.placements))
+    return None if shard is None else describe_shard(shard)[1:]
+
+
+def describe_shard(tensor: Any) -> tuple[Any, ...]:
+    """Return a sharded tensor's shape, mesh and placements."""
+    return tuple(tensor.shape), tensor.device_mesh.mesh.tolist(), tuple(tensor.placements)
 
 
 def _localize(tensor: Tensor) -> Tensor:

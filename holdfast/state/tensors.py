@@ -14,6 +14,10 @@ class TensorBytes:
     def __len__(self) -> int:
         return self._size_bytes
 
+    @property
+    def is_on_host(self) -> bool:
+        return self.tensor.is_cpu
+
     def __getitem__(self, piece: slice) -> "TensorBytes":
         return TensorBytes(self._flat()[piece])
 
@@ -27,6 +31,14 @@ class TensorBytes:
 
     def _flat(self) -> torch.Tensor:
         return self.tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory was freed, as FSDP2 does between steps. A read would end in SIGSEGV."""
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().size() < (tensor.storage_offset() + last + 1) * tensor.itemsize
 
 
 def _address_of(tensor: torch.Tensor) -> int:

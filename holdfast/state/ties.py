@@ -94,7 +94,7 @@ def _no_value() -> None:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor has elements that lie in this process's or a device's memory."""
+    """Return whether a tensor has elements that are in this process's or a device's memory."""
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0 and bool(place_of(tensor)[0])
 
 

@@ -1,8 +1,6 @@
 """The restore of a container's items from their saved state, if the container was passed to `run.keep`."""
 
-import contextlib
 import copy
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,10 +32,11 @@ from holdfast.state.items import (
     remake,
     sort_keys,
 )
-from holdfast.state.layout import copy_into, move
+from holdfast.state.layout import copy_into, move, strides_of
 from holdfast.state.mapped import is_foreign
+from holdfast.state.optimizers import loading_exactly
 from holdfast.state.originals import Originals, Path, is_container, is_stateful, is_tuple, name_path
-from holdfast.state.sharded import is_sharded, place_of
+from holdfast.state.sharded import is_sharded, local_of, place_of
 from holdfast.state.ties import Ties, has_memory, place_in_memory
 from holdfast.state.views import Views
 
@@ -126,7 +125,7 @@ class ContainerWriter:
             if is_generator(own):
                 write_generator(own, saved["value"])
             else:
-                with rates_in_place([own] if isinstance(own, torch.optim.Optimizer) else []):
+                with loading_exactly([own] if isinstance(own, torch.optim.Optimizer) else []):
                     own.load_state_dict(saved)
             return own
         if not isinstance(saved.get("value"), dict | list):
@@ -144,14 +143,14 @@ class ContainerWriter:
     def _write_numbers(self, own: Any, saved: Any, how: dict[str, Any], template: Any, place: Path) -> Any:
         """Return a restored tensor or array: the original if the saved value fits into it, otherwise a new object."""
         device = self._choose_device(how, own if own is not None else template)
-        if isinstance(saved, Tensor) and (is_sharded(saved) or not has_memory(saved)):
-            return _finish(saved.to(device) if device is not None else saved, how)
+        if _has_no_place(saved):
+            return self._write_without_place(own, saved, how, device, place)
         found = self._ties.find(saved)
         if found is not None and not (isinstance(found, Tensor) and found.requires_grad and LEARNS not in how):
             return found
         # Versions before 0.2 don't record which item has replaced an original, so two saved items may fit one original.
         # Only the first of these two items is written into the original.
-        fits = self._fits(own, saved)
+        fits = self._fits(own, saved) or (self._is_free(own, saved) and resize_like(own, saved))
         if fits and self._written.setdefault(place_in_memory(own), place_in_memory(saved)) == place_in_memory(saved):
             self._write(own, saved, place)
             value = own if LEARNS not in how else own.requires_grad_(how[LEARNS])
@@ -159,6 +158,16 @@ class ContainerWriter:
             value = _finish(move(saved, device), how) if isinstance(saved, Tensor) and device is not None else saved
         self._ties.note(saved, value)
         return value
+
+    def _write_without_place(self, own: Any, saved: Any, how: dict[str, Any], device: Any, place: Path) -> Any:
+        """Return a restored value that shares memory with no other value: an empty or a sharded one."""
+        if _is_alike(own, saved):
+            if is_sharded(saved):
+                self._write(local_of(own), local_of(saved), place)
+            return own if LEARNS not in how else own.requires_grad_(how[LEARNS])
+        if not is_sharded(saved) and self._is_free(own, saved) and resize_like(own, saved):
+            return own
+        return _finish(saved.to(device) if device is not None else saved, how) if isinstance(saved, Tensor) else saved
 
     def _write(self, own: Any, saved: Any, place: Path) -> None:
         """Write elements into an original, if its elements differ.
@@ -192,15 +201,43 @@ class ContainerWriter:
 
     def _fits(self, own: Any, saved: Any) -> bool:
         """Return whether a saved tensor or array can be written into an original."""
+        if not self._is_free(own, saved) or (own.dtype, own.shape) != (saved.dtype, saved.shape):
+            return False
+        return not overlaps(own) or strides_of(own) == strides_of(saved)
+
+    def _is_free(self, own: Any, saved: Any) -> bool:
+        """Return whether an original is of the saved kind, and a restore may write to it."""
         if isinstance(saved, Tensor):
-            if not isinstance(own, Tensor) or is_sharded(own) or not has_memory(own):
+            if not isinstance(own, Tensor) or is_sharded(own) or own.layout is not torch.strided:
                 return False
-            is_free = place_of(own) not in self._names
-        else:
-            if not isinstance(own, np.ndarray) or type(own) is not type(saved):
-                return False
-            is_free = own.flags.writeable or has_same_bits(own, saved)
-        return is_free and (own.dtype, own.shape) == (saved.dtype, saved.shape) and not overlaps(own)
+            return not has_memory(own) or place_of(own) not in self._names
+        if not isinstance(own, np.ndarray) or type(own) is not type(saved):
+            return False
+        return own.flags.writeable == saved.flags.writeable and (own.flags.writeable or has_same_bits(own, saved))
+
+
+def resize_like(own: Any, saved: Any) -> bool:
+    """Give a tensor the saved shape, dtype and strides, which a step has changed in place. Return whether it can."""
+    if not isinstance(own, Tensor) or own.is_meta or is_foreign(own):
+        return False
+    own.data = torch.empty_strided(saved.shape, saved.stride(), dtype=saved.dtype, device=own.device)
+    return True
+
+
+def _has_no_place(value: Any) -> bool:
+    """Return whether a saved value is sharded, empty or without memory, so that no other value can be tied to it."""
+    return is_sharded(value) or not has_memory(value) if isinstance(value, Tensor) else not value.size
+
+
+def _is_alike(own: Any, saved: Any) -> bool:
+    """Return whether a saved value that `_has_no_place` can be restored by a write into an original."""
+    if is_sharded(saved) != is_sharded(own) or isinstance(saved, Tensor) != isinstance(own, Tensor):
+        return False
+    if own is None or (own.dtype, own.shape) != (saved.dtype, saved.shape):
+        return False
+    if isinstance(saved, np.ndarray):
+        return type(own) is type(saved) and own.flags.writeable == saved.flags.writeable
+    return not is_sharded(saved) or (own.device_mesh, own.placements) == (saved.device_mesh, saved.placements)
 
 
 def _finish(value: Tensor, how: dict[str, Any]) -> Tensor:
@@ -209,35 +246,14 @@ def _finish(value: Tensor, how: dict[str, Any]) -> Tensor:
     return value.requires_grad_() if how.get(LEARNS) else value
 
 
-@contextlib.contextmanager
-def rates_in_place(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Restore tensors among the settings of parameter groups in place, such as a learning rate, after the block.
-
-    The block loads the optimizers' states. torch puts new tensors into the groups, but a loop or another group may
-    refer to the tensors that were there.
-    """
-    found = [
-        (each, number, key, value)
-        for each in optimizers
-        for number, group in enumerate(each.param_groups)
-        for key, value in group.items()
-        if isinstance(value, Tensor)
-    ]
-    yield
-    for optimizer, number, key, own in found:
-        now = optimizer.param_groups[number].get(key)
-        if isinstance(now, Tensor) and (now.shape, now.dtype) == (own.shape, own.dtype):
-            with torch.no_grad():
-                own.copy_(now)
-            optimizer.param_groups[number][key] = own
-
-
 def has_same_bits(one: Any, other: Any) -> bool:
     """Return whether two tensors, or two arrays, have equal dtypes, shapes and bits."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     if isinstance(one, np.ndarray):
-        return bool(one.tobytes() == other.tobytes())
+        return place_in_memory(one) == place_in_memory(other) or bool(one.tobytes() == other.tobytes())
+    if has_memory(one) and has_memory(other) and place_of(one) == place_of(other):
+        return bool(one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg())
     return torch.equal(_bytes_of(one), _bytes_of(other.to(one.device)))
 
 

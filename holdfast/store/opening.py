@@ -35,6 +35,8 @@ def open_store(url: str) -> Store:
         raise ConfigError(f"store = {url!r}: a folder's name can't contain a null character")
     scheme, separator, path = url.partition("://")
     is_remote = bool(separator) and scheme not in ("file", "local", "memory")
+    if is_remote and "::" in url.removeprefix(scheme):  # fsspec would open the second URL, too
+        raise ConfigError(f"store = {url!r}: URLs joined by :: are refused", hint="give a folder, or the URL of one")
     if is_remote and holds_credentials(url):
         raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
     check_store(url)

@@ -6,11 +6,10 @@ Importing a module runs its code. So the caller first checks that the operator a
 import contextlib
 import importlib
 import importlib.util
-import sys
-from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import ConfigError
+from holdfast.store.modules import search_current_folder
 
 T = TypeVar("T")
 
@@ -18,7 +17,7 @@ T = TypeVar("T")
 def find_module(setting: str, name: str) -> None:
     """Check that the module of a class exists, without importing it.
 
-    The current folder is appended to ``sys.path``, so that `load_class` finds the module. In a rank it comes first.
+    The current folder joins ``sys.path``, so that `load_class` finds the module.
 
     Args:
         setting: the setting that names the class, for the message.
@@ -27,8 +26,7 @@ def find_module(setting: str, name: str) -> None:
         ConfigError: there is no such module.
     """
     module = name.partition(":")[0]
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    search_current_folder(module)
     found = None
     with contextlib.suppress(ImportError):  # a parent package can't be imported
         found = importlib.util.find_spec(module)

@@ -66,7 +66,7 @@ def split_store(url: str) -> tuple[str, ...]:
 
 
 def _is_scratch(parts: Sequence[str]) -> bool:
-    """Return whether a store lies in a temporary folder that this user's process made for a proof or a replay."""
+    """Return whether a store is in a temporary folder that this user's process made for a proof or a replay."""
     temporary = split_store(tempfile.gettempdir())
     if parts[: len(temporary)] != temporary or not "".join(parts[len(temporary) :][:1]).startswith(SCRATCH):
         return False

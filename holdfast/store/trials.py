@@ -207,24 +207,24 @@ class Trials:
         store, name = self._find_file()
         data = store.read(name)
         if store is self._inner:
-            _expect(data, DATA, "the store returned other bytes than were written")
+            _expect(data, DATA, "the store returned different bytes than were written")
 
     def _read_range(self) -> None:
         store, name = self._find_file()
         data = store.read(name, 2, 5)
         if store is self._inner:
-            _expect(data, DATA[2:5], "the store returned other bytes than were asked for")
+            _expect(data, DATA[2:5], "the store returned different bytes than were asked for")
 
     def _look(self) -> None:
         store, name = self._find_file()
         modified, size_bytes = store.modified(name), store.size_bytes(name)
         if store is self._inner:
-            _expect(size_bytes, len(DATA), "the store returned another size than was written")
+            _expect(size_bytes, len(DATA), "the store returned a different size than was written")
             self.clock_s = (modified - datetime.now(UTC)).total_seconds()
 
     def _list_after(self) -> None:
         names = ["file"] if "create" in self._good else []
-        _expect(self._inner.list("", "a"), names, "the store listed other names than were created")
+        _expect(self._inner.list("", "a"), names, "the store listed different names than were created")
         _expect(self._inner.list("", "g"), [], "the store listed names that sort before the given one")
 
     def _replace(self) -> None:
@@ -236,7 +236,7 @@ class Trials:
     def _upload(self) -> None:
         with self._inner.creating("large") as writer:
             writer.write(bytes(PART_BYTES + 1))
-        _expect(self._inner.size_bytes("large"), PART_BYTES + 1, "the store wrote another size than was sent")
+        _expect(self._inner.size_bytes("large"), PART_BYTES + 1, "the store wrote a different size than was sent")
 
     def _upload_again(self) -> None:
         message = "a second upload replaced the first one: two attempts of a run could mix their checkpoints"
@@ -249,7 +249,7 @@ class Trials:
     def _copy(self) -> None:
         if not self._inner.copy("large", "copied"):
             raise NotOffered("the storage makes no copies: a run uploads the bytes again")
-        _expect(self._inner.size_bytes("copied"), PART_BYTES + 1, "the copy has another size than the original")
+        _expect(self._inner.size_bytes("copied"), PART_BYTES + 1, "the copy has a different size than the original")
 
     def _sweep(self) -> None:
         tomorrow = datetime.now(UTC) + timedelta(days=1)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from holdfast.errors import HoldfastError, choose_hint
+from holdfast.errors import ConfigError, HoldfastError, choose_hint
 from holdfast.memory.switches import check_names
-from holdfast.terminal import interrupt, printing
+from holdfast.terminal import interrupt, printing, stamp
 
 EXIT_CODES = """\
 Exit codes: 0 good; 1 wrong use: a setting, a name or an option is wrong; 2 damage found; 3 the run stopped early, and \
@@ -33,6 +33,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> int:
 def _run_app(app: App, arguments: Sequence[str] | None) -> int:
     try:
         check_names()
+        _show_whole_help(app, next(iter(sys.argv[1:] if arguments is None else arguments), ""))
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as error:
@@ -49,6 +50,20 @@ def _run_app(app: App, arguments: Sequence[str] | None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _show_whole_help(app: App, name: str) -> None:
+    """Let a command's help show its function's docstring, instead of the summary for the list of commands.
+
+    Raises:
+        ConfigError: the command's module can't be imported.
+    """
+    if name not in app or name.startswith("-"):
+        return
+    try:
+        app[name].help = None
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the command {name} can't be imported: {error.__cause__ or error}") from error
+
+
 def _escape_unknown_characters() -> None:
     """Make the output streams escape characters that their encoding lacks, instead of raising UnicodeEncodeError."""
     for stream in (sys.stdout, sys.stderr):
@@ -58,7 +73,8 @@ def _escape_unknown_characters() -> None:
 
 def complain(message: str, hint: str, exit_code: int) -> int:
     """Print an error in one line, and its hint in another line. Return the exit code."""
-    print(f"error: {message}", file=sys.stderr)
+    time = stamp(sys.stderr)
+    print(f"{time}error: {message}", file=sys.stderr)
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        print(f"{time}hint: {hint}", file=sys.stderr)
     return exit_code

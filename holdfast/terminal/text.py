@@ -1,18 +1,36 @@
 """Text for terminals: escapes for control characters in untrusted text, counted nouns, and durations."""
 
 import contextlib
+import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
 # Control characters except tab and line feed, halves of surrogate pairs, and characters that set the writing direction.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
 
+TIME = "%Y-%m-%d %H:%M:%S "
+
 
 def counted(number: int, what: str) -> str:
     """Return a number with its noun: ``1 run``, ``2 runs``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def stamp(stream: TextIO, at_s: float | None = None) -> str:
+    """Return a time as the beginning of a line; empty for a terminal, and outside of a Slurm job.
+
+    A Slurm job that is queued again appends to the same file.
+
+    Args:
+        stream: the stream of the line.
+        at_s: the time in seconds since the epoch; None for now.
+    """
+    if not os.environ.get("SLURM_JOB_ID", "").isdecimal() or stream.isatty():
+        return ""
+    return time.strftime(TIME, time.localtime(at_s))
 
 
 def spell_s(seconds: float) -> str:

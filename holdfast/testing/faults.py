@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from holdfast.machine.faults import BETWEEN_POINTS, NEAR_POINTS, POINTS, REHEARSAL_POINTS
+from holdfast.machine.faults import NEAR_POINTS, POINTS, REHEARSAL_POINTS
 
 
 def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
     """Return the environment variable that makes a run die once, by SIGKILL, at a named point of Holdfast's code.
 
     Args:
-        point: one of `holdfast.machine.faults.POINTS`, `REHEARSAL_POINTS`, `NEAR_POINTS` or
-            `BETWEEN_POINTS`.
+        point: one of `holdfast.machine.faults.POINTS`, `REHEARSAL_POINTS` or `NEAR_POINTS`.
         nth: the kill happens when a process passes the point for the n-th time, counted from 1.
         victim: the processes that are killed: ``self``, ``other`` or ``both``; see `holdfast.machine.faults`.
         struck: a file that the fault creates, so that it strikes only once.
@@ -18,7 +17,7 @@ def fault(point: str, nth: int, victim: str, struck: Path) -> dict[str, str]:
     Raises:
         ValueError: the point, count or victim is unknown or out of range.
     """
-    points = POINTS + REHEARSAL_POINTS + NEAR_POINTS + BETWEEN_POINTS
+    points = POINTS + REHEARSAL_POINTS + NEAR_POINTS
     if point not in points or victim not in ("self", "other", "both") or nth < 1:
         raise ValueError(f"no such fault: {point}:{nth}:{victim}")
     return {"HOLDFAST_FAULT": f"{point}:{nth}:{victim}:{struck}"}

@@ -1,8 +1,9 @@
 """A recipe that is built and ready to train in this process, with its progress."""
 
 import os
+import pkgutil
 from collections.abc import Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import send_to_device
@@ -18,8 +19,7 @@ from holdfast.data import (
     make_batches,
 )
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.machine import determinism, heartbeats
-from holdfast.machine.heartbeats import Place
+from holdfast.machine import heartbeats
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.memory.pinning import pinning
 from holdfast.recipe import Recipe
@@ -27,6 +27,7 @@ from holdfast.recipe.probe import Probe
 from holdfast.training.begun_saves import BegunSaves
 from holdfast.training.cooperation import Cooperation, SeparateRanks
 from holdfast.training.first_batch import FirstBatch
+from holdfast.training.flags import check_built_flags
 from holdfast.training.grouping import Grouping
 from holdfast.training.kept import GRADIENTS, list_contained
 from holdfast.training.left_gradients import Gradients
@@ -38,8 +39,11 @@ from holdfast.training.sharded.model import check_sharding
 from holdfast.training.step_record import StepRecord, choose_every
 from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
-from holdfast.training.virtual_ranks.step import VirtualRanks, make_virtual
 
+if TYPE_CHECKING:
+    from holdfast.training.virtual_ranks.step import VirtualRanks
+
+MAKE_VIRTUAL = "holdfast.training.virtual_ranks.step:make_virtual"  # a name, because few runs have virtual ranks
 NO_BATCH = "give more data, a smaller batch, or a loader without drop_last"
 
 
@@ -65,8 +69,7 @@ class Training:
         first: a stream's first micro-batch, on which the probe is measured.
         touched: the values that the last probe's forward passes changed and that no checkpoint contains; see
             `undisturbed.ModelSnapshot`.
-        parent: the content id of the last checkpoint that is complete on the store or in the folder of the setting
-            ``near``; empty if there is none.
+        parent: the content id of the last checkpoint that is complete on the store; empty if there is none.
         saver: writes checkpoints in the background, one at a time.
         record: the steps since the last save.
         begun: the last saves that were begun; see `BegunSaves`.
@@ -86,12 +89,9 @@ class Training:
         self.config = config
         self.program = program = program or build_program(config)
         self.accelerator, self.recipe, self.settings = program.accelerator, program.recipe, program.settings
-        determinism.check(config.determinism, "after the recipe was built")
-        self.flags = determinism.read_flags()
+        self.flags = check_built_flags(config.determinism)
         check_sharding(config, self.recipe, self.accelerator)
-        self.ranks: Cooperation = make_virtual(
-            config, self.recipe, self.accelerator, program.data_ranks
-        ) or SeparateRanks(self.accelerator, program.data_ranks)
+        self.ranks = _make_ranks(config, program)
         self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
         self.order = self._order()
         self.batches = self._batches()
@@ -118,12 +118,9 @@ class Training:
         self.first = FirstBatch()
         self.parent = ""
         part_bytes, near, pin = config.checkpoint.part_bytes, Near.of(config), pinning(self.accelerator.device)
-        between = Saver(part_bytes, pin=pin, near=near, is_between=True) if config.near.every_steps else None
         # Let fewer checkpoints share a file than the run keeps: if the file is damaged, an older checkpoint is still
         # intact.
-        self.saver = Saver(
-            part_bytes, shared_by=max(1, config.retention.keep_last - 1), pin=pin, near=near, between=between
-        )
+        self.saver = Saver(part_bytes, shared_by=max(1, config.retention.keep_last - 1), pin=pin, near=near)
         self.probe: Probe | None = None  # the probe of the last checkpoint
         self.touched: dict[str, str] = {}
         # how many micro-batches of a stream the last resume read again, and how many seconds that took
@@ -179,9 +176,9 @@ class Training:
         return Batches(recipe.data, recipe.collate, self.order, shares, recipe.grad_accum, seed, workers)
 
     @property
-    def virtual(self) -> VirtualRanks | None:
+    def virtual(self) -> "VirtualRanks | None":
         """Return `ranks` if the configuration has virtual ranks; otherwise None."""
-        return self.ranks if isinstance(self.ranks, VirtualRanks) else None
+        return cast("VirtualRanks", self.ranks) if self.config.compute.virtual_ranks else None
 
     @property
     def samples_per_step(self) -> int:
@@ -227,9 +224,9 @@ class Training:
         """
         if not self._has_begun:
             self.begin_data()
-        heartbeats.mark(Place.LOADING)
+        heartbeats.mark(heartbeats.Place.LOADING)
         samples, batch = next(self.batches)
-        heartbeats.mark(Place.COMPUTING)
+        heartbeats.mark(heartbeats.Place.COMPUTING)
         if not self.record.is_grouped:
             self.record.is_grouped = True
             if self.ranks.has_groups:
@@ -248,9 +245,13 @@ class Training:
         batch = self.batches.first(ranks) if self.order is not None else self.first.read()
         return send_to_device(batch, self.accelerator.device)
 
-    def set_anneals(self) -> dict[str, float]:
-        """Set every anneal to its value for the next step. Return the values by name."""
-        step = self.progress.step + self.progress.anneal_offset
+    def set_anneals(self, ahead: int = 0) -> dict[str, float]:
+        """Set every anneal to its value for a step. Return the values by name.
+
+        Args:
+            ahead: 0 for the next step, 1 for the step after it.
+        """
+        step = self.progress.step + ahead + self.progress.anneal_offset
         for anneal in self.recipe.anneals.values():
             anneal.value = anneal.at(step, self.steps_per_epoch)
         return self.anneals
@@ -268,6 +269,18 @@ def cut_epoch(steps: int) -> int:
     """
     longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
     return min(steps, longest or steps)
+
+
+def _make_ranks(config: RunConfig, program: Program) -> Cooperation:
+    """Return how the ranks of a configuration cooperate.
+
+    Raises:
+        ConfigError: virtual ranks can't train this program.
+    """
+    if not config.compute.virtual_ranks:
+        return SeparateRanks(program.accelerator, program.data_ranks)
+    make_virtual = pkgutil.resolve_name(MAKE_VIRTUAL)
+    return cast(Cooperation, make_virtual(config, program.recipe, program.accelerator, program.data_ranks))
 
 
 def _list_roots(recipe: Recipe) -> dict[str, torch.nn.Module]:

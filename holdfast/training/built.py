@@ -47,10 +47,10 @@ def describe_built(training: Training) -> dict[str, Any]:
         found |= _walk(name, getattr(recipe, name), seen)
     if isinstance(recipe, Kept):
         found |= _describe_function("loop", recipe.function, seen)
-        found |= _describe_constants(recipe.constants, training.ranks.count, seen)
+        found |= _describe_constants(recipe.constants, training.ranks.number, seen)
         # With virtual ranks, this is the only number of ranks on which the bits depend.
         if training.virtual is not None:
-            found[f"{VARIABLES}run.ranks_of_a_sample"] = training.ranks.count // training.ranks.data.count
+            found[f"{VARIABLES}run.ranks_of_a_sample"] = training.ranks.number // training.ranks.data.count
     found |= _describe_optimizer(recipe.optimizer)
     for name, schedule in name_schedules(recipe).items():
         if dataclasses.is_dataclass(schedule):
@@ -72,7 +72,7 @@ def _describe_constants(constants: Mapping[str, Any], ranks: int, seen: set[int]
     """Return, by name, the numbers, booleans and single words among the values that a loop reads and never assigns.
 
     Texts that aren't words are left out, because most of them name files. Some values depend on the number of ranks.
-    Therefore each name contains this number, unless it is 1: a resume with another number of ranks then records new
+    Therefore each name contains this number, unless it is 1: a resume with a different number of ranks then records new
     names instead of changed values.
     """
     found: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def _walk_inside(name: str, value: Any, seen: set[int]) -> Values:
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace):
         seen.add(id(value))
         value = {key: each for key, each in read_attributes(value).items() if not key.startswith("_")}
-    # Look into no other mapping than a plain dict, because os.environ is such a mapping, and may contain secrets.
+    # Look only into a plain dict, because os.environ is a mapping, too, and may contain secrets.
     if isinstance(value, dict) and len(value) <= LISTED_ITEMS:
         for key, each in value.items():
             if isinstance(key, str | int):
@@ -178,7 +178,7 @@ def _describe_function(name: str, function: Any, seen: set[int]) -> Values:
     if not is_own(inner):
         return
     # Another Python version compiles other bytecode. Therefore the name contains the version, as in ``cpython-312``:
-    # under another version the digest has a new name, and doesn't count as a changed value.
+    # under a different version the digest has a new name, and doesn't count as a changed value.
     yield f"{name}.code.{sys.implementation.cache_tag}", _digest_code(code)
     values = _find_captured(inner)
     defaults = {**dict(enumerate(inner.__defaults__ or ())), **(inner.__kwdefaults__ or {})}

@@ -11,23 +11,30 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError
-from holdfast.state import from_payload, has_shards, is_sharded, lies_by_rows, strides_of, to_payload
+from holdfast.machine import heartbeats
+from holdfast.machine.heartbeats import Place
+from holdfast.state import copy_to_host, from_payload, has_shards, is_sharded, lies_by_rows, strides_of, to_payload
 from holdfast.state.layout import index_once, is_expanded
-from holdfast.state.writing import rates_in_place
+from holdfast.state.optimizers import loading_exactly, refill
+from holdfast.training.adalora import ALLOCATORS
 from holdfast.training.build import Training
 from holdfast.training.elastic import DATA_RANKS, digest_state, restore_generators, take_extras
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
 from holdfast.training.optimizers import lay_out_state, list_members, parts_of
 
+# What an error says of a state that an object can't load.
+UNFIT = "doesn't fit what the recipe built"
+
 
 def capture(training: Training) -> dict[str, Any]:
     """Return everything that the next step depends on, by component.
 
-    The tensors are the training's own, not copies. All ranks call it together.
+    The tensors are the training's own, not copies. Only the main rank has the extras of all ranks, if they differ and
+    the main rank writes the whole checkpoint; each other rank has only its own. All ranks call it together.
     """
     own, ranks = capture_own(training), training.ranks
     captured = own | {
-        "extras": _of_each_rank(training, own["extras"], "extras"),
+        "extras": _of_each_rank(training, own["extras"], "extras", own),
         "rng": _of_each_rank(training, training.generators.state_dict(), "rng"),
         "data": _of_each_rank(training, training.batches.state_dict(), "data"),
         "progress": training.progress.state_dict(),
@@ -37,8 +44,22 @@ def capture(training: Training) -> dict[str, Any]:
     return captured | ({DATA_RANKS: [*ranks.data.numbers]} if has_own else {})
 
 
+def await_device(training: Training) -> None:
+    """Wait for the work that the program has queued on this rank's GPU, on all streams.
+
+    A read of the state is ordered only after the work on the current stream. Without this wait the read could see half
+    of a copy on another stream, such as an average of the weights, or of a ``non_blocking`` copy to a tensor on the
+    CPU; and the checkpoint would have the hash of that.
+    """
+    if training.accelerator.device.type != "cpu":
+        heartbeats.mark(Place.DEVICE)
+        torch.accelerator.synchronize()
+        heartbeats.mark(Place.COMPUTING)
+
+
 def capture_own(training: Training) -> dict[str, Any]:
     """Return the state that a step changes in this rank, by component. A rank can call this without the other ranks."""
+    await_device(training)
     scaler = training.accelerator.scaler
     return {
         "model": training.recipe.model.state_dict(),
@@ -55,22 +76,23 @@ def capture_extras(training: Training) -> dict[str, Any]:
 
 
 def copy_extras(training: Training) -> Callable[[], None]:
-    """Copy the state of all extras. Return a function that restores it."""
-    copied = copy.deepcopy(capture_extras(training))
+    """Copy the state of all extras into the host's memory. Return a function that restores it."""
+    take = copy_to_host(capture_extras(training))
 
     def put_back() -> None:
         for name, extra in training.recipe.extras.items():
-            extra.load_state_dict(copied[name])
+            extra.load_state_dict(take(name))  # one after the other, so that a GPU has one extra's copy at a time
 
     return put_back
 
 
-def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
+def _of_each_rank(training: Training, state: Any, name: str, own: dict[str, Any] | None = None) -> list[Any]:
     """Return the states of all ranks, by rank; only one state if all ranks have equal states, or with virtual ranks.
 
     Args:
         state: this rank's state of a component.
         name: the component's name.
+        own: this rank's whole state. If no tensor in it is sharded, only the main rank gets the states of all ranks.
 
     Raises:
         RecipeError: ranks that train virtual ranks have different states.
@@ -83,7 +105,7 @@ def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
     cut = {key: each for key, each in state.items() if has_shards(to_payload(each))} if name == "extras" else {}
     if cut:
         others = {key: each for key, each in state.items() if key not in cut}
-        return [each | cut for each in _of_each_rank(training, others, name)]
+        return [each | cut for each in _of_each_rank(training, others, name)]  # each rank writes a part of them
     if len(set(training.ranks.gather(digest_state(name, state)))) == 1:
         return [state]
     if training.ranks.has_common_state:
@@ -92,7 +114,8 @@ def _of_each_rank(training: Training, state: Any, name: str) -> list[Any]:
             "trains a share of a batch has changed them",
             hint=training.program.advice.shares,
         )
-    return training.ranks.gather(state)
+    is_divided = own is None or training.ranks.stages is not None or has_shards(to_payload(own))
+    return training.ranks.gather(state) if is_divided else training.ranks.gather_in_main(state)
 
 
 def decode(payload: Payload) -> dict[str, Any]:
@@ -113,7 +136,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
 
     Raises:
         StateError: the saved state of a component doesn't fit what the recipe built.
-        ConfigError: another number of ranks saved the state, and the present ranks can't divide it among themselves.
+        ConfigError: a different number of ranks saved the state, and the present ranks can't divide it among
+        themselves.
     """
     accelerator = training.accelerator
     try:
@@ -126,7 +150,10 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     weights = state["model"] if only_copies(model) else copy.deepcopy(state["model"])
     # Versions before 0.2 wrote all tensors row by row. So a tensor with other strides shows that a later version wrote
     # the state.
-    are_laid_out = any(isinstance(each, Tensor) and not lies_by_rows(each) for each in weights.values())
+    moments = (
+        each for own in state["optimizer"].get("state", {}).values() if isinstance(own, dict) for each in own.values()
+    )
+    are_laid_out = any(_has_own_layout(each) for each in (*weights.values(), *moments))
     parts: dict[str, tuple[Any, Any]] = {"model": (model, weights)}
     if len(state["schedulers"]) != len(training.schedulers):
         raise _unfit(
@@ -138,15 +165,18 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     extras = take_extras(training, state)
     if unknown := sorted(extras.keys() - training.recipe.extras.keys()):
         raise _unfit(f"extra {unknown[0]}", "the recipe registers no object of this name")
+    if ALLOCATORS not in extras:  # an earlier version wrote the checkpoint: continue without them, as it did
+        training.recipe.extras = {name: each for name, each in training.recipe.extras.items() if name != ALLOCATORS}
     for name, extra in training.recipe.extras.items():
         parts[f"extra {name}"] = (extra, extras.get(name))
     parts["progress"] = (training.progress, state["progress"])
     with fitted(model, weights, have_strides=are_laid_out):
         for name, (target, saved) in parts.items():
+            read = load_scheduler if name.startswith("scheduler ") else load
             if (target is None) != (saved is None):
                 raise _unfit(name, f"it is missing from {'the checkpoint' if saved is None else 'the recipe'}")
             if target is not None:
-                load(name, target, saved)
+                read(name, target, saved)
     load_optimizer(training, state["optimizer"], are_laid_out=are_laid_out)
     for name, extra in training.recipe.extras.items():
         # Such an extra's state contains the optimizer's state in the saved order, and `load_optimizer` has changed the
@@ -186,6 +216,10 @@ def fitted(model: nn.Module, saved: Mapping[str, Any], *, have_strides: bool = F
         once = each.detach()[index_once(strides)]
         if torch.equal(once.expand_as(each), each.detach()):
             each.data = once.clone().expand(each.shape)
+
+
+def _has_own_layout(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and not lies_by_rows(value)
 
 
 def only_copies(model: nn.Module) -> bool:
@@ -229,11 +263,19 @@ def load_optimizer(training: Training, saved: dict[str, Any], *, are_laid_out: b
         numbered = numbered_state(training, saved)
     except ValueError as error:
         raise _unfit("optimizer", str(error)) from None
-    with rates_in_place(parts_of(training.recipe.optimizer)):
+    with loading_exactly(parts_of(training.recipe.optimizer)):
         load("optimizer", training.optimizer, numbered)
-    _keep_dtypes(training.recipe.optimizer, numbered)
     _check_shards(training)
     lay_out_state(training.recipe.optimizer, are_saved=are_laid_out)
+
+
+def load_scheduler(name: str, scheduler: Any, saved: Any) -> None:
+    """Load a scheduler's saved state. An attribute that was built as a `Counter`, for example, stays one."""
+    built = {key: each for key, each in vars(scheduler).items() if isinstance(each, dict) and type(each) is not dict}
+    load(name, scheduler, saved)
+    for key, each in built.items():
+        if type(now := vars(scheduler).get(key)) is dict:
+            setattr(scheduler, key, refill(each, now.items()))
 
 
 def _wraps_optimizer(training: Training, extra: Any) -> bool:
@@ -241,24 +283,6 @@ def _wraps_optimizer(training: Training, extra: Any) -> bool:
     parts = {id(part) for part in parts_of(training.recipe.optimizer)}
     is_own = type(extra).__module__.startswith("holdfast.")
     return not is_own and any(id(value) in parts for value in getattr(extra, "__dict__", {}).values())
-
-
-def _keep_dtypes(optimizer: Any, saved: dict[str, Any]) -> None:
-    """Restore the saved dtypes of an optimizer's state.
-
-    torch's ``load_state_dict`` casts the state to the parameters' dtypes. That would round float32 master weights to
-    bf16, and widen 8-bit moments.
-    """
-    members = list_members(optimizer)
-    for number, values in saved.get("state", {}).items():
-        if not isinstance(number, int):
-            continue
-        part, parameter = members[number]
-        state = part.state.get(parameter, {})
-        for name, value in values.items() if isinstance(values, dict) else ():
-            now = state.get(name)
-            if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
-                state[name] = value.to(now.device, copy=True)
 
 
 def _check_shards(training: Training) -> None:
@@ -271,28 +295,8 @@ def _check_shards(training: Training) -> None:
                 raise _unfit("optimizer", f"{key} of {name} isn't sharded over the ranks as the parameter is")
 
 
-def tie_to_model(training: Training, payload: Payload) -> None:
-    """Replace copies of the model's tensors in an optimizer's restored state by the tensors themselves.
-
-    The saved state tells where: for example, the state of the optimizer SAM referred to the model's tensors.
-
-    Args:
-        payload: the payload that was restored.
-    """
-    weights = training.recipe.model.state_dict()
-    members = list_members(training.recipe.optimizer)
-    states = payload.tree["optimizer"].get("state", {})
-    for name, (part, parameter) in zip(name_parameters(training), members, strict=True):
-        found = states.get(name)
-        for key, value in found.items() if isinstance(found, dict) else ():
-            value = value["$as"][0] if isinstance(value, dict) and "$as" in value else value
-            mark = value.get("$tensor", "") if isinstance(value, dict) else ""
-            if mark.startswith("model.") and mark.removeprefix("model.") in weights:
-                part.state[parameter][key] = weights[mark.removeprefix("model.")]
-
-
 def _unfit(name: str, reason: str) -> StateError:
     return StateError(
-        f"the saved {name} doesn't fit what the recipe built: {reason}",
+        f"the saved {name} {UNFIT}: {reason}",
         hint="the recipe's code has changed since the checkpoint was written",
     )

@@ -3,6 +3,8 @@
 Content ids show that two runs differ; the trail shows in which step and in which component they differ first.
 """
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from holdfast.state.checksum import checksum, checksum_together, checksum_value
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
 from holdfast.training.build import Training
-from holdfast.training.capturing import capture_own
+from holdfast.training.capturing import capture_own, copy_extras
 
 
 def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any]:
@@ -47,6 +49,22 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
         sums = dict(zip(each, checksum(list(each.values())), strict=True))
         found["tensors"] = {name: f"{value:016x}" for name, value in sums.items()}
     return found
+
+
+@contextlib.contextmanager
+def undone_extras(training: Training) -> Iterator[Callable[[], bool]]:
+    """Undo, after the block, what the block has changed in the extras.
+
+    Yields: a function that returns whether the extras are as they were before the block.
+    """
+
+    def describe() -> dict[str, Any]:
+        found = describe_components(training, in_detail=False)
+        return {name: each for name, each in found.items() if name.startswith("extras.")}
+
+    put_back, before = copy_extras(training), describe()
+    yield lambda: describe() == before
+    put_back()
 
 
 def _describe_stages(

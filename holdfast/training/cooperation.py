@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from holdfast.data import Share, combine
 from holdfast.errors import RecipeError
 from holdfast.machine import determinism
-from holdfast.machine.part import read_part
 from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
 from holdfast.state.checksum import count_by_place
 from holdfast.state.layout import share_tensor
+from holdfast.training import objects
 from holdfast.training.data_ranks import DataRanks, check_model, separate
 from holdfast.training.own_gradients import OwnGradients
 from holdfast.training.sharded.exchange import Exchange
@@ -46,22 +45,19 @@ class Cooperation(abc.ABC):
         data: the data-parallel rank of each rank. Ranks with the same data rank train the same samples.
         stages: the stages of a pipeline that the ranks hold; None if the model's tensors have the same names in all
             ranks, so that there is no pipeline.
-        part: the part of a step that this process trains to check a single rank; usually None. With a part, the
-            gradient is this rank's own, and the state after the step isn't a state of the run.
     """
 
     has_common_state: bool
     sums_gradients: bool
 
     def __init__(self, accelerator: Accelerator, shares: int, data: DataRanks | None = None) -> None:
-        self.accelerator, self.shares, self.part = accelerator, shares, read_part()
+        self.accelerator, self.shares = accelerator, shares
         self.data = data or separate(accelerator)
         # Without virtual ranks, compute checksums as earlier versions did: earlier checkpoints contain such checksums.
         count_by_place(self.sums_gradients)
         self.is_alone = False
         self.stages: Stages | None = None
         self._exchange: Exchange | None = None
-        self._exchange_between: Exchange | None = None
 
     @property
     def number(self) -> int:
@@ -69,14 +65,9 @@ class Cooperation(abc.ABC):
         return int(self.accelerator.num_processes)
 
     @property
-    def count(self) -> int:
-        """Return the number of the run's ranks, even if this process trains only one rank's part of a step."""
-        return self.part.ranks if self.part else self.number
-
-    @property
     def own_number(self) -> int:
-        """Return this rank's number, from 0; if this process trains one rank's part, return that rank's number."""
-        return self.part.rank if self.part else int(self.accelerator.process_index)
+        """Return this rank's number, from 0."""
+        return int(self.accelerator.process_index)
 
     @property
     def has_others(self) -> bool:
@@ -95,19 +86,16 @@ class Cooperation(abc.ABC):
             self._exchange = Exchange(self.accelerator.device)
         return self._exchange
 
-    @property
-    def exchange_between(self) -> Exchange:
-        """Return a second `Exchange`, because a save between two commits may run at the same time as another save.
-
-        All ranks ask for it together.
-        """
-        if self._exchange_between is None:
-            self._exchange_between = Exchange(self.accelerator.device)
-        return self._exchange_between
-
     def gather(self, value: Any) -> list[Any]:
         """Return the values that all ranks pass to this call, by rank."""
-        return gather_object([value]) if self.has_others else [value]
+        return objects.gather(value) if self.has_others else [value]
+
+    def gather_in_main(self, value: Any) -> list[Any]:
+        """Return as `gather` does, but in each rank except the main rank only this rank's value, and None for others.
+
+        Use it for states, which may be large.
+        """
+        return objects.gather_in_main(value) if self.has_others else [value]
 
     @property
     def has_groups(self) -> bool:
@@ -141,23 +129,24 @@ class Cooperation(abc.ABC):
         Ranks that hold different stages of a pipeline keep their own buffers. All ranks call it together.
         """
         for buffer in module.buffers() if self.has_others and self.stages is None else ():
-            share_tensor(buffer)
+            self._share(buffer)
 
     def share_saved_buffers(self, module: nn.Module) -> None:
         """Copy to all ranks those buffers of the main rank that a checkpoint contains; see `share_buffers`."""
         for each in module.modules() if self.has_others else ():
             for name, buffer in each._buffers.items():
                 is_saved = name not in each._non_persistent_buffers_set
-                if buffer is None or not is_saved or is_sharded(buffer):
-                    continue
-                # NCCL can't send a buffer on the CPU, such as a buffer of an `AveragedModel`
-                if buffer.device.type == self.accelerator.device.type:
-                    share_tensor(buffer)
+                if buffer is not None and is_saved and not is_sharded(buffer):
+                    self._share(buffer)
+
+    def _share(self, buffer: Tensor) -> None:
+        # NCCL can't send a buffer on the CPU, such as a buffer of an `AveragedModel`.
+        share_tensor(buffer, objects.find_group(buffer.device, self.accelerator.device))
 
     @property
     def states(self) -> int:
         """Return the number of ranks whose own states a checkpoint contains."""
-        return 1 if self.has_common_state else self.count
+        return 1 if self.has_common_state else self.number
 
     @property
     def own_state(self) -> int:
@@ -245,12 +234,12 @@ class SeparateRanks(Cooperation):
 
     @property
     def has_parts(self) -> bool:
-        return self.count > 1
+        return self.number > 1
 
     def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         # If several ranks train the same sample, a check of one rank couldn't compute the rank's gradient. So record no
         # gradients then.
-        is_alone = self.data.count == self.count and self.stages is None
+        is_alone = self.data.count == self.number and self.stages is None
         return self._gradients.watching(model) if is_alone else contextlib.nullcontext()
 
     def check_optimizer(self, optimizer: Any) -> None:
@@ -264,7 +253,7 @@ class SeparateRanks(Cooperation):
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
         if keeps_seeds:
             states = self.gather(digest_rng(capture_rng()))
-            if self.data.number == 0 or (self.part is None and states[self.own_number] != states[0]):
+            if self.data.number == 0 or states[self.own_number] != states[0]:
                 return
         determinism.reseed(seed + self.data.number)
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor, distributed, nn
 
 from holdfast.errors import RecipeError
-from holdfast.machine.part import read_part
 from holdfast.state import is_sharded
+from holdfast.training import objects
 
 HINT = "call run.data_parallel(mesh) before the loop, with the mesh dimensions whose ranks get different samples"
 
@@ -63,13 +62,9 @@ class DataRanks:
 
 
 def separate(accelerator: Accelerator) -> DataRanks:
-    """Return the data ranks of ranks that all train different samples: each rank's data rank is its own number.
-
-    A process that trains only one rank's part of a step gets that rank's data rank.
-    """
-    part = read_part()
-    every = tuple(range(part.ranks if part else accelerator.num_processes))
-    return DataRanks(every, part.rank if part else int(accelerator.process_index), (every,))
+    """Return the data ranks of ranks that all train different samples: each rank's data rank is its own number."""
+    every = tuple(range(accelerator.num_processes))
+    return DataRanks(every, int(accelerator.process_index), (every,))
 
 
 def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
@@ -83,9 +78,7 @@ def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
     """
     rank = int(accelerator.process_index)
     ranks = _list_ranks(mesh, rank)
-    if read_part():  # a process checks a single rank only if all ranks train different samples
-        return separate(accelerator)
-    found = gather_object([ranks]) if accelerator.num_processes > 1 else [ranks]
+    found = objects.gather(ranks) if accelerator.num_processes > 1 else [ranks]
     pairs = [(each.index(number), len(each)) for number, each in enumerate(found)]
     check_groups(pairs)
     return DataRanks(tuple(number for number, _ in pairs), rank, tuple(dict.fromkeys(found)))
@@ -131,7 +124,7 @@ def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
         if not is_told and len({data.numbers[each] for each in together}) > 1:
             raise RecipeError(
                 f"ranks {_join(together)} share the computation with the tensor {name!r} and need the same samples, "
-                "but each would get other samples and random numbers",
+                "but each would get different samples and random numbers",
                 hint=HINT,
             )
         if len(apart) > 1 and data.count > 1 and len({data.numbers[each] for each in apart}) == 1:

@@ -4,18 +4,19 @@ import os
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs
 from torch import distributed
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from holdfast.config import Compute, RunConfig
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, GpuUnhealthy
 from holdfast.machine import determinism
-from holdfast.machine.gpus import too_few_gpus
-from holdfast.machine.processes import MARK_VARIABLE
+from holdfast.machine.gpus import describe_unseen, sleep_in_waits, too_few_gpus
+from holdfast.machine.processes import MARK_VARIABLE, MEETING_VARIABLE
 from holdfast.state import include_gpus
 from holdfast.terminal import counted
+from holdfast.training.objects import PATIENCE, be_patient
 
 # The options of DistributedDataParallel that a resumed run needs to end on the same bits, whatever the loop does.
 DDP_OPTIONS = {
@@ -36,8 +37,11 @@ def choose_cuda(compute: Compute) -> bool:
 
     Raises:
         ConfigError: the configuration asks for a GPU, and torch sees none; or for more GPUs than torch sees.
+        GpuUnhealthy: torch can't use this machine's GPUs. Another machine may train.
     """
     use_cuda = torch.cuda.is_available() and compute.device != "cpu"
+    if not use_cuda and compute.device != "cpu":
+        _refuse_unseen(compute)
     if compute.device == "cuda" and not use_cuda:
         raise ConfigError('compute.device = "cuda": torch sees no GPU here', hint='set device = "auto" or "cpu"')
     # A rank that a launcher such as torchrun has started may see only its own GPU, so don't count the GPUs then.
@@ -51,6 +55,27 @@ def choose_cuda(compute: Compute) -> bool:
     return use_cuda
 
 
+def _refuse_unseen(compute: Compute) -> None:
+    """Raise GpuUnhealthy if this machine has GPUs that torch can't use.
+
+    A run that continued on the CPU would train different bits, at a hundredth of the speed.
+    """
+    may_use_cpu = compute.device == "auto" and compute.gpu_health == "warn"
+    is_wrong_build = compute.device == "cuda" and not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    if may_use_cpu or is_wrong_build or not (known := describe_unseen()):
+        return
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = "torch sees none"
+    except Exception as error:  # torch raises AssertionError in a build for the CPU, and RuntimeError elsewhere
+        reason = f"torch sees none: {str(error).splitlines()[0]}"
+    raise GpuUnhealthy(
+        f"{known}, but {reason}",
+        hint='repair the driver or install torch for CUDA, or continue on another machine; compute.device = "cpu" '
+        "trains on the CPU",
+    )
+
+
 def prepare_device(config: RunConfig) -> Accelerator:
     """Make this process deterministic, seed it, and return accelerate's accelerator for it.
 
@@ -62,18 +87,34 @@ def prepare_device(config: RunConfig) -> Accelerator:
     """
     compute = config.compute
     use_cuda = choose_cuda(compute)
+    if use_cuda:
+        sleep_in_waits()
     include_gpus(use_cuda)
     determinism.apply(config.determinism, config.seed)
-    if compute.is_attached and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    be_patient()
+    meeting = os.environ.get(MEETING_VARIABLE)
+    if meeting and not distributed.is_initialized():
+        connect_local(meeting, use_cuda)
+    elif compute.is_attached and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         connect_attached(compute, use_cuda)
     accelerator = Accelerator(
         cpu=not use_cuda,
         mixed_precision=compute.mixed_precision,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
-        kwargs_handlers=[DistributedDataParallelKwargs(**DDP_OPTIONS)],
+        kwargs_handlers=[DistributedDataParallelKwargs(**DDP_OPTIONS), InitProcessGroupKwargs(timeout=PATIENCE)],
     )
     determinism.check(config.determinism, "before the recipe is built")
     return accelerator
+
+
+def connect_local(meeting: str, use_cuda: bool) -> None:
+    """Connect the ranks of one machine through a file; see `holdfast.rank.local`."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = FileStore(meeting, size)
+    store.set_timeout(PATIENCE)
+    distributed.init_process_group(
+        "nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE
+    )
 
 
 def connect_attached(compute: Compute, use_cuda: bool) -> None:
@@ -87,7 +128,11 @@ def connect_attached(compute: Compute, use_cuda: bool) -> None:
         prefix = "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"))
     store, rank, size = next(rendezvous("env://"))
     distributed.init_process_group(
-        "nccl" if use_cuda else "gloo", store=PrefixStore(prefix, store), rank=rank, world_size=size
+        "nccl" if use_cuda else "gloo",
+        store=PrefixStore(prefix, store),
+        rank=rank,
+        world_size=size,
+        timeout=PATIENCE,
     )
 
 

@@ -1,4 +1,4 @@
-"""The resume of a checkpoint that another number of ranks has saved.
+"""The resume of a checkpoint that a different number of ranks has saved.
 
 Without virtual ranks each rank has its own generators, extras and position in the data. If they are equal in all
 ranks, any number of ranks can resume from them. If generators differ, they are seeded anew. If extras or positions
@@ -52,8 +52,8 @@ def _list_data_ranks(saved: Mapping[str, Any]) -> list[int]:
 def restore_generators(training: Training, saved: Mapping[str, Any]) -> None:
     """Restore this rank's generators. Call it after ``training.progress`` was restored.
 
-    If another number of ranks saved them, seed them from the run's seed, the step and the data rank. Every resume at
-    this step with this number of ranks then draws the same numbers.
+    If a different number of ranks saved them, seed them from the run's seed, the step and the data rank. Every resume
+    at this step with this number of ranks then draws the same numbers.
     """
     if count_others(training, saved) is None:
         training.generators.load_state_dict(saved["rng"][training.ranks.own_state])
@@ -70,7 +70,7 @@ def take_extras(training: Training, saved: Mapping[str, Any], names: Collection[
         names: the extras that are needed; all if None.
 
     Raises:
-        ConfigError: another number of ranks saved the extras, and they differed between the ranks.
+        ConfigError: a different number of ranks saved the extras, and they differed between the ranks.
     """
     parts: list[dict[str, Any]] = saved["extras"]
     if len(parts) == 1:
@@ -93,7 +93,7 @@ def take_position(training: Training, saved: Mapping[str, Any]) -> Any:
     """Return this rank's position in the data.
 
     Raises:
-        ConfigError: another number of ranks saved the positions, and the positions differ between the ranks.
+        ConfigError: a different number of ranks saved the positions, and the positions differ between the ranks.
     """
     parts = saved["data"]
     if count_others(training, saved) is None:

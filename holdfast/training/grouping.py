@@ -116,8 +116,9 @@ class Grouping:
             now, built = _list_groups(each), self._inner_groups[name]
             if len(now) != len(built) or not all(map(_has_same, now, built)):
                 raise RecipeError(
-                    f"{find_place()}after step {step} {name} has other parameter groups than when the loop began: the "
-                    "state of an optimizer in a container doesn't name its parameters, so a resume couldn't find them",
+                    f"{find_place()}after step {step} {name} has different parameter groups than when the loop began: "
+                    "the state of an optimizer in a container doesn't name its parameters, so a resume couldn't find "
+                    "them",
                     hint="keep the optimizer, and the module with its parameters, under names of their own: "
                     "run.keep(model=model, optimizer=optimizer)",
                 )

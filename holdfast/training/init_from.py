@@ -25,7 +25,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
 
     Raises:
         ConfigError: a weight, or a name in ``init``, is missing from the checkpoint or from the recipe, or a weight has
-            another shape.
+            a different shape.
         StateError: an extra's saved state doesn't fit the recipe's extra.
     """
     saved = capturing.decode(payload)
@@ -107,7 +107,7 @@ def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) 
         )
     if [group.keys() for group in own["param_groups"]] != [group.keys() for group in saved["param_groups"]]:
         raise ConfigError(
-            "init_from.load_optimizer: the optimizer is of another kind than the saved optimizer",
+            "init_from.load_optimizer: the optimizer is of a different kind than the saved optimizer",
             hint="load_optimizer = false begins with a fresh optimizer",
         )
     names = name_parameters(training)

@@ -1,6 +1,7 @@
 """The objects that a loop passes to `Run.keep`, sorted as in a recipe: modules, optimizers, schedulers, extras."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,17 +16,19 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from holdfast.data import refuse_inexact
 from holdfast.provenance.ownership import is_own
 from holdfast.recipe import Recipe, Stateful
-from holdfast.state import Ties, as_stateful
+from holdfast.state import Objects, Ties, as_stateful, is_metric
+from holdfast.state.optimizers import loading_exactly
 from holdfast.state.originals import Originals
 from holdfast.state.slots import read_attributes
+from holdfast.training.adalora import ALLOCATORS, find_rank_allocators
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.modes import InnerModes, Modes
 from holdfast.training.optimizers import Optimizers, lay_out_state, list_stepped, parts_of
 from holdfast.training.pruned import find_pruned
 
 # Names of extras that `Kept` adds itself.
-OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED = (
-    "modes", "gradients", "accumulation", "inner_optimizers", "pruned"
+OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED, _ = (
+    "modes", "gradients", "accumulation", "inner_optimizers", "pruned", ALLOCATORS
 )  # fmt: skip
 
 
@@ -57,6 +60,7 @@ class Kept(Recipe):
         scheduler_names: the names of `schedulers`.
         modules: the modules by name: the model, or its parts.
         contained: the modules and optimizers in kept containers, by name.
+        names: the names that `Run.keep` got.
 
     ``data`` is a dataset if ``batch_size`` is given. Without ``batch_size`` it is a loader or an iterable of batches,
     or None if the loop makes its own batches.
@@ -75,6 +79,7 @@ class Kept(Recipe):
     scheduler_names: list[str] = field(default_factory=list)
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     contained: Mapping[str, Any] = field(default_factory=dict)
+    names: Collection[str] = ()
 
     @property
     def trained(self) -> dict[str, nn.Module]:
@@ -84,10 +89,15 @@ class Kept(Recipe):
         return {name: each for name, each in found if not stepped.isdisjoint(map(id, each.parameters()))}
 
 
-def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str, Any]:
+def sort_kept(
+    objects: Mapping[str, Any], accelerator: Accelerator, leave_out: Mapping[str, Collection[str]]
+) -> dict[str, Any]:
     """Return the fields ``model``, ``modules``, ``optimizer``, ``schedulers``, ``extras`` and ``contained``.
 
     A single kept module becomes the model; several modules become a ``ModuleDict`` by name.
+
+    Args:
+        leave_out: by an object's name, the names of its attributes that aren't kept.
 
     Raises:
         RecipeError: an object's state can't be read and restored in place.
@@ -97,8 +107,10 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
     schedulers: dict[str, Any] = {}
     extras: dict[str, Stateful] = {}
     ties = Ties(modules)
-    for name, each in sorted(objects.items()):
-        if isinstance(each, nn.Module):
+    waiting, known = [*sorted(objects.items())], {id(each) for each in objects.values()}
+    while waiting:
+        name, each = waiting.pop(0)
+        if isinstance(each, nn.Module) and not is_metric(each):
             modules[name] = extract_model_from_parallel(each, keep_torch_compile=False)
         elif isinstance(each, AcceleratedOptimizer):
             optimizers[name] = each.optimizer
@@ -112,7 +124,11 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
             # `keep` has checked this object already. Check it again: it may be a loader, and the loop may have begun to
             # iterate over it since then.
             refuse_inexact(f"run.keep({name}=...)", each)
-            extras[name] = as_stateful(name, each, ties)
+            extras[name] = as_stateful(name, each, ties, leave_out.get(name, ()))
+        if not waiting:
+            known |= {id(each) for each in (*optimizers.values(), *schedulers.values())}
+            waiting = _list_parts(modules, extras, known)
+            known |= {id(each) for _, each in waiting}
     model = next(iter(modules.values())) if len(modules) == 1 else nn.ModuleDict(modules)
     # An optimizer inside another kept optimizer isn't saved separately: the outer optimizer's state contains it.
     attributes = {id(value) for each in optimizers.values() for value in vars(each).values()}
@@ -130,6 +146,8 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         own[INNER] = InnerOptimizers(inner)
     if pruned := find_pruned(model):
         own[PRUNED] = pruned
+    if allocators := find_rank_allocators(model):
+        own[ALLOCATORS] = allocators
     return {
         "model": model, "modules": modules, "optimizer": optimizer, "schedulers": list(schedulers.values()),
         "scheduler_names": list(schedulers),
@@ -137,6 +155,43 @@ def sort_kept(objects: Mapping[str, Any], accelerator: Accelerator) -> dict[str,
         # Objects of the user's classes load their own state, perhaps with other layers and groups than these.
         "contained": {name: each for name, each in _list_contained(extras) if inside.get(name) is each},
     }  # fmt: skip
+
+
+def _list_parts(
+    modules: Mapping[str, nn.Module], extras: Mapping[str, Any], known: Collection[int]
+) -> list[tuple[str, Any]]:
+    """Return the objects with a state inside kept objects of other classes, which a checkpoint needs, too.
+
+    Such an object is an algorithm's policy, and the optimizer that is an attribute of this policy. Its name is that of
+    its place: ``model_policy_optimizer`` for ``model.policy.optimizer``.
+
+    Args:
+        known: the ids of the objects that are saved already.
+    """
+    saved = {*known, *(id(each) for module in modules.values() for each in module.modules())}
+    saved |= {id(each) for _, each in _list_contained(extras)}
+    owners = {
+        path: each for extra in extras.values() if isinstance(extra, Objects) for path, each in extra.list_parts()
+    }
+    found: dict[str, Any] = {}
+    for path, each in owners.items():
+        inner = {}
+        if isinstance(each, nn.Module) and id(each) not in saved:
+            saved |= {id(part) for part in each.modules()}
+            attributes = ((f"{path}.{name}", vars(part)) for name, part in each.named_modules())
+            steppers = (torch.optim.Optimizer, LRScheduler, ReduceLROnPlateau)
+            inner = {
+                f"{owner.rstrip('.')}.{key}": value
+                for owner, own in attributes
+                for key, value in own.items()
+                if isinstance(value, steppers)
+            }
+            found[path] = each
+        for name, value in {path: each, **inner}.items():
+            if id(value) not in saved:
+                saved.add(id(value))
+                found[name] = value
+    return [(re.sub(r"\W+", "_", path).strip("_"), each) for path, each in found.items()]
 
 
 def list_contained(recipe: Recipe) -> Mapping[str, Any]:
@@ -210,7 +265,8 @@ class Inner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         groups = self._optimizer.param_groups
-        self._optimizer.load_state_dict({"param_groups": self._optimizer.state_dict()["param_groups"], **state})
+        with loading_exactly([self._optimizer]):
+            self._optimizer.load_state_dict({"param_groups": self._optimizer.state_dict()["param_groups"], **state})
         lay_out_state(self._optimizer, are_saved=True)
         if self._is_shared:
             self._optimizer.param_groups = groups

@@ -11,6 +11,7 @@ from torch.utils.weak import TensorWeakRef
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, lay_as, local_of
 from holdfast.training.optimizers import list_stepped, parts_of, read_rates
+from holdfast.training.unsynced import capture_unsynced, restore_unsynced
 
 # How a loop treats gradients after an optimizer's step(). NEW: unknown, because step() wasn't called yet. ONCE:
 # unknown, because step() was called only once. SET_TO_NONE: the loop sets gradients to None. LEFT: the loop keeps
@@ -20,6 +21,9 @@ NEW, ONCE, SET_TO_NONE, LEFT = "new", "once", "set to none", "left"
 # The version that is noted for a restored gradient which was changed between its optimizer's step() and the checkpoint.
 # No real gradient has this version.
 CHANGED = -1
+
+# The key, in the state of `Gradients` under the key "", of the gradients that FSDP2 keeps in private attributes.
+UNSYNCED = "unsynced"
 
 
 class Gradients:
@@ -123,7 +127,8 @@ class Gradients:
     def state_dict(self) -> dict[str, Any]:
         """Return, by parameter name, the gradients on which the next training step may depend.
 
-        The key "" records how the loop clears gradients. It is missing if the loop sets all of them to None.
+        The key "" records how the loop clears gradients, and has the gradients that FSDP2 hasn't synced. It is missing
+        if the loop sets all of them to None.
         """
         found: dict[str, Any] = {}
         taken: dict[str, bool] = {}  # by parameter name: whether the gradient is unchanged since its optimizer's step()
@@ -139,8 +144,10 @@ class Gradients:
             found[name] = _pack(each.grad)
             if self._is_same(each):
                 taken[name] = self._is_taken(each)
-        if taken or set(self._ways) != {SET_TO_NONE}:
+        unsynced = capture_unsynced(self._model)
+        if taken or unsynced or set(self._ways) != {SET_TO_NONE}:
             found[""] = {"taken": dict(sorted(taken.items())), "ways": self._ways[:]}
+            found[""] |= {UNSYNCED: unsynced} if unsynced else {}
         return dict(sorted(found.items()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -152,6 +159,7 @@ class Gradients:
             each.grad = _unpack(state[name], each) if name in state else None
             if name in known["taken"]:
                 self._note_taken(each, known["taken"][name])
+        restore_unsynced(self._model, known.get(UNSYNCED, {}))
 
     def _list_all(self) -> list[tuple[str, Tensor]]:
         """Return the parameters of `_list_parameters`, and those in kept containers, each with its name."""

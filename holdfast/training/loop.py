@@ -4,6 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,19 +12,24 @@ from holdfast.checkpoint.departure import REHEARSED_STEPS
 from holdfast.checkpoint.progress import EPOCHS_KEPT
 from holdfast.checkpoint.shown import to_shown
 from holdfast.errors import RecipeError
-from holdfast.machine import determinism, heartbeats
+from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import Phase, Place
 from holdfast.state import gather_whole
 from holdfast.training.best import check_best
 from holdfast.training.build import Training
+from holdfast.training.checksums import undone_extras
+from holdfast.training.flags import check_flags
 from holdfast.training.passes import take_shares
+from holdfast.training.probing import check_first_step
 from holdfast.training.progress import Stage
 from holdfast.training.recording import read_lines, record_step
-from holdfast.training.restorable import check_beginning, check_step
+from holdfast.training.restorable import check_beginning, check_changes, check_step
 from holdfast.training.skipping import pass_over
 from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import undisturbed
-from holdfast.training.virtual_ranks.step import VirtualRanks
+
+if TYPE_CHECKING:
+    from holdfast.training.virtual_ranks.step import VirtualRanks
 
 # Called with the finished step, its loss (None if a loop logs no loss), and the steps per second since `steps` began.
 Report = Callable[[int, float | None, float], None]
@@ -38,6 +44,10 @@ def steps(
 
     End when the run has ``stop`` completed steps, or when ``is_stopping``, called before each step, returns True. The
     training's random generators are active only while the caller trains.
+
+    Raises:
+        RecipeError: a step has made a change that a resume couldn't make again. It is raised in the step itself if the
+            step is watched (see `StepRecord.is_watched`), and otherwise before the generator ends, so before a save.
     """
     began, first = time.monotonic(), training.progress.step
     if not first:
@@ -50,6 +60,7 @@ def steps(
         record, ranks = training.record, training.ranks
         is_skipped = training.progress.step + 1 in training.program.skipped
         record.has_parts = ranks.has_parts and not is_skipped and (record.is_detailed or not record.has_new_steps)
+        record.is_watched = record.watches(training.progress.step + 1, stop)
         record.drawn_from = training.generators.digest() if record.has_parts else ""
         if is_skipped:
             pass_over(training)
@@ -62,6 +73,9 @@ def steps(
         training.stage = Stage.RECORDED
         settle(training)
         step = training.progress.step
+        if step == 1 and not is_skipped:
+            with heartbeats.within(Phase.EVALUATING):
+                check_first_step(training)
         if step % training.config.log.every == 0 or step == stop:
             speed = (step - first) / (time.monotonic() - began)
             report(step, read_lines(training)[-1].get("loss"), speed)
@@ -69,15 +83,18 @@ def steps(
             # This also passes the trail to `note_lines`. If this rank dies, the trail is compared with that of the new
             # ranks.
             read_lines(training)
+    if training.record.checked < training.progress.step:
+        check_changes(training)
 
 
 def settle(training: Training) -> None:
-    """Finish a recorded step: after an epoch's last step end the epoch, and check that the step was deterministic."""
+    """Finish a recorded step: after an epoch's last step end the epoch, and check that a resume can repeat the step."""
     step = training.progress.step
     if step % training.steps_per_epoch == 0:
         end_epoch(training)
-    determinism.check_unchanged(training.config.determinism, training.flags, f"after step {step}")
-    check_step(training)
+    check_flags(training.config.determinism, training.flags, step)
+    if training.record.is_watched:
+        check_step(training)
     training.stage = Stage.SETTLED
 
 
@@ -125,7 +142,7 @@ def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
     return {"loss": loss_sum / recipe.grad_accum, "grad_norm": grad_norm.float()}, names
 
 
-def _learn_in_shares(training: Training, virtual: VirtualRanks) -> tuple[dict[str, torch.Tensor], list[str]]:
+def _learn_in_shares(training: Training, virtual: "VirtualRanks") -> tuple[dict[str, torch.Tensor], list[str]]:
     """Train a step and return as `_learn` does, but train in shares, whose gradients are summed in a fixed order."""
     accelerator, recipe = training.accelerator, training.recipe
     assert recipe.loss is not None
@@ -215,3 +232,14 @@ def evaluate_recipe(training: Training) -> tuple[dict[str, float], dict[str, str
         found = training.recipe.evaluate(model)
         shown = {name: value for name, value in found.items() if isinstance(value, str | bytes)}
         return {name: float(gather_whole(value)) for name, value in found.items() if name not in shown}, shown
+
+
+def repeat_evaluation(training: Training) -> tuple[dict[str, float], bool]:
+    """Evaluate the model as `evaluate_recipe` does, and undo what the evaluation changes in the extras.
+
+    Returns:
+        the metrics; and whether the evaluation has changed no extra, so that a further one gives the same metrics.
+    """
+    with undone_extras(training) as are_unchanged:
+        metrics, _ = evaluate_recipe(training)
+        return metrics, are_unchanged()

@@ -2,8 +2,8 @@
 
 Loading an optimizer's or a scheduler's state also restores the hyperparameters that it was saved with, so a changed
 setting that ``accept_drift`` allows would silently have no effect. Therefore a checkpoint also contains the
-hyperparameters as the recipe built them. If the recipe now builds another value, a person has changed this value, and
-the new value is applied. Everything else stays as restored.
+hyperparameters as the recipe built them. If the recipe now builds a different value, a person has changed this value,
+and the new value is applied. Everything else stays as restored.
 """
 
 import copy
@@ -24,7 +24,7 @@ DYNAMIC = (
 
 
 def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
-    """Apply the hyperparameters that the recipe now builds with other values than at the save. Return their names.
+    """Apply the hyperparameters that the recipe now builds with different values than at the save. Return their names.
 
     A learning rate keeps its progress along its schedule: it is multiplied by the new base rate / the old base rate.
 

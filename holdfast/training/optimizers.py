@@ -82,6 +82,22 @@ class Optimizers:
         return [0, *itertools.accumulate(counts)][: len(counts)]
 
 
+def refuse_partitioned(name: str, optimizer: Any) -> None:
+    """Raise RecipeError if each rank's optimizer holds the state of only some parameters.
+
+    ``ZeroRedundancyOptimizer`` divides its state so. Its ``state_dict`` works only after ``consolidate_state_dict``,
+    which collects the state in one rank, and its ``load_state_dict`` needs the whole state in every rank.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    for each in (optimizer, inner):
+        if callable(getattr(each, "consolidate_state_dict", None)):
+            raise RecipeError(
+                f"{name} is a {type(each).__name__}, which divides its state over the ranks: no rank can save or "
+                "restore all of it",
+                hint='use the optimizer itself, such as AdamW; compute.parallel = "fsdp" shards its state, too',
+            )
+
+
 def list_stepped(optimizer: Any) -> list[nn.Parameter]:
     """Return the tensors that an optimizer, or `Optimizers`, steps, in the order of the groups."""
     return [each for group in optimizer.param_groups for each in group["params"]]

@@ -1,7 +1,7 @@
 """The shares of a step's batch that a rank trains one after the other, in the engine's loop or in a user's own loop."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,13 +13,15 @@ from holdfast.training.build import Training
 from holdfast.training.checksums import describe_components
 from holdfast.training.kept import OWN_EXTRAS
 from holdfast.training.left_gradients import Gradients
-from holdfast.training.virtual_ranks.step import VirtualRanks
+
+if TYPE_CHECKING:
+    from holdfast.training.virtual_ranks.step import VirtualRanks
 
 # The hint for a loop that doesn't train the shares of its batches.
 BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtual_ranks = 0"
 
 
-def take_shares(training: Training, virtual: VirtualRanks, names: list[str]) -> Iterator[Any]:
+def take_shares(training: Training, virtual: "VirtualRanks", names: list[str]) -> Iterator[Any]:
     """Yield the micro-batches of a step's shares that this rank trains. The caller calls ``backward`` on each loss.
 
     After the last micro-batch the parameters have the mean gradient of all shares. All ranks call it together.

@@ -13,23 +13,33 @@ from holdfast import state
 from holdfast.checkpoint import digest_payload
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
+from holdfast.machine.compiling import find_autotuners
 from holdfast.provenance.canonical import finite_or_none
 from holdfast.recipe.probe import Probe
-from holdfast.state import gather_whole, is_sharded
+from holdfast.state import clone_on_host, gather_whole, is_on_device, is_sharded
 from holdfast.state.checksum import checksum_together
 from holdfast.training.build import Training
-from holdfast.training.capturing import copy_extras
+from holdfast.training.capturing import await_device, copy_extras
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.undisturbed import ModelSnapshot, undisturbed
 
 SAMPLE_NUMBERS = 32
 
+# The cause if two gradients of the same micro-batch differ.
+NOISE = (
+    "an operation in the loss or its backward pass isn't deterministic, for example a kernel with atomic additions, or "
+    'the code changes its own state at each call; use another operation, or --set determinism.mode="fast"'
+)
+
 Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
 def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
     """Measure and return the probe, and set ``training.touched``. The state of the training stays unchanged.
+
+    If a GPU has too little memory, free the memory that torch holds for later, and try once more. Several ranks don't
+    try again, because the others may wait for a rank that has failed.
 
     Args:
         saved_by: the number of data ranks that saved the checkpoint; None if it is the present number. If the numbers
@@ -39,6 +49,52 @@ def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
     Raises:
         RecipeError: the probe changes a parameter, or ``health`` has limits for a number that the probe doesn't return.
     """
+    try:
+        return _measure(training, saved_by)
+    except torch.OutOfMemoryError:
+        if training.ranks.has_others:
+            raise
+    # outside of the `except`, because the error's traceback refers to the first attempt's tensors
+    torch.cuda.empty_cache()
+    return _measure(training, saved_by)
+
+
+def check_first_step(training: Training) -> None:
+    """On a GPU, measure the probe right after the run's first step. All ranks call it together.
+
+    A probe may need more memory than a step. Here the error costs a minute of training; at the first save it would cost
+    a chunk. The gradient is measured twice: see `has_noise`.
+    """
+    if training.accelerator.device.type == "cpu":
+        return
+    measure_probe(training)
+    if training.config.determinism.mode != "strict":
+        return
+    if kernels := find_autotuners():
+        training.record.warnings.append(
+            f"{', '.join(kernels)}: Triton times several configurations of these kernels in each process, and "
+            "another one may give different bits; leave one configuration in @triton.autotune for bits that repeat"
+        )
+    if any(training.ranks.gather(has_noise(training))):
+        training.record.warnings.append(
+            f"after step 1, two gradients of the same micro-batch, computed from the same state, differ: {NOISE}"
+        )
+
+
+def has_noise(training: Training) -> bool:
+    """Return whether two gradients of the same micro-batch differ, though both are computed from the same state.
+
+    Kernels with atomic additions in any order give such gradients, for example those of some packages for attention.
+    """
+    can_probe = training.recipe.loss is not None and training.has_probe_batch
+    if not can_probe or not training.config.resume.training_probe:
+        return False
+    training.set_anneals()
+    return _take_gradient(training, training.probe_batch()) != _take_gradient(training, training.probe_batch())
+
+
+def _measure(training: Training, saved_by: int | None) -> Probe:
+    await_device(training)
     training.set_anneals()
     training.touched = {}
     takes_gradient = training.config.resume.training_probe and saved_by is None
@@ -55,11 +111,13 @@ def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
             f"health has limits for {unknown[0]!r}, which the probe doesn't return",
             hint=did_you_mean(unknown[0], numbers),
         )
+    # Read the outputs before the gradient's pass, which may write to their memory: torch.compile's "reduce-overhead".
+    sha256, sample = digest_payload(state.to_payload(found)) if found else "", _sample(found)
     return Probe(
-        sha256=digest_payload(state.to_payload(found)) if found else "",
+        sha256=sha256,
         gradient=_take_gradient(training, batch) if takes_gradient else "",
         values={name: finite_or_none(value) for name, value in (values | numbers).items()},
-        sample=_sample(found),
+        sample=sample,
     )
 
 
@@ -99,7 +157,7 @@ def _default_probe(training: Training, batch: Any) -> Outputs | None:
 
     def outputs(model: nn.Module) -> dict[str, Any]:
         seen: list[Any] = []
-        hook = model.register_forward_hook(lambda module, given, output: seen.append(output))
+        hook = model.register_forward_hook(lambda module, given, output: seen.append(_to_host(output)))
         try:
             with _kept_extras(training):
                 loss = take_loss(training, model, batch)
@@ -160,6 +218,12 @@ def _take_gradient(training: Training, batch: Any) -> str:
         # An embedding's gradient may be sparse.
         dense = [each if is_sharded(each) else each.to_dense() for each in gradient if each is not None]
         return f"{checksum_together([loss, *dense]):016x}"
+
+
+def _to_host(output: Any) -> Any:
+    """Return a model's output with its tensors copied from a device, where the next pass may write to their memory."""
+    found = _tensors(output)
+    return [clone_on_host(each) for each in found] if any(map(is_on_device, found)) else output
 
 
 def _tensors(value: Any) -> list[Tensor]:

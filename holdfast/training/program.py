@@ -23,7 +23,7 @@ from holdfast.training.data_ranks import DataRanks
 from holdfast.training.devices import prepare_device
 from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.left_gradients import Gradients
-from holdfast.training.optimizers import Optimizers
+from holdfast.training.optimizers import Optimizers, parts_of, refuse_partitioned
 from holdfast.training.pruned import find_pruned
 from holdfast.training.sharded.model import find_data_ranks, place_model
 from holdfast.training.sharded.stages import find_stages
@@ -125,6 +125,8 @@ class RecipeProgram(Program):
         recipe, accelerator = self.recipe, self.accelerator
         if isinstance(recipe.optimizer, Mapping):
             recipe.optimizer = Optimizers(recipe.optimizer)  # type: ignore[assignment]
+        for part in parts_of(recipe.optimizer):
+            refuse_partitioned("the recipe's optimizer", part)
         ranks.check_optimizer(recipe.optimizer)
         place_model(config, recipe, accelerator)
         ranks.attach([recipe.model])

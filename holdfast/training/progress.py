@@ -39,7 +39,7 @@ class TrainingProgress:
     # One entry for each of the last EPOCHS_KEPT completed epochs: avg_loss; lrs (of the epoch's last step, one per
     # parameter group); metrics; and the anneals' values for the step after the epoch.
     history: list[dict[str, Any]] = field(default_factory=list)
-    # True if a loop's code at the end of its last epoch has run. Only True is saved. A run that was made longer reads
+    # True if a loop's code at the end of the last completed epoch has run. Only True is saved. A run that resumes reads
     # this, and doesn't run the code again.
     has_ended_epoch: bool = False
 

@@ -5,7 +5,9 @@ from typing import Any
 
 from holdfast.data import combine
 from holdfast.errors import RecipeError
+from holdfast.provenance.canonical import spell_floats
 from holdfast.training.build import Training
+from holdfast.training.capturing import await_device
 from holdfast.training.checksums import describe_components
 from holdfast.training.step_record import OWN_FIELDS
 
@@ -47,12 +49,12 @@ def read_lines(training: Training) -> list[dict[str, Any]]:
     for each, facts in record.unread:
         if "parts" in facts:  # gather the names here, because the ranks wait for each other here in any case
             facts["parts"] = [part for ranks in training.ranks.gather(facts["parts"]) for part in ranks]
-        own = {name: next(numbers) for name in each.numbers}
-        if "loss" in own:
+        own = {name: next(numbers) for name in each.logged}
+        if "loss" in each.numbers:
             training.progress.add_loss(own["loss"])
         epoch = (each.step - 1) // training.steps_per_epoch + 1
         line = {"step": each.step, "epoch": epoch, "lrs": each.lrs} | ({"skipped": True} if each.is_skipped else {})
-        line |= {name: own.pop(name) for name in OWN_FIELDS if name in own}
+        line |= {name: own.pop(name) for name in OWN_FIELDS if name in each.numbers}
         others = {"logged": own, "anneals": each.anneals, "samples": next(samples)}
         record.lines.append(line | {name: value for name, value in others.items() if value} | facts)
     if record.unread:
@@ -61,18 +63,24 @@ def read_lines(training: Training) -> list[dict[str, Any]]:
     return record.lines
 
 
+def spell_lines(training: Training, after: int) -> list[dict[str, Any]]:
+    """Return the trail of the steps after ``after`` that were trained since the last save, in the form for events."""
+    return [spell_floats(line) for line in read_lines(training) if line["step"] > after]
+
+
 def _read_numbers(training: Training) -> Iterator[float]:
     """Return the numbers of all unread steps in order; with several ranks or shares, the means over ranks or shares."""
     unread = [each for each, _ in training.record.unread]
     if training.recipe.loss is None and training.accelerator.num_processes > 1:
-        own = [[(name, number.dim()) for name, number in each.numbers.items()] for each in unread]
+        own = [[(name, number.dim()) for name, number in each.logged.items()] for each in unread]
         names = training.ranks.gather(own)
         if any(each != names[0] for each in names):
             raise RecipeError(
                 "the ranks have logged numbers of different names or shapes, of which no mean can be taken",
                 hint=training.program.advice.numbers,
             )
-    found = [number for each in unread for number in each.numbers.values()]
+    found = [number for each in unread for number in each.logged.values()]
+    await_device(training)
     return iter(training.ranks.mean(found).tolist() if found else [])
 
 

@@ -1,4 +1,4 @@
-"""Check, before the first step and after each step, that the state can be saved and restored.
+"""Check, before the first step and before each commit, that the state can be saved and restored.
 
 Without these checks an error would show only at a save after hours of training, or at a resume. The checks compare
 names, shapes and encodings. They copy only tensors of modules whose own code loads their ``state_dict``.
@@ -20,16 +20,16 @@ from holdfast.state.sharded import is_sharded, place_of, shard_of
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.checksums import describe_components
+from holdfast.training.forgotten_state.products import sum_unkept
 from holdfast.training.forgotten_state.search import find_holder
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
+from holdfast.training.round_trip import MOST_TRIED_BYTES, check_round_trip
 from holdfast.training.sharded.replicas import check_replicas
 from holdfast.training.sharded.restoring import find_shards, find_unplaced
 from holdfast.training.sharded.stages import hold_whole, unite
 from holdfast.training.structure import has_own_loading
 
-# A model with its own loading code is tried with a copy of its tensors, unless these have more bytes than this limit.
-MOST_TRIED_BYTES = 2**30
 LOADS = "the model's hooks, or its own load_state_dict, have to load all that its state_dict returns"
 
 
@@ -39,12 +39,24 @@ def check_step(training: Training) -> None:
     Raises:
         RecipeError: a value couldn't be saved or restored.
     """
-    is_changed = training.structure.check(training.progress.step)
-    training.grouping.check(training.progress.step, is_looked_at=is_changed)
+    check_changes(training)
     # before the first step the optimizers have no moments, and the data has no position
     if training.progress.step == 1:
         check_savable(training, "after the first step", {"data": training.batches.state_dict()})
         check_same_ranks(training)
+
+
+def check_changes(training: Training) -> None:
+    """Check that no step has made a change to layers, tensors or groups that a resume couldn't make again.
+
+    This looks at each tensor, so it isn't called in every step: see `StepRecord.is_watched`.
+
+    Raises:
+        RecipeError: a step has made such a change.
+    """
+    is_changed = training.structure.check(training.progress.step)
+    training.grouping.check(training.progress.step, is_looked_at=is_changed)
+    training.record.checked = training.progress.step
 
 
 def check_same_ranks(training: Training) -> None:
@@ -82,21 +94,22 @@ def check_same_ranks(training: Training) -> None:
 
 
 def _describe_odd(name: str, found: Sequence[dict[str, Any]]) -> str:
-    """Say, for an error's message, which ranks' model or optimizer has other values than that of most ranks."""
+    """Say, for an error's message, which ranks' model or optimizer has different values than that of most ranks."""
     most = max(found, key=found.count)
     odd = [str(rank) for rank, each in enumerate(found) if each != most]
     if 2 * len(odd) >= len(found):
         return f"the ranks have different values of the {name}"
-    return f"the {name} of rank {', '.join(odd)} has other values than those of the other ranks"
+    return f"the {name} of rank {', '.join(odd)} has different values than those of the other ranks"
 
 
 def check_beginning(training: Training) -> None:
-    """Check before the first step that the state can be saved and restored.
+    """Check before the first step that the state can be saved and restored, and note what no checkpoint will contain.
 
     Raises:
         RecipeError: a value can't be saved or restored; all ranks raise it.
     """
     check_savable(training, "before the first step")
+    training.record.unkept = sum_unkept(training.recipe)
 
 
 def check_savable(training: Training, moment: str, others: dict[str, Any] | None = None) -> None:
@@ -175,7 +188,7 @@ def _describe_other(name: str, held: dict[int, dict[str, Any]]) -> tuple[str, st
     first, second = held
     return (
         f"{name} is {has[0]} in rank {first} and {has[1]} in rank {second}: a checkpoint has one tensor of each name",
-        "divide layers or experts as DTensors over a mesh, or as stages of a pipeline: docs/layouts.md",
+        "divide layers or experts as DTensors over a mesh, or as stages of a pipeline: holdfast docs layouts",
     )
 
 
@@ -198,15 +211,17 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
     if training.ranks.stages is not None and (cut := next(filter(None, map(_name_cut, own["extras"].items())), "")):
         raise RecipeError(
             f"{cut} is sharded, and the ranks hold stages of a pipeline: the two can't be saved together",
-            hint="in a pipeline, keep only whole tensors besides the stages: docs/layouts.md",
+            hint="in a pipeline, keep only whole tensors besides the stages: holdfast docs layouts",
         )
     model = training.recipe.model
     if state.has_shards(common) and (name := find_unplaced(common, find_shards(training.recipe))):
         raise RecipeError(
-            f"{name} is sharded over the ranks in another way than its parameter, so a resume couldn't shard it again",
+            f"{name} is sharded over the ranks in a different way than its parameter, so a resume couldn't "
+            "shard it again",
             hint="use an optimizer whose state has the shapes of its parameters, such as AdamW",
         )
     is_own = has_own_loading(model)
+    check_round_trip(training, own, payload)
     _check_stepped(training, payload, {*own["model"]} if is_own else set())
     if is_own and not training.progress.step:
         _try_to_load(model, own["model"])

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import json
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,16 +11,21 @@ from typing import Any
 
 from holdfast import state
 from holdfast.checkpoint import Metadata, Payload, differences, shorten
+from holdfast.checkpoint.found import LOGS
 from holdfast.errors import ConfigDrift, GateTripped, NameMissing
-from holdfast.recipe.probe import Gate, Probe, check_health, compare_probes, explain
+from holdfast.recipe.probe import RESTORED, Gate, Probe, check_health, compare_outputs, compare_probes, explain
 from holdfast.store import Store, open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.elastic import DATA_RANKS, count_other_data_ranks, count_others, take_position
+from holdfast.training.forgotten_state.search import find_forgotten
 from holdfast.training.merging import take_over
 from holdfast.training.naming import has_names
-from holdfast.training.probing import measure_probe
+from holdfast.training.probing import NOISE, has_noise, measure_probe
+from holdfast.training.tying import tie_to_model
 
+# The number of values that a refusal lists from the search.
+MOST_SEARCHED = 8
 SHOWN_NAMES = 3
 
 
@@ -50,14 +54,15 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
 
     Raises:
         StateError: the state doesn't fit the objects that the recipe has built.
-        ConfigError: another number of ranks saved the state, and the present ranks can't divide it among themselves.
-        ConfigDrift: the recipe builds other hyperparameters than at the save, though no setting and no code has
+        ConfigError: a different number of ranks saved the state, and the present ranks can't divide it among
+        themselves.
+        ConfigDrift: the recipe builds different hyperparameters than at the save, though no setting and no code has
             changed.
         GateTripped: the restored state differs from the saved state, has other probe results, or isn't healthy.
     """
     saved = capturing.decode(payload)
     capturing.restore(training, saved)
-    capturing.tie_to_model(training, payload)
+    tie_to_model(training, payload)
     _begin_data(training, saved, metadata, watch)
     _check_state(training, payload, saved)
     resumed = Resumed(training.progress.step)
@@ -73,18 +78,49 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     training.record.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
     training.probe = _own_probe(training, metadata)
     training.first.text = metadata.first_batch
-    probe = measure_probe(training, count_other_data_ranks(training, saved))
+    saved_by = count_other_data_ranks(training, saved)
+    # The probe may need all memory that a step needs, and a sharded payload is on the GPU.
+    del payload, saved
+    probe = measure_probe(training, saved_by)
     difference = compare_probes(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
+    only_gradient = bool(difference) and gate.how == "exact" and not compare_outputs(training.probe or probe, probe)
+    # all ranks measure again, because they exchange buffers
+    is_noise = any(training.ranks.gather(only_gradient)) and has_noise(training)
     complaints = check_health(probe, training.recipe.health)
     if difference and gate.how == "record":
         resumed.note = difference
     elif difference:
         suspects = [f"{name} ({kind})" for name, kind in training.touched.items()]
-        message = "; ".join([explain(difference, gate), *complaints])
-        raise GateTripped(message, check="results", suspects=suspects, step=training.progress.step)
+        cause = f"{RESTORED}, but {difference}, and computed twice it differs, too: {NOISE}"
+        message = "; ".join([cause if only_gradient and is_noise else explain(difference, gate), *complaints])
+        found = _search_suspects(training)
+        raise GateTripped(message, check="results", suspects=suspects, found=found, step=training.progress.step)
     if complaints:
         raise GateTripped("; ".join(complaints), check="health", step=training.progress.step)
     return resumed
+
+
+def resume_weights(training: Training, payload: Payload) -> None:
+    """Restore a checkpoint's weights and moments inside the first step after its resume.
+
+    The step's number, the random generators and the position in the data stay as they are.
+    """
+    progress, generators = training.progress.state_dict(), training.generators.state_dict()
+    capturing.restore(training, capturing.decode(payload))
+    tie_to_model(training, payload)
+    training.progress.load_state_dict(progress)
+    training.generators.load_state_dict(generators)
+
+
+def _search_suspects(training: Training) -> list[str]:
+    """Return a line for each value that no checkpoint contains and that the program may change, the likeliest first.
+
+    The process that saved is gone, so nothing can be compared: modules, generators and other objects with a state may
+    change, and so may the values that a function other than ``__init__`` assigns.
+    """
+    found = (each for each in find_forgotten(training.recipe).found if each.name not in training.touched)
+    likely = [each for each in found if each.order < LOGS and (not each.is_plain or each.is_assigned)]
+    return [f"{each}: {each.remedy}" for each in sorted(likely, key=lambda each: each.order)[:MOST_SEARCHED]]
 
 
 def summarize_rates(training: Training) -> str:
@@ -106,7 +142,7 @@ def _own_probe(training: Training, metadata: Metadata) -> Probe | None:
     rank = training.ranks.own_number
     if len(probes) == 1:
         return probes[0]
-    if len(probes) == training.ranks.count:
+    if len(probes) == training.ranks.number:
         return probes[rank]
     return metadata.probe if training.ranks.own_state == 0 else None
 
@@ -132,7 +168,8 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
         captured = Payload(captured.tensors, state.leave_out_layouts(captured.tree))
     found = {*differences(state.localize(payload), state.localize(captured)), *state.list_moved(payload, captured)}
     names = sorted(found)
-    if state.has_shards(captured) or training.ranks.part is not None:  # of the extras, compare only this rank's own
+    # Of the extras, compare only this rank's own: it may lack those of the other ranks.
+    if training.ranks.has_others and not training.ranks.has_common_state:
         own = f"extras.{training.ranks.own_number if len(saved['extras']) > 1 else 0}."
         names = [name for name in names if name.startswith(own) or not name.startswith("extras.")]
     different = [
@@ -160,19 +197,7 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
         # All ranks have equal extras, which were captured once. Repeat them as often as the saved state has extras. The
         # first state isn't copied: it may have tensors of the model, which are encoded only once.
         captured["extras"] += [copy.deepcopy(captured["extras"][0]) for _ in saved["extras"][1:]]
-    if training.ranks.part is not None and not training.ranks.has_common_state:
-        _add_other_ranks(captured, saved, training.ranks.own_number)
     return captured
-
-
-def _add_other_ranks(captured: dict[str, Any], saved: Mapping[str, Any], rank: int) -> None:
-    """Add the saved states of all other ranks to a state that this process has captured as the single rank ``rank``."""
-    for name in ("extras", "rng"):
-        if len(saved[name]) > 1:
-            # Each saved state was pickled, to be sent to the main rank, so its tensors share no memory. Pickle this
-            # state, too, so that its tensors share no memory either.
-            own = pickle.loads(pickle.dumps(captured[name][0]))
-            captured[name] = [*saved[name][:rank], own, *saved[name][rank + 1 :]]
 
 
 def _check_built(training: Training, payload: Payload) -> None:
@@ -181,7 +206,7 @@ def _check_built(training: Training, payload: Payload) -> None:
     names = [name.removeprefix("built.") for name in found]
     if names:
         raise ConfigDrift(
-            f"the recipe builds other values of {shorten(names, SHOWN_NAMES)} than at the save, though no setting "
+            f"the recipe builds different values of {shorten(names, SHOWN_NAMES)} than at the save, though no setting "
             "and no known code has changed",
             hint="look for an environment variable, a file, or a module that Recipe(sources=...) should list; "
             "--set 'resume.accept_drift=[\"built\"]' accepts the new values",

@@ -19,6 +19,7 @@ from holdfast.store import Store
 from holdfast.training.begun_saves import BegunSave
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
+from holdfast.training.forgotten_state.products import describe_products
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import read_lines
 from holdfast.training.restorable import check_same_ranks
@@ -72,6 +73,7 @@ def begin_save(
         "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "config_fingerprint": fingerprint,
         "environment": environment, "origin": origin,
     } | _describe_save(training, probe, lines)  # fmt: skip
+    warnings = (*training.record.warnings, *describe_products(training.recipe, training.record.unkept))
     payload, shown = _take_payload(training), training.record.gallery.take()
     peers = training.ranks.exchange if _is_divided(training, payload) else None
     if training.ranks.is_main or peers is not None:
@@ -79,58 +81,65 @@ def begin_save(
         payload = _agree(training, payload, peers)
         stall_s: Future[float] = Future()  # `note`, in another thread, waits for it: the stall may not have ended yet
 
-        def note_parent(saved: checkpoint.Saved) -> None:
-            training.parent = saved.metadata.checkpoint_sha256
-
         def note(saved: checkpoint.Saved) -> None:
-            note_parent(saved)
-            then(saved.model_copy(update={"train_s": train_s, "slow_s": slow_s, "stall_s": stall_s.result()}))
+            training.parent = saved.metadata.checkpoint_sha256
+            took = {"train_s": train_s, "slow_s": slow_s, "stall_s": stall_s.result()}
+            then(saved.model_copy(update={**took, "warnings": warnings}))
 
         described["previous_checkpoint_sha256"] = training.parent
         try:
             training.saver.begin(
-                folder, payload, described, _to_text(lines), note,
-                note_near=note_parent, shown=shown, is_urgent=is_urgent, peers=peers,
+                folder, payload, described, _to_text(lines), note, shown=shown, is_urgent=is_urgent, peers=peers
             )  # fmt: skip
         finally:
             stall_s.set_result(time.monotonic() - began)
     if training.can_survive and not training.ranks.is_main:
         training.begun.add(BegunSave(training.progress.step, None, lines, shown, train_s))
-    training.record.lines = []
+    training.record.lines, training.record.warnings, training.record.unkept = [], [], {}
     training.probe = probe
 
 
-def begin_save_between(
-    training: Training, folder: Store, fingerprint: str, environment: dict[str, Any], *, train_s: float
+def begin_save_aside(
+    training: Training,
+    folder: Store,
+    fingerprint: str,
+    environment: dict[str, Any],
+    then: Callable[[checkpoint.Saved | None], object],
+    *,
+    train_s: float,
 ) -> None:
-    """Copy the state, between two commits, and begin to write it only into the folder of the setting ``near``.
+    """Copy the state, and begin to write a checkpoint from which a rehearsal starts, and which no commit will name.
 
     The trail, texts and pictures are kept for the next commit's checkpoint, which contains them, too. All ranks call
-    this together. Nothing is saved in three cases: the last save into the folder is still being written; the
-    last checkpoint isn't complete anywhere yet, so that its content id isn't known; or the model is unhealthy.
+    this together.
 
     Args:
-        folder: the run's folder on the store.
-        environment: see `begin_save`.
-        train_s: seconds that the steps since the last checkpoint took.
+        folder: the folder to write the checkpoint to, which is not the run's own folder.
+        then: called with the checkpoint once it is durable, perhaps in another thread; with None if it can't be
+            written, or if the model is unhealthy. Only the main rank calls it.
+        environment, train_s: see `begin_save`.
+
+    Raises:
+        StoreError: the last save has failed.
     """
-    saver = training.saver.between
-    assert saver is not None
-    if any(training.ranks.gather(saver.is_busy or not training.saver.has_last)):
-        return
     lines, trained_at = read_lines(training), format_time(time.time())
     probe = measure_probe(training)
     if _find_complaints(training, probe):
+        then(None)
         return
     described = {
         "trained_at": trained_at, "train_s": train_s, "config_fingerprint": fingerprint, "environment": environment,
-        "previous_checkpoint_sha256": training.parent,
     } | _describe_save(training, probe, lines)  # fmt: skip
     payload, shown = _take_payload(training), training.record.gallery.read()
-    peers = training.ranks.exchange_between if _is_divided(training, payload) else None
+    peers = training.ranks.exchange if _is_divided(training, payload) else None
     if training.ranks.is_main or peers is not None:
+        training.saver.wait()  # wait for the last save, because its end sets training.parent
         payload = _agree(training, payload, peers)
-        saver.begin(folder, payload, described, _to_text(lines), shown=shown, is_urgent=False, peers=peers)
+        described["previous_checkpoint_sha256"] = training.parent
+        training.saver.begin(
+            folder, payload, described, _to_text(lines), then,
+            shown=shown, note_failure=lambda _: then(None), is_urgent=False, peers=peers,
+        )  # fmt: skip
 
 
 def _describe_save(training: Training, probe: Probe, lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.checkpoint.departure import REHEARSED_STEPS
 from holdfast.checkpoint.shown import Gallery
 from holdfast.errors import RecipeError
 from holdfast.state import gather_whole
@@ -29,6 +30,8 @@ class Unread:
         numbers: scalar float32 tensors by name, on the training's device.
         samples: the names of the step's micro-batches.
         is_skipped: whether the batches were drawn, but not trained.
+        ended: numbers that a loop's code at an epoch's end has logged, in the same form as `numbers`. They aren't part
+            of the state, and a number of the step itself goes before a number of the same name.
     """
 
     step: int
@@ -37,6 +40,31 @@ class Unread:
     anneals: dict[str, float]
     samples: list[str]
     is_skipped: bool = False
+    ended: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def logged(self) -> dict[str, Tensor]:
+        """Return all numbers of the step, by name."""
+        return {**self.ended, **self.numbers}
+
+
+@dataclass
+class EpochEnds:
+    """The settings for the ends of epochs, in a loop with code of its own there.
+
+    Attributes:
+        has_code: whether the program is such a loop.
+        is_repeating: whether the step in progress has no effect; see `repeat_last_step`.
+        saves_first: returns whether to save before the loop's code at an epoch's end runs, because the ranks stop. Its
+            argument is the epoch's last step. All ranks call it together, and get the same answer.
+        restore_weights: restores weights and moments from the checkpoint with which this process has resumed the run,
+            because the code at an epoch's beginning has changed them again. All ranks call it together.
+    """
+
+    has_code: bool = False
+    is_repeating: bool = False
+    saves_first: Callable[[int], bool] = lambda end: False
+    restore_weights: Callable[[], object] | None = None
 
 
 @dataclass
@@ -58,10 +86,18 @@ class StepRecord:
             them.
         is_grouped: whether this process has already checked that ranks of one data rank get the same samples.
         recorded: the number of steps that this process has recorded.
+        is_watched: whether all tensors are looked at in the step in progress. That takes microseconds for each tensor,
+            so it happens only in a process's first steps, in rehearsals and proofs, in steps with checksums, and in the
+            last step before a planned save.
+        checked: the last step after which `restorable.check_changes` has looked at all tensors.
         unsaved_s: the seconds that rehearsed steps took; the next save counts them as training.
         has_parts: whether the step in progress is recorded with the facts of each rank or share.
         drawn_from: a digest of the generators at the beginning of the step, if `has_parts`.
+        warnings: lines to show a person together with the next save.
+        hints: lines on values of a loop that begin anew after a resume.
+        unkept: checksums of the modules that no checkpoint contains, from before the first step until the first save.
         note_lines: a function that is called with the trail after each read of numbers.
+        ends: how the ends of epochs are trained.
     """
 
     checksum_every: int
@@ -75,15 +111,36 @@ class StepRecord:
     is_rehearsal: bool = False
     is_grouped: bool = False
     recorded: int = 0
+    is_watched: bool = True
+    checked: int = 0
     unsaved_s: float = 0.0
     has_parts: bool = False
     drawn_from: str = ""
+    warnings: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    unkept: Mapping[str, int] = field(default_factory=dict)
     note_lines: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None
+    ends: EpochEnds = field(default_factory=EpochEnds)
 
     @property
     def has_new_steps(self) -> bool:
         """Return whether any step was completed since the last save was begun, or since a checkpoint was restored."""
         return bool(self.lines or self.unread)
+
+    def watches(self, step: int, stop: int) -> bool:
+        """Return whether to look at all tensors in a step; see `is_watched`.
+
+        Args:
+            step: the step's number, counted from 1.
+            stop: the step after which a save is planned.
+        """
+        is_first = self.recorded < REHEARSED_STEPS
+        return is_first or self.is_detailed or self.is_rehearsal or step == stop or step % self.checksum_every == 0
+
+    def forget(self) -> None:
+        """Forget the steps, texts and pictures, because a checkpoint contains them."""
+        self.lines, self.unsaved_s = [], 0.0
+        self.gallery.take()
 
     def drop_detail(self) -> None:
         """Remove from the lines the fields that only detailed lines have; see `is_detailed`."""

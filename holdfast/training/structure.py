@@ -1,4 +1,4 @@
-"""The check that no step adds or removes layers or tensors: a resume would have only what the recipe builds."""
+"""The check that steps add and remove no layers or tensors: a resume would have only what the recipe builds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ class Structure:
         self._look()
 
     def check(self, step: int) -> bool:
-        """Check the modules after a step. Return whether any layer or tensor is a new object, or has another dtype.
+        """Check the modules. Return whether any layer or tensor is a new object, or has a different dtype.
 
         Modules whose own code loads their ``state_dict`` aren't checked, because this code may build missing layers.
 
@@ -44,7 +44,7 @@ class Structure:
             return True
         tensors = [name for name in found if not isinstance(now.get(name, built.get(name)), type)]
         is_new = any((name in now) != (name in built) for name in tensors)
-        how = "other tensors than" if is_new else "other layers, or ties between its tensors, than"
+        how = "different tensors than" if is_new else "other layers, or ties between its tensors, than"
         found = tensors or found
         raise RecipeError(
             f"{find_place()}after step {step} the model has {how} when the loop began: {shorten(found, SHOWN_NAMES)}; "
@@ -93,10 +93,7 @@ class Structure:
         self._seen = self._list_parts()
 
     def _is_as_seen(self) -> bool:
-        """Return whether the modules have the same objects as at the last `_look`.
-
-        This has to be fast, because every step calls it.
-        """
+        """Return whether the modules have the same objects as at the last `_look`."""
         now = self._list_parts()
         return len(now) == len(self._seen) and all(one is other for one, other in zip(now, self._seen, strict=True))
 

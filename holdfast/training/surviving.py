@@ -20,6 +20,7 @@ from holdfast.store import Store
 from holdfast.training.build import Training
 from holdfast.training.loop import settle
 from holdfast.training.progress import Stage
+from holdfast.training.restorable import check_changes
 from holdfast.training.saving import begin_save
 
 
@@ -52,6 +53,7 @@ def save_alone(
 
     Raises:
         Unhealthy: the model is unhealthy; nothing was saved.
+        RecipeError: a step has made a change that a resume couldn't make again; nothing was saved.
         StoreError: this save or the last save has failed.
     """
     training.saver.wait()
@@ -64,5 +66,6 @@ def save_alone(
         train_s += parent.train_s
     if not training.record.has_new_steps:
         return None
+    check_changes(training)
     begin_save(training, folder, fingerprint, environment, train_s=train_s)
     return training.saver.wait()

@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import RecipeError
-from holdfast.state import has_same_bits, is_sharded, local_of, restore_rng
+from holdfast.machine import heartbeats
+from holdfast.machine.heartbeats import Phase
+from holdfast.state import clone_on_host, has_same_bits, is_sharded, local_of, restore_rng
 from holdfast.state.checksum import checksum
 from holdfast.state.layout import copy_into
 from holdfast.training.build import Training
@@ -35,8 +37,8 @@ def undisturbed(
     For each module this restores the buffers and other tensors with their values, the training mode, and the
     attributes, submodules and hooks (also the items of lists, dicts, sets and deques, up to `MOST_ITEMS`). For each
     parameter it restores the gradient and ``requires_grad``. It also restores the values of trainable parameters that
-    this optimizer doesn't step, because a loss may step another optimizer, such as a critic's. The copies of tensors
-    need as much memory as the tensors themselves.
+    this optimizer doesn't step, because a loss may step another optimizer, such as a critic's. The copies are in the
+    host's memory, as large as the tensors themselves.
 
     Args:
         may_swap: whether the block may change the optimizer's parameters for a while, as an evaluation with average
@@ -78,9 +80,7 @@ class ModelSnapshot:
         ]
         others = [each for each in model.parameters() if each.requires_grad and id(each) not in own]
         self._tensors = {
-            id(value): (value, value.detach().clone())
-            for value in (*others, *self._list_tensors())
-            if not is_lazy(value)
+            id(value): (value, clone_on_host(value)) for value in (*others, *self._list_tensors()) if not is_lazy(value)
         }
         self._versions = {key: _version_of(value) for key, (value, _) in self._tensors.items()}
         self._own = {id(value) for value in (*model.parameters(), *model.buffers())}
@@ -179,7 +179,8 @@ def snapshot(training: Training) -> Callable[[], None]:
     """Copy a loop's state, apart from weights and moments. Return a function that restores it.
 
     Weights and moments aren't copied, because they might not fit into the memory twice. If they have changed, the
-    returned function raises RecipeError. Make both calls inside a step, while training's generators are active.
+    returned function reads them from the checkpoint again. Make both calls inside a step, while training's generators
+    are active. All ranks make them together.
     """
     put_back_extras = copy_extras(training)
     schedulers = copy.deepcopy([each.state_dict() for each in training.schedulers])
@@ -187,11 +188,8 @@ def snapshot(training: Training) -> Callable[[], None]:
     large = _describe_large(training)
 
     def put_back() -> None:
-        if _describe_large(training) != large:
-            raise RecipeError(
-                "the code at an epoch's beginning changes weights, and runs again when the run resumes in the epoch",
-                hint="move that code to the epoch's end, after the inner loop",
-            )
+        if any(training.ranks.gather(_describe_large(training) != large)):
+            _restore_large(training, large)
         put_back_extras()
         for scheduler, state in zip(training.schedulers, schedulers, strict=True):
             scheduler.load_state_dict(state)
@@ -200,6 +198,23 @@ def snapshot(training: Training) -> Callable[[], None]:
         restore_rng(training.generators.state_dict())
 
     return put_back
+
+
+def _restore_large(training: Training, large: dict[str, Any]) -> None:
+    """Restore weights and moments from the run's checkpoint.
+
+    Args:
+        large: the checksums of the restored weights and moments.
+    """
+    if training.record.ends.restore_weights is not None:
+        heartbeats.begin(Phase.RESTORING)
+        training.record.ends.restore_weights()
+        heartbeats.begin(Phase.STEP, training.progress.step + 1)
+    if _describe_large(training) != large:
+        raise RecipeError(
+            "the code at an epoch's beginning changes weights, and runs again when the run resumes in the epoch",
+            hint="move that code to the epoch's end, after the inner loop",
+        )
 
 
 def _describe_large(training: Training) -> dict[str, Any]:

@@ -4,17 +4,22 @@ Nothing here is a test: a ratio stands beside what it is to reach, and nothing f
 """
 
 import argparse
+import contextlib
 import json
 import logging
+import math
 import os
 import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
+from holdfast.machine.gpus import list_visible, read_report
 from tests.bench import (
     agreement,
     cold,
@@ -26,7 +31,6 @@ from tests.bench import (
     lost,
     near,
     peers,
-    preempt,
     rehearsal,
     saving,
     shards,
@@ -56,8 +60,37 @@ BENCHMARKS = [
     )
 ]
 # Those that only run if they are named.
-LONG = [preempt.BENCHMARK, fleet.BENCHMARK, crowd.BENCHMARK]
+LONG = [fleet.BENCHMARK, crowd.BENCHMARK]
+# The order on a machine with a GPU, which is often lent by the minute: first what depends on the machine most.
+ON_A_GPU = [each.BENCHMARK for each in (saving, cold, lost, near, rehearsal, strict, loop, peers)]
+ON_A_GPU_S = 600.0
 WIDTH = 200
+
+
+def choose(names: list[str], within_s: float | None, has_gpu: bool) -> tuple[list[str], float]:
+    """Return the benchmarks to run, in order, and the seconds after which the running one is ended."""
+    usual = [benchmark.name for benchmark in (ON_A_GPU if has_gpu else BENCHMARKS)]
+    usual += [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in usual]
+    limit_s = ON_A_GPU_S if has_gpu and not names else math.inf
+    return names or usual, limit_s if within_s is None else within_s
+
+
+@contextlib.contextmanager
+def ending(at: float) -> Iterator[None]:
+    """Raise TimeoutError in the block at a time, as `time.monotonic`, unless it has ended before."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, end)
+    left_s = at - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    signal.setitimer(signal.ITIMER_REAL, 0 if left_s == math.inf else left_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main(arguments: list[str]) -> None:
@@ -71,6 +104,12 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--full", action="store_true", help="the largest sizes everywhere, which takes minutes")
     parser.add_argument("--output", type=Path, default=Path("bench.json"), help="what isn't measured stays in it")
+    parser.add_argument(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help=f"end after so long; with a GPU and without a name, {ON_A_GPU_S:.0f} by default",
+    )
     parser.add_argument("--attempts", metavar="N,...", default="", help="fleet: how many attempts, such as 50,200")
     options = parser.parse_args(arguments)
     if options.attempts and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", options.attempts):
@@ -85,10 +124,18 @@ def main(arguments: list[str]) -> None:
     machine = describe_machine()
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
     figures = json.loads(options.output.read_text())["benchmarks"] if options.output.exists() else {}
-    for number, name in enumerate(names := options.names or [benchmark.name for benchmark in BENCHMARKS], 1):
+    names, within_s = choose(options.names, options.within, bool(list_visible(read_report())))
+    until = time.monotonic() + within_s
+    for number, name in enumerate(names, 1):
         began = time.monotonic()
         console.print(f"{name} ({number} of {len(names)}) ...", highlight=False)
-        rows = known[name].run(options.full)
+        try:
+            with ending(until):
+                rows = known[name].run(options.full)
+        except TimeoutError:
+            left_out = ", ".join(names[number - 1 :])
+            console.print(f"{within_s:.0f} s are over: left out {left_out}; --within sets another time")
+            break
         console.print(make_table(known[name], rows))
         console.print(f"  {name}: {time.monotonic() - began:.0f} s\n", highlight=False)
         figures[name] = {"about": known[name].about, "rows": rows}

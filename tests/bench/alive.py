@@ -113,7 +113,7 @@ class Simulated:
     def tell(self, what: str, step: int, *arguments: Any) -> None:
         view = AttemptView(
             config=self._config, journal=self.line.journal, number=self.number, head=self.line.head, step=step,
-            total_steps=EPOCHS * CHUNK, built=None, signal_ranks=lambda _: None,
+            total_steps=EPOCHS * CHUNK, built=None,
         )  # fmt: skip
         self._observers.tell(what, view, *arguments)
 

@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from holdfast.extensions.report.index import make_index, read_rows
+from holdfast.extensions.watch.reading import StoreReader
 from holdfast.journal import MOST_SHOWN, choose_runs, list_runs
 from holdfast.journal.reading import read_all
 from holdfast.ledger.standing import read_standing
-from holdfast.looking.report import make_index, read_rows
-from holdfast.looking.watching import StoreReader
 from holdfast.store import Store, open_store
 from tests.bench.counting import Tally, counted
 from tests.bench.frame import Benchmark, Row

@@ -1,8 +1,7 @@
 """What a near folder spares a run whose store is as slow as a bucket: restarts, lost steps, and a notice too short.
 
 Two runs are alike but for the near folder, and their lives end alike: by a kill after a commit, by a kill while a
-chunk's save is on its way to the store, and by a notice that is shorter than that way. Two more runs with one long
-chunk are killed within it; one of them saves into the near folder between commits.
+chunk's save is on its way to the store, and by a notice that is shorter than that way.
 """
 
 import contextlib
@@ -11,15 +10,11 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from holdfast.config import load_config
 from holdfast.journal import Journal
-from holdfast.ledger.plan import make_plan, plan_on_traces
-from holdfast.ledger.traces import read_trace
 from holdfast.store.local import LocalStore
 from holdfast.store.permission import STORES
 from tests.bench.cold import WITHIN_S
@@ -33,23 +28,17 @@ RATE = {"100 MB": 20e6, "1 GB": 100e6}
 # Steps of a chunk: enough for a save to be durable on the store before the next begins.
 CHUNK = 80
 CHUNKS = 1000
-# The run that is killed between two commits: its chunk, the steps until the kill, and those between two near saves.
-LONG_CHUNK, KILLED_AFTER, EVERY = 800, 130, 20
 # Seconds after a chunk's last step until a kill, and from a notice to the kill: too short for the store.
 AFTER_S = {"100 MB": 3.0, "1 GB": 6.0}
 ROUNDS, FULL_ROUNDS = 1, 5
-TRACE = "pccheck_gcp-a100-g16"
 FIGURES = {
     "restart, to the first new step": "s",
     "part of this restart: from the ranks' start to the first step": "s",
-    f"plan: goodput on {TRACE}": "share",
     "steps lost by a kill in a save": "steps",
     "restart after a kill in a save": "s",
     "steps lost by a short notice": "steps",
     "restart after a short notice": "s",
     "a save is durable on the store": "s",
-    "steps lost by a kill between commits": "steps",
-    "restart after a kill between commits": "s",
 }
 
 
@@ -63,9 +52,7 @@ def _measure(size: str, full: bool) -> list[Row]:
     for _ in range(FULL_ROUNDS if full else ROUNDS):
         for is_near, found in samples.items():
             with scratch() as folder, _slowed(RATE[size]):
-                first, second = Path(folder, "first"), Path(folder, "second")
-                measured = _Lives(first, size, is_near=is_near).measure()
-                found.append(measured + _Lives(second, size, is_near=is_near, chunk=LONG_CHUNK).measure_between())
+                found.append(_Lives(Path(folder, "first"), size, is_near=is_near).measure())
     far, near = ([statistics.median(each) for each in zip(*found, strict=True)] for found in samples.values())
     state = f"{size}, store of {RATE[size] / 1e6:.0f} MB/s, {LATENCY_S * 1e3:.0f} ms"
     return [
@@ -87,14 +74,13 @@ def _slowed(rate: float) -> Iterator[None]:
 class _Lives:
     """A run on the slow store, whose lives end as they are told to."""
 
-    def __init__(self, folder: Path, size: str, *, is_near: bool, chunk: int = CHUNK) -> None:
+    def __init__(self, folder: Path, size: str, *, is_near: bool) -> None:
         folder.mkdir()
         self._folder, self._after_s = folder, AFTER_S[size]
-        self._config = write_config(folder, size, chunk, CHUNKS, 1)
+        self._config = write_config(folder, size, CHUNK, CHUNKS, 1)
         text = self._config.read_text().replace(f'"{folder}/runs"', f'"{SCHEME}{folder}/runs"')
         near = f'[near]\nfolder = "{folder}/near"\n' if is_near else ""
-        every = f"every_steps = {EVERY}\n" if is_near and chunk == LONG_CHUNK else ""
-        self._config.write_text(text + near + every)
+        self._config.write_text(text + near)
         self._journal = Journal(LocalStore(f"{folder}/runs"), "bench")
         self._step = 0  # the last one that was trained
 
@@ -102,27 +88,13 @@ class _Lives:
         """Return the figures of `FIGURES`, up to a durable save."""
         self._live(commits=2)
         restart_s, _ = self._live(commits=3)
-        own_s, goodput = self._plan()
+        own_s = self._journal.read_commit(self._journal.newest_number()).restart_s
         self._live(CHUNK, after_s=self._after_s)
         after_kill_s, lost = self._live(CHUNK // 2, after_s=self._after_s, has_notice=True)
         after_notice_s, lost_by_notice = self._live(1)
         commits = [self._journal.read_commit(number) for number in self._journal.numbers("commits")]
         save_s = statistics.median(commit.save_s for commit in commits if commit.why == "chunk")
-        return [restart_s, own_s, goodput, lost, after_kill_s, lost_by_notice, after_notice_s, save_s]
-
-    def measure_between(self) -> list[float]:
-        """Return the figures of a kill between two commits."""
-        self._live(KILLED_AFTER)
-        restart_s, lost = self._live(1)
-        return [lost, restart_s]
-
-    def _plan(self) -> tuple[float, float]:
-        """Return the seconds of the newest commit's restart, and the goodput that a plan expects with such restarts."""
-        restart_s = self._journal.read_commit(self._journal.newest_number()).restart_s
-        plan = make_plan(self._journal, load_config(self._config))
-        plan = replace(plan, measured=replace(plan.measured, restart_s=restart_s))
-        (replayed,) = plan_on_traces(plan, [read_trace(TRACE)])
-        return restart_s, replayed.best.goodput
+        return [restart_s, own_s, lost, after_kill_s, lost_by_notice, after_notice_s, save_s]
 
     def _live(
         self, steps: int = 1, *, commits: int = 0, after_s: float = 0.0, has_notice: bool = False
@@ -174,9 +146,8 @@ BENCHMARK = Benchmark(
     about=(
         "A run with a near folder beside the same run without, on a store that is slowed to a bucket's speed, both "
         "ended alike: by SIGKILL of everything after a commit, by SIGKILL while a save is on its way to the store, and "
-        "by SIGTERM with SIGKILL before a save is there. Two more runs die by SIGKILL within a long chunk; one of them "
-        f"saves into the near folder alone after every {EVERY} steps. A restart is the time from the command to the "
-        "first new step. The plan replays a trace with each run's own records, and that restart's seconds."
+        "by SIGTERM with SIGKILL before a save is there. A restart is the time from the command to the "
+        "first new step."
     ),
     run=run,
 )

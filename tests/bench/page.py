@@ -1,8 +1,11 @@
-"""``python -m tests.bench.page [bench.json]``: the newest run of each benchmark, as tables in docs/performance.md.
+"""``python -m tests.bench.page [bench.json]``: write each benchmark's newest run to docs/data/costs.csv.
 
-The benchmarks of one machine and one set of versions share a table. A benchmark's rows replace those of its last run.
+This also writes the table of docs/performance.md. A benchmark's rows replace those of its last run on one machine with
+one set of versions. The page has the rows of the newest machine that a reader decides by.
 """
 
+import csv
+import io
 import json
 import re
 import sys
@@ -12,25 +15,39 @@ from typing import Any
 from tests.bench.frame import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
+DATA = ROOT / "docs" / "data" / "costs.csv"
 BETWEEN = re.compile(r"(<!-- make bench -->\n)(.*)(<!-- end -->\n)", re.S)
 COLUMNS = ("state", "figure", "ours", "unit", "of", "limit", "ratio", "reach", "met")
 
-# The heads of these columns on the page.
-HEADS = ("state", "figure", "measured", "unit", "compared with", "its value", "ratio", "target", "met")
+# The heads of the file's columns.
+HEADS = ("machine", "benchmark", "state", "figure", "measured", "unit", "compared with", "its value", "ratio", "target",
+         "met")  # fmt: skip
 
-# A machine's tables: a benchmark's rows in Markdown, by the benchmark's name.
-Rows = dict[str, list[str]]
+# The states and the figures of the page, by benchmark.
+SHOWN = {
+    "cold": {"100 MB"},
+    "flow": {"100 MB, no core free", "100 MB, 1 core free"},
+    "loop": {"10 tensors", "400 tensors"},
+    "lost": {"100 MB, no core free", "100 MB, 1 core free"},
+    "peers": {"100 MB"},
+    "saving": {"100 MB", "1 GB"},
+    "shards": {"1 GB, 2 ranks"},
+    "virtual": {"100 MB, 2 ranks"},
+}
+FIGURES = re.compile(
+    r"speed of a run|slowdown|time (from|until durable and hashed$|to restore and verify$|of a step with)|"
+    r"pause of training for a save$|training lost by (a save$|DCP)|Holdfast's time in a step"
+)
+
+# A machine's tables: a benchmark's rows, by the benchmark's name.
+Rows = dict[str, list[list[str]]]
 
 
 def read_tables(text: str) -> dict[str, Rows]:
-    """Return the tables that the page has, by machine."""
+    """Return the tables of the file, by machine."""
     tables: dict[str, Rows] = {}
-    rows: Rows = {}
-    for line in filter(None, text.splitlines()):
-        if not line.startswith("|"):
-            rows = tables.setdefault(line, {})
-        elif not line.startswith(("| benchmark |", "|---")):
-            rows.setdefault(line.split(" | ")[0].removeprefix("| "), []).append(line)
+    for machine, benchmark, *row in list(csv.reader(io.StringIO(text)))[1:]:
+        tables.setdefault(machine, {}).setdefault(benchmark, []).append(row)
     return tables
 
 
@@ -39,7 +56,7 @@ def read_run(found: dict[str, Any]) -> tuple[str, Rows]:
     machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
     return machine, {
         name: [
-            f"| {' | '.join([name, *('' if value is None else str(value) for value in row.values())])} |"
+            ["" if value is None else str(value) for value in row.values()]
             for row in benchmark["rows"]
             if tuple(row) == COLUMNS
         ]
@@ -48,12 +65,13 @@ def read_run(found: dict[str, Any]) -> tuple[str, Rows]:
 
 
 def write_tables(tables: dict[str, Rows]) -> str:
-    """Return the tables as Markdown."""
-    head = f"| benchmark | {' | '.join(HEADS)} |\n|{'---|' * (len(COLUMNS) + 1)}\n"
-    return "\n".join(
-        f"{machine}\n\n{head}" + "".join(f"{row}\n" for rows in benchmarks.values() for row in rows)
-        for machine, benchmarks in tables.items()
-    )
+    """Return the tables as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADS)
+    for machine, benchmarks in tables.items():
+        writer.writerows([machine, name, *row] for name, rows in benchmarks.items() for row in rows)
+    return text.getvalue()
 
 
 def merge(tables: dict[str, Rows], machine: str, run: Rows) -> dict[str, Rows]:
@@ -63,12 +81,25 @@ def merge(tables: dict[str, Rows], machine: str, run: Rows) -> dict[str, Rows]:
     return merged | {each: rows for each, rows in others.items() if rows}
 
 
+def show(tables: dict[str, Rows]) -> str:
+    """Return the page's table: the rows of the first machine that a reader decides by."""
+    machine, benchmarks = next(iter(tables.items()))
+    lines = [machine, "", "| benchmark, state | figure | measured | compared with |", "|---|---|---|---|"]
+    for name, rows in benchmarks.items():
+        for state, figure, ours, unit, of, limit, *_ in rows:
+            is_shown = state in SHOWN.get(name, ()) and of not in ("", "the allowed time")
+            if is_shown and FIGURES.match(figure):
+                lines.append(f"| {name}, {state} | {figure} | {ours} {unit} | {of}: {limit} |")
+    return "\n".join([*lines, ""])
+
+
 def main(path: str = "bench.json") -> None:
+    tables = merge(read_tables(DATA.read_text("utf-8")), *read_run(json.loads(Path(path).read_text("utf-8"))))
+    DATA.write_text(write_tables(tables), "utf-8")
     page = PAGE.read_text("utf-8")
     between = BETWEEN.search(page)
     assert between is not None
-    tables = merge(read_tables(between[2]), *read_run(json.loads(Path(path).read_text("utf-8"))))
-    PAGE.write_text(page.replace(between[2], write_tables(tables)), "utf-8")
+    PAGE.write_text(page.replace(between[2], show(tables)), "utf-8")
 
 
 if __name__ == "__main__":

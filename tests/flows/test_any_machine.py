@@ -85,7 +85,7 @@ def test_a_process_is_recognized_in_another_time_zone(monkeypatch: pytest.Monkey
 def test_a_worker_starts_flow_runs_in_a_folder_with_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/home/me/my models/.venv/bin/python")
     command = describe_process()["variables"]["properties"]["command"]["default"]
-    assert command_from_string(command) == [sys.executable, "-m", "prefect.engine"]
+    assert command_from_string(command) == [sys.executable, "-m", "tasks.engine"]
 
 
 def test_a_home_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_run_on_an_unusual_machine_ends_on_the_same_bytes(
     assert trained.returncode == 0, trained.stderr
     standing = engine.standing()
     assert f"checkpoint      {standing.checkpoint_sha256}\n" in trained.stdout
-    assert f"lies in         {engine.run_folder}/epoch-0003\n" in trained.stdout
+    assert f"stored in       {engine.run_folder}/epoch-0003\n" in trained.stdout
     assert_same_bytes(engine, reference)
     verified = run("holdfast.cli", "verify", str(engine.run_folder))
     assert (verified.returncode, verified.stderr.count("Traceback")) == (0, 0)

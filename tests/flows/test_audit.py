@@ -33,7 +33,7 @@ WEIGHT = "model.0.weight"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
+def untouched(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
     """Return a run that was killed in its second chunk, with two epochs, and then finished with three."""
     engine = Engine(tmp_path_factory.mktemp("audited"), {}, nursery=nursery)
     struck = engine.folder / "struck"
@@ -52,10 +52,16 @@ def await_orphans(engine: Engine) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture(scope="module")
+def run(untouched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the run that tests audit."""
+    return shutil.copytree(untouched, tmp_path_factory.mktemp("run") / untouched.name)
+
+
 @pytest.fixture
-def copied(run: Path, tmp_path: Path) -> Path:
-    """Return a copy of the run, for tests that change it."""
-    return shutil.copytree(run, tmp_path / "runs" / "toy", ignore=shutil.ignore_patterns("audits"))
+def copied(untouched: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run that no other test changes."""
+    return shutil.copytree(untouched, tmp_path / "runs" / "toy")
 
 
 def journal_of(run: Path) -> Journal:
@@ -301,7 +307,7 @@ def test_a_forgery_that_verifies_is_found(engine: Engine, copied: Path, capsys: 
     done = engine.command("audit", str(copied))
     assert done.returncode == 2
     first, *rows = done.stdout.splitlines()
-    assert first.endswith(f"the replay ends on other bytes: {honest[:12]}, not {forged.checkpoint_sha256[:12]}")
+    assert first.endswith(f"the replay ends on different bytes: {honest[:12]}, not {forged.checkpoint_sha256[:12]}")
     assert rows[:3] == [
         "  every step has the same samples, loss, gradient and random numbers",
         f"  then, at the end: {WEIGHT}",
@@ -310,7 +316,7 @@ def test_a_forgery_that_verifies_is_found(engine: Engine, copied: Path, capsys: 
     done = engine.command("evaluate", str(copied))
     assert done.returncode == 2
     error, *_ = done.stderr.splitlines()
-    assert "the probe gives another result" in error
+    assert "the probe gives a different result" in error
     assert "commit 4" in error
 
 
@@ -320,7 +326,7 @@ def test_no_replay_begins_at_a_parent_that_fails_the_gate(engine: Engine, copied
     assert done.returncode == 2
     assert "commit 4" in done.stdout
     assert "gate" in done.stdout
-    assert "the probe gives another result" in done.stdout
+    assert "the probe gives a different result" in done.stdout
     assert "every step has the same" not in done.stdout, "no step was trained"
 
 
@@ -347,9 +353,10 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     assert lines[8].startswith(f"run honest: commit {chosen.number} ({chosen.path}, steps ")
     assert "replayed to the same bytes" in lines[8]
     assert lines[9].startswith(f"warning: commit {chosen.number} of run lost was not audited: the settings of commit")
-    assert lines[10] == "error: damaged, or trained again to other bytes: commit 4 of run forged"
-    assert lines[11].startswith("hint: ")
-    assert len(lines) == 12
+    assert lines[10].startswith("warning: run forged has a verdict without an answer: commit 4: undecided: ")
+    assert lines[11] == "error: damaged, or trained again to different bytes: commit 4 of run forged"
+    assert lines[12].startswith("hint: ")
+    assert len(lines) == 13
     shutil.rmtree(forged)
     shutil.rmtree(store / "honest")
     done = run_flow("audit", store=str(store), commits=1, seed=1)

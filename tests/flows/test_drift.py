@@ -62,7 +62,7 @@ def move(driver: Driver) -> None:
 
 
 def train_on_another_cpu(driver: Driver) -> None:
-    """Make the newest checkpoint say that another CPU trained it."""
+    """Make the newest checkpoint say that a different CPU trained it."""
     journal = driver.journal()
     commit = journal.newest()
     assert commit
@@ -142,7 +142,7 @@ def test_changed_code_is_named_with_its_functions(engine: Engine) -> None:
     assert_goes_on(engine, engine.run("recipe=drifting:own"), 3 * STEPS_PER_EPOCH)
     source.write_text(helped.replace("F.mse_loss(a, b)", "F.mse_loss(a, b) * 2"))
     done = engine.run("recipe=drifting:own", "epochs=4")
-    assert_refused(done, "  sources.drifting: its code has changed\n  functions with other code: scaled\n")
+    assert_refused(done, "  sources.drifting: its code has changed\n  functions with different code: scaled\n")
 
 
 def test_changed_code_and_changed_optimizers_need_to_be_accepted(engine: Engine) -> None:

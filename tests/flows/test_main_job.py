@@ -55,9 +55,9 @@ def test_the_main_job_learns_and_prints_where_the_run_lies(tmp_path: Path) -> No
     assert "run language is complete: step 120, epoch 1" in out
     assert 0 < number("final loss", out) < 4
     assert number("bits per byte", out) < 3.5
-    lies_in = re.search(r"lies in +(\S.*)", out)
-    assert lies_in
-    payload = Path(lies_in[1]) / "checkpoint.safetensors"
+    stored_in = re.search(r"stored in +(\S.*)", out)
+    assert stored_in
+    payload = Path(stored_in[1]) / "checkpoint.safetensors"
     content_id = subprocess.run(["sha256sum", payload], capture_output=True, text=True, check=True).stdout.split()[0]
     assert f"checkpoint      {content_id}" in out
     assert finish(start(tmp_path, *shorter)) == out  # the second command trained nothing: there is still one attempt

@@ -1,5 +1,6 @@
 """Tests on a work pool, with a real server and real workers: whatever dies, the run ends on the right bytes."""
 
+import functools
 import itertools
 import json
 import random
@@ -94,10 +95,12 @@ def test_a_rehearsed_run_says_so_in_a_line(run: PoolRun, reference: Reference) -
     assert train["state"]["name"] == "Completed", train["state"]
     assert_right_bytes(run, reference)
     (summary,) = run.pool.artifacts(train["id"])
-    assert "continues exactly: rehearsed at step 4" in summary["data"]
+    assert "continues exactly: rehearsed from step" in summary["data"]
     (attempt,) = run.attempts()
-    line = "rehearsed: new ranks trained steps 5-8 from commit 1 exactly as the running ranks did"
-    await_true(lambda: line in run.pool.logs(attempt["id"]), f"the attempt did not log: {line}", ENDS_WITHIN_S)
+    line = re.compile(
+        r"rehearsed: new ranks trained steps? \S+ from (step|commit) \d+.* exactly as the running ranks did"
+    )
+    await_true(lambda: bool(line.search(run.pool.logs(attempt["id"]))), "no rehearsal was logged", ENDS_WITHIN_S)
     assert not re.search(r"died|killed|new ranks go on", run.pool.logs(attempt["id"]))
 
 
@@ -311,6 +314,12 @@ def test_a_cancelled_run_saves_and_continues_when_started_again(run: PoolRun, re
     assert run.count_trained() == newest.step  # nothing that was trained is lost
     (attempt,) = run.attempts()
     assert run.pool.await_end(attempt["id"])["state"]["name"] == "Cancelled"
+    # Nothing of it looks like a crash.
+    saved = f"cancelled by a person: step {step} is saved in {newest.path}; start the run again to continue it"
+    for flow_run in (train, attempt["id"]):
+        await_true(functools.partial(run.pool.has_logged, flow_run, saved), f"no log says: {saved}", ENDS_WITHIN_S)
+        assert "Crash detected" not in run.pool.logs(flow_run)
+        assert "CRASHED" not in {state["type"] for state in run.pool.states(flow_run)}
     # The UI shows a stop's commit like any other commit.
     await_true(lambda: newest.path in run.pool.logs(attempt["id"]), "its commit is not in the log", ENDS_WITHIN_S)
     shown = {artifact["key"]: artifact for artifact in run.pool.artifacts(attempt["id"])}
@@ -483,7 +492,7 @@ def test_other_settings_are_refused_by_a_run_that_another_train_has_completed(ru
     train = run.start(epochs=200, chunk={"epochs": 10})
     run.await_commits(1)
     other = run.start(settings={"lr": 0.5})
-    warned = f"{run.name} attempt 1 trains with other settings"
+    warned = f"{run.name} attempt 1 trains with different settings"
     await_true(lambda: warned in run.pool.logs(other), "it did not warn", ENDS_WITHIN_S)
     run.hurry()
     assert run.pool.await_end(train)["state"]["name"] == "Completed"
@@ -605,17 +614,6 @@ def test_a_sweep(run: PoolRun) -> None:
     assert "settings.lr" in (run.folder / "runs" / f"{run.name}-sweep.html").read_text("utf-8")
 
 
-@IN_SOAK
-def test_a_drill(run: PoolRun) -> None:
-    kills = [{"what": "ranks", "at_step": 3}, {"what": "attempt", "how": "SIGTERM", "at_step": 6}]
-    drill = run.pool.await_end(run.pool.start("drill/drill", config=run.config(), kills=kills))
-    assert drill["state"]["name"] == "Completed", drill["state"]
-    (verdict,) = run.pool.artifacts(drill["id"])
-    assert "passed: 10 steps end on the same bytes" in verdict["data"]
-    assert re.search(r"ended at step [6-9]: preempted", verdict["data"]), verdict["data"]  # as soon as it notices
-    assert not list((run.folder / "runs").glob("*drill*"))
-
-
 def kill_machine(run: PoolRun) -> None:
     """Send SIGKILL to the worker, the attempt and its ranks at once."""
     engine, ranks = run.processes(1)
@@ -655,7 +653,7 @@ def test_an_audit_of_a_store_executes_nothing_that_its_runs_name(run: PoolRun, t
     mark, folder = tmp_path / "executed", Path(run.store) / run.name
     recipe = f"{plant(Path(run.store), mark)}:toy"
     rename_recipe(folder, recipe)
-    said = f"the run's records name the recipe '{recipe}', whose file lies in a store"
+    said = f"the run's records name the recipe '{recipe}', whose file is in a store"
     for deployment, parameters in (("audit/audit", {}), ("evaluate/evaluate", {"run": run.name})):
         started = run.pool.start(deployment, store=run.store, **parameters)
         ended = run.pool.await_end(started)

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 # Print the retries of each flow and of the task that commits, which a default of the profile must not change.
 RETRIES = """
-from flows import attempt, audit, drill, evaluate, prune, sweep, train
+from flows import attempt, audit, evaluate, prune, sweep, train
 from tasks.chunks import commit_chunk
-flows = [attempt.attempt, audit.audit, drill.drill, evaluate.evaluate, prune.prune, sweep.sweep, train.train]
+flows = [attempt.attempt, audit.audit, evaluate.evaluate, prune.prune, sweep.sweep, train.train]
 print({each.retries for each in [*flows, commit_chunk]}, {each.persist_result for each in [*flows, commit_chunk]})
 """
 

@@ -109,7 +109,7 @@ def test_a_recipe_with_unregistered_state_is_not_proved(own: Engine) -> None:
     assert proof.first_differs_in == ["loss", "grad_norm", "model"]
     assert {"model.weight", "model.bias"} < set(proof.different)
     text = str(proof)
-    assert text.startswith("not proved: 8 steps of unproved:counting end on other bytes with SIGKILL in step ")
+    assert text.startswith("not proved: 8 steps of unproved:counting end on different bytes with SIGKILL in step ")
     assert f"first in step {proof.first_step}: loss, grad_norm" in text
     assert "differs from itself" not in text
 
@@ -155,6 +155,6 @@ def test_an_audit_names_the_first_step_too(own: Engine) -> None:
     done = own.command("audit", str(own.run_folder), "--commit", "2")
     assert done.returncode == 2
     first, *rows = done.stdout.splitlines()
-    assert first.startswith("commit 2 (epoch-0001, steps 4-8): the replay ends on other bytes: ")
+    assert first.startswith("commit 2 (epoch-0001, steps 4-8): the replay ends on different bytes: ")
     assert rows[0] == "  first in step 5: loss, grad_norm"  # the run was trained without checksums
     assert rows[1].startswith("  then, at the end: model.bias, model.weight, progress.")

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.journal import ConfigRecord
-from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, Engine, RunFlow
+from holdfast.store.modules import python_command
+from tests.conftest import COMMAND_WITHIN_S, IS_SOAK, ROOT, Engine, RunFlow
 from tests.support.forging import plant, rename_recipe
 from tests.support.lives import Lives
 
@@ -28,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> Path:
-    """Return a run that trained other bytes."""
+    """Return a run that trained different bytes."""
     engine = Engine(tmp_path_factory.mktemp("other"), {}, nursery=nursery)
     engine.finish("epochs=2", "chunk.steps=10", "retention.keep_last=99", "seed=2")
     return engine.run_folder
@@ -79,7 +82,7 @@ def as_a_module(store: Path, mark: Path) -> str:
 
 
 def as_a_package(store: Path, mark: Path) -> str:
-    """Return the name of a module in the project, behind a link in a package that lies in the store."""
+    """Return the name of a module in the project, behind a link in a package that is in the store."""
     plant(store, mark, "__init__")
     (store.parent / "own").mkdir()
     (store.parent / "own" / "model.py").write_text("from tests.support.toy import toy\n")
@@ -161,7 +164,7 @@ def test_an_audit_of_a_store_executes_nothing_and_goes_on(
     shutil.copytree(run, copied.parent / "honest")
     done = run_flow("audit", store=str(copied.parent))
     assert (done.returncode, mark.exists()) == (3, False), done.stderr
-    assert f"of run toy was not audited: {LINE} '{recipe}', whose file lies in a store" in done.stderr
+    assert f"of run toy was not audited: {LINE} '{recipe}', whose file is in a store" in done.stderr
     assert "run honest: commit" in done.stderr
 
 
@@ -173,4 +176,52 @@ def test_in_a_folder_of_a_store_nothing_is_trained(
     monkeypatch.chdir(copied.parent)
     code, printed = call(engine, ["audit"], copied, copied)
     assert (code, mark.exists()) == (1, False), printed
-    assert "the current folder lies in a store" in printed
+    assert "the current folder is in a store" in printed
+
+
+def test_a_run_of_a_bundled_recipe_is_audited_by_its_name_and_by_its_configuration(
+    nursery: Lives, tmp_path: Path
+) -> None:
+    """README's first commands, on the recipe of `make train`, in a folder outside of the repository."""
+    config = "[settings]\nsteps_per_epoch = 4\nwidth = 16\nlayers = 1\nheads = 2\ncontext = 16\nsample_bytes = 0\n"
+    head = 'recipe = "holdfast.recipes.language:language"\nrun = "language"\nepochs = 2\n'
+    (tmp_path / "my.toml").write_text(head + config)
+    (tmp_path / "other.toml").write_text(head + config.replace("[settings]", "[settings]\nlr = 0.5"))
+    for arguments, exit_code, said in (
+        (("train", "my.toml"), 0, "is complete"),
+        (("audit", "runs/language", "--random", "2"), 0, "replayed to the same bytes"),
+        (("evaluate", "runs/language"), 0, "the metrics equal those recorded in training"),
+        (("explain", "runs/language", "3"), 0, "the bits on record"),
+        (("audit", "my.toml"), 0, "replayed to the same bytes"),
+        (("audit", "my.toml", "--set", "settings.lr=0.5"), 0, "settings.lr: saved 0.003, in your configuration 0.5"),
+        (("compare", "my.toml", "other.toml", "--replay"), 0, "equal: my.toml"),
+        (("audit", "runs/language", "--set", "seed=2"), 1, "--set changes a configuration"),
+    ):
+        process = nursery.start_command(
+            "tests.support.forked:command", *arguments, environment=dict(os.environ), folder=tmp_path
+        )
+        out, err = process.communicate(timeout=COMMAND_WITHIN_S)
+        assert (process.returncode, said in out + err) == (exit_code, True), out + err
+
+
+STARTS = re.compile(r"sys\.executable,(?! \"-P\")")
+
+
+def test_every_process_of_a_command_starts_without_the_current_folder() -> None:
+    """The next test shows what that keeps out of a rank."""
+    sources = [path for room in ("holdfast", "tasks") for path in (ROOT / room).rglob("*.py")]
+    found = {path.relative_to(ROOT).as_posix() for path in sources if STARTS.search(path.read_text("utf-8"))}
+    assert found == {"holdfast/attempt/attaching.py"}, "os.execve takes the program's path beside its command"
+
+
+@pytest.mark.parametrize("module", ["holdfast", "json", "fsspec"] if IS_SOAK else ["fsspec"])
+def test_a_rank_in_a_store_imports_no_module_of_it(engine: Engine, run: Path, tmp_path: Path, module: str) -> None:
+    """As `cd STORE; holdfast audit CONFIGURATION`, with ranks that Python starts."""
+    store, mark = shutil.copytree(run.parent, tmp_path / "store"), tmp_path / "executed"
+    (store / f"{module}.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
+    (tmp_path / "own.toml").write_text('recipe = "holdfast.recipes.digits:digits"\nrun = "new"\nstore = "."\n')
+    done = subprocess.run(
+        python_command("-m", "holdfast.cli", "train", "../own.toml", "--set", "settings.nothing=1"),
+        check=False, capture_output=True, cwd=store, encoding="utf-8", env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, mark.exists()) == (1, False), done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import IS_SOAK, ROOT, Driver, kill_tree
+from tests.support.forging import plant_shadows
 from tests.support.terminals import BEGINS_WITHIN_S, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -102,10 +103,10 @@ def test_importing_a_flow_sends_nothing(tmp_path: Path, trap: Trap, module: str)
     assert trap.asked == []
 
 
-def test_training_sends_nothing(tmp_path: Path, trap: Trap) -> None:
+def test_training_sends_nothing_and_imports_nothing_of_the_current_folder(tmp_path: Path, trap: Trap) -> None:
     """The service of the temporary server would send usage data as soon as it starts."""
-    driver = Driver(tmp_path, {})
-    printed = trap.run(tmp_path, [PYTHON, "-m", "flows.train", str(driver.config)])
+    driver = Driver(plant_shadows(tmp_path), {})
+    printed = trap.run(tmp_path, [PYTHON, "-P", "-m", "flows.train", str(driver.config)])
     assert "run toy is complete" in printed
     assert "anonymous usage data" not in printed
     assert trap.asked == []

@@ -81,7 +81,7 @@ def test_a_machine_that_computes_wrongly_from_a_step_on_is_named(
     assert found["component"] in ("gradient", "grad_norm")
     assert audit(engine, "a")["repeats"] is True
     done = engine.command("show", str(engine.run_folder))
-    assert "commit 2: machine: a ended on other bytes than b and c" in done.stdout
+    assert "commit 2: machine: a ended on different bytes than b and c" in done.stdout
 
 
 def test_a_machine_whose_bit_flipped_once_is_named(healthy: Engine, tmp_path: Path, nursery: Lives) -> None:
@@ -132,7 +132,7 @@ def test_an_audit_asks_other_hosts_until_the_machine_is_named(
         assert "asked for a replay of commit 2 of run toy on another host" in run("b")
         (asked,) = waiting()
         parameters = {name: value for name, value in asked.parameters.items() if name != "store"}
-        known = {"run": "toy", "commit": 2, "from_commit": None, "is_asked": True, "on_fault": "record"}
+        known = {"run": "toy", "commit": 2, "from_commit": None, "is_asked": True, "on_fault": "record", "configs": []}
         assert parameters == known | {"tries": 30}
         run("b", **parameters | {"tries": 1})  # this host has answered: it puts the flow run back
         *_, put_back = waiting()
@@ -141,7 +141,7 @@ def test_an_audit_asks_other_hosts_until_the_machine_is_named(
         run("a", **parameters | {"tries": 0})  # no other host has come: this one repeats what it had found
         *_, last = waiting()
         assert last.parameters["tries"] == 0
-        assert "machine: a ended on other bytes than b and c" in run("c", **parameters)
+        assert "machine: a ended on different bytes than b and c" in run("c", **parameters)
         assert len(waiting()) == 3, "nothing more is asked"
         assert "machine: a ended" in run("b", **parameters), "it is decided, and not trained once more"
     assert list_audits(journal_of(engine)) == {2: [1, 2, 3]}
@@ -154,7 +154,7 @@ def test_a_machine_that_was_found_begins_no_attempt_until_it_is_released(struck:
     done = engine.run(*OPTIONS, "epochs=4")
     assert done.returncode == 3, done.stderr
     assert f"error: this machine is quarantined in {engine.store}: a, since " in done.stderr
-    assert "commit 2 of run toy: a ended on other bytes than b and c" in done.stderr
+    assert "commit 2 of run toy: a ended on different bytes than b and c" in done.stderr
     assert journal_of(engine).attempts() == 1, "it claims no attempt"
     doctor = ("doctor", "--store", engine.store)
     assert "\nquarantined: a, since " in engine.command(*doctor).stdout
@@ -253,7 +253,7 @@ def test_audits_look_for_a_right_commit_to_go_back_to(
 
 
 STOP = ("--on-fault", "stop")
-HELD = "run 'toy' is held: commit 2: machine: a ended on other bytes than b and c"
+HELD = "run 'toy' is held: commit 2: machine: a ended on different bytes than b and c"
 
 
 def test_a_run_that_is_stopped_begins_no_attempt_until_it_is_rolled_back(
@@ -270,7 +270,7 @@ def test_a_run_that_is_stopped_begins_no_attempt_until_it_is_rolled_back(
     journal = journal_of(engine)
     assert journal.attempts() == 2, "the hold is the second attempt, and no third one began"
     shown = engine.command("show", run)
-    assert "commit 2: machine: a ended on other bytes than b and c" in shown.stdout
+    assert "commit 2: machine: a ended on different bytes than b and c" in shown.stdout
     done = engine.command("release", run, "--rollback")
     assert done.returncode == 3, "nobody has certified commit 1, which is of the same machine"
     assert "isn't rolled back: no checkpoint before commit 1" in done.stdout

@@ -1,13 +1,14 @@
 """Every error says what to do, is what a caller would catch, and survives a process boundary."""
 
 import pickle
+import re
 
 import pytest
 from cyclopts import App
 
 from holdfast import errors
 from holdfast.errors import HoldfastError
-from holdfast.terminal.command import run_app
+from holdfast.terminal.command import complain, run_app
 
 
 def classes() -> list[type[HoldfastError]]:
@@ -53,6 +54,19 @@ def test_a_command_names_the_page_if_an_error_has_no_hint(
     assert run_app(app, []) == cls.exit_code
     said, hint = capsys.readouterr().err.splitlines()
     assert said == "error: what failed"
-    assert hint.startswith("hint: docs/troubleshooting.md#what-to-do-")
+    assert hint.startswith("hint: holdfast docs troubleshooting#what-to-do-")
     run_app(app, ["--hint", "free some space"])
     assert capsys.readouterr().err == "error: what failed\nhint: free some space\n"
+
+
+def test_a_slurm_jobs_last_lines_have_a_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is queued again appends to the same file."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    complain("what failed", "do this", 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "", line) for line in lines] == [
+        "error: what failed", "hint: do this",
+    ]  # fmt: skip
+    assert all(line.startswith("20") for line in lines)

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pytest
-
 from tests.foreign.test_foreign import EPOCHS, LATE, NEEDED, STEPS
 from tests.support.loops import LOOPS
 from tests.support.odd_loops import ODD_LOOPS
@@ -71,11 +69,6 @@ def list_kinds() -> Iterator[Kind]:
         late = tuple(LATE.get(NEEDED.get(name, ""), ()))
         chunk = "steps = 6" if STEPS // epochs % 6 == 0 else "steps = 5"
         yield Kind(f"foreign.after.{name}:train", epochs, chunk, needs=NEEDED.get(name, ""), late=late)
-
-
-def mark(kind: Kind) -> list[pytest.MarkDecorator]:
-    """Return the marks of a program's test."""
-    return [pytest.mark.extras(kind.needs)] if kind.needs else []
 
 
 KINDS = list(list_kinds())

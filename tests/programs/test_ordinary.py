@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import IS_SOAK
-from tests.programs.kinds import KINDS, REHEARSALS, Kind, mark
+from tests.programs.kinds import KINDS, REHEARSALS, Kind
 from tests.support.lives import Lives
 from tests.support.rehearsed import REHEARSED, Program, find_straight
 
@@ -18,7 +18,10 @@ HAS_COMPILER = any(map(shutil.which, ("g++", "c++", "clang++")))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=mark(kind), id=str(kind)) for kind in TRAINED])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.extras(kind.needs) if kind.needs else (), id=str(kind)) for kind in TRAINED],
+)
 def test_rehearsals_change_no_byte_and_say_nothing(nursery: Lives, tmp_path: Path, kind: Kind) -> None:
     if "compiles" in kind.recipe and not HAS_COMPILER:
         pytest.skip("torch.compile needs a compiler")
@@ -30,8 +33,9 @@ def test_rehearsals_change_no_byte_and_say_nothing(nursery: Lives, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stderr.splitlines() if line.startswith("warning")], done.stderr
     commits = [program.journal.read_commit(number) for number in program.journal.numbers("commits")]
-    for before, after in itertools.pairwise(commits[: REHEARSALS + 1]):
-        assert after.rehearsed[-1:] == [before.step], done.stderr
+    rehearsed = [each for commit in commits for each in commit.rehearsals]
+    for before, after in itertools.pairwise(commits[: REHEARSALS + 1]):  # some steps of each chunk after the first
+        assert any(each.start < after.step and each.stop > before.step for each in rehearsed), done.stderr
     assert program.find_content() == find_straight(nursery, tmp_path / "straight", program)
 
 

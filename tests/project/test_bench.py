@@ -1,10 +1,17 @@
 """Tests of `make bench`: it runs, and its request counts don't grow with the length of a run."""
 
+import logging
+import math
 import platform
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from holdfast.store.local import LocalStore
+from tests.bench import __main__ as bench
 from tests.bench import flow, lost, page
 from tests.bench.frame import Row, ask, compare, describe_machine, make_table
 from tests.bench.journal import BENCHMARK, measure
@@ -72,8 +79,8 @@ def test_savers_are_measured_beside_training() -> None:
 
 
 def test_the_page_keeps_the_newest_run_of_each_benchmark() -> None:
-    def row(benchmark: str, ours: float) -> str:
-        return f"| {benchmark} | 1 GB | stall | {ours} | s |  |  |  |  |  |"
+    def row(ours: float) -> list[str]:
+        return ["1 GB", "stall", str(ours), "s", *[""] * 5]
 
     def run(machine: str, **ours: float) -> tuple[str, page.Rows]:
         rows = [(name, compare("1 GB", "stall", value)) for name, value in ours.items()]
@@ -82,5 +89,34 @@ def test_the_page_keeps_the_newest_run_of_each_benchmark() -> None:
 
     tables = page.merge({}, *run("old", saving=1.0, cold=2.0))
     tables = page.merge(page.read_tables(page.write_tables(tables)), *run("new", cold=3.0))
-    assert tables == {"cpu new": {"cold": [row("cold", 3.0)]}, "cpu old": {"saving": [row("saving", 1.0)]}}
+    assert tables == {"cpu new": {"cold": [row(3.0)]}, "cpu old": {"saving": [row(1.0)]}}
     assert [*page.merge(tables, *run("new", saving=4.0))] == ["cpu new"]
+
+
+def test_on_a_machine_with_a_gpu_all_benchmarks_end_in_ten_minutes() -> None:
+    usual, no_limit = bench.choose([], None, has_gpu=False)
+    names, limit_s = bench.choose([], None, has_gpu=True)
+    assert {*names} == {*usual}
+    assert (no_limit, limit_s) == (math.inf, 600)
+    assert bench.choose(["loop"], None, has_gpu=True) == (["loop"], math.inf)
+    assert bench.choose(["loop"], 5.0, has_gpu=False) == (["loop"], 5.0)
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    numbers, log = (signal.SIGTERM, signal.SIGALRM), logging.getLogger("holdfast")
+    handlers, level = [signal.getsignal(each) for each in numbers], log.level
+    yield
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+    log.setLevel(level)
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_benchmark_ends_when_the_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "bench.json"
+    bench.main(["journal", "strict", "--within", "0.01", "--output", str(output)])
+    assert "left out journal, strict" in capsys.readouterr().out
+    assert not output.exists()
+    with pytest.raises(TimeoutError), bench.ending(time.monotonic() + 0.01):
+        time.sleep(60)

@@ -16,7 +16,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
 RELEASE = ROOT / ".github" / "workflows" / "release.yaml"
 # What the jobs of a release may do besides reading.
 MAY = {"publish": {"attestations": "write", "id-token": "write"}, "announce": {"contents": "write"}}
-MAKES = {"setup", "lint", "check-infra", "dist", "site", "test-full"}
+MAKES = {"setup", "lint", "check-infra", "dist", "site", "test-full", "test-image"}
 
 
 def read(path: Path) -> dict[str, Any]:

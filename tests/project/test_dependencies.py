@@ -18,34 +18,28 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OURS = {"holdfast", "tasks", "flows", "deployments"}
 # Modules of the engine that are imported only if an extra is installed.
 EXTRA_MODULES = {
-    "cards": ["recipes/cards/evaluation.py", "recipes/cards/games.py"],
     "s3": ["store/s3.py"],
     "azure": ["store/azure.py"],
     "gcs": ["store/gcs.py"],
-    "chat": ["recipes/chat_models.py", "recipes/chat_tokens.py"],
     "lightning": ["adapters/lightning.py", "adapters/lightning_loop.py", "adapters/lightning_state.py"],
-    "otlp": ["looking/metrics/otlp.py"],
-    "prometheus": ["looking/metrics/prometheus.py"],
+    "otlp": ["extensions/metrics/otlp.py"],
+    "prometheus": ["extensions/metrics/prometheus.py"],
     "ray": ["rank/ray/carrying.py", "rank/ray/placing.py", "rank/ray/relaying.py"],
     "testing": ["testing/stores.py"],
-    "tensorboard": ["looking/sinks/tensorboard.py"],
+    "tensorboard": ["extensions/sinks/tensorboard.py"],
     "torchtitan": ["adapters/torchtitan.py", "adapters/torchtitan_parts.py"],
-    "trackio": ["looking/sinks/trackio.py"],
     "transformers": ["adapters/trainer_arguments.py", "adapters/transformers.py"],
     "vision": ["recipes/digits.py"],
-    "wandb": ["looking/sinks/wandb.py"],
+    "wandb": ["extensions/sinks/wandb.py"],
 }
 # Extras that only make test-extras installs, in the dependency group `extras`, each with a module that it brings.
 LATER = {
-    "cards": "pyspiel",
-    "chat": "tokenizers",
     "lightning": "lightning",
     "otlp": "opentelemetry.exporter.otlp.proto.http",
     "prometheus": "prometheus_client",
     "ray": "ray",
     "tensorboard": "tensorboard",
     "torchtitan": "torchtitan",  # only .venv/titan has it
-    "trackio": "trackio",
     "transformers": "transformers",
     "vision": "sklearn",
     "wandb": "wandb",

@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.utilities.schema_tools.validation import validate
 
 from deployments import automations
-from deployments.automations import describe_automations, make_automations
+from deployments.automations import EARLIER, describe_automations, make_automations
 from flows.train import train
 from holdfast.config import load_config, parse_config
 from holdfast.recipe.function import default_settings
@@ -102,13 +102,13 @@ def test_automations_that_did_not_change_are_left_alone(
         monkeypatch.setattr(automations, "LOST_AFTER_S", 20.0)
         make_automations()
         changed = {name for name, trigger in triggers().items() if trigger != first[name]}
-    assert changed == {"holdfast: a lost heartbeat is a crash"}
+    assert changed == {"holdfast: crash a flow run without heartbeats"}
 
 
 @pytest.mark.slow
 def test_an_overdue_commit_raises_an_alarm_whose_actions_stay(prefect_api: dict[str, str]) -> None:
     """People give an alarm an action in Prefect's UI; an update of the automations keeps it."""
-    name = "holdfast: no commit for a long time"
+    name = "holdfast: alarm when a commit is overdue"
     known = {PREFECT_API_URL: prefect_api["PREFECT_API_URL"]}
     known[PREFECT_API_AUTH_STRING] = prefect_api["PREFECT_API_AUTH_STRING"]
     with temporary_settings(known), get_client(sync_client=True) as client:
@@ -116,7 +116,7 @@ def test_an_overdue_commit_raises_an_alarm_whose_actions_stay(prefect_api: dict[
         [alarm] = client.read_automations_by_name(name)
         own = CallWebhook(type="call-webhook", block_document_id=uuid4())
         [described] = [each for each in describe_automations() if each.name == name]
-        client.update_automation(alarm.id, described.model_copy(update={"actions": [own]}))
+        client.update_automation(alarm.id, described.model_copy(update={"actions": [own], "name": EARLIER[name]}))
         make_automations()
         [alarm] = client.read_automations_by_name(name)
         assert alarm.actions == [own]

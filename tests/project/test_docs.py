@@ -1,11 +1,13 @@
 """Tests of the pages: links work, generated pages are current, and files that pages name exist."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.looking.pages import list_pages, read_page
 from holdfast.store.rights import BLOBS, KINDS, RIGHTS
 from tests.conftest import ROOT
 from tests.support.pages import DOCS, PAGES
@@ -82,17 +84,35 @@ def test_the_table_of_rights_is_the_codes() -> None:
     assert BLOBS.removesuffix("/blobs") in text
 
 
-def test_pages_that_the_code_names_exist() -> None:
-    named = {
-        found
-        for room in ("holdfast", "tasks", "flows", "deployments", "infra")
-        for path in (ROOT / room).rglob("*.py")
-        for found in re.findall(r"(?<![\w/])(docs/[\w-]+\.md)(?:#([\w-]+))?", path.read_text("utf-8"))
+def find_texts(source: str) -> Iterator[str]:
+    """Yield the texts in source code, except docstrings of functions and modules; those of settings are shown."""
+    tree = ast.parse(source)
+    hidden = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
     }
-    assert ("docs/troubleshooting.md", "state-that-no-checkpoint-has") in named
-    for page, anchor in named:
-        assert (ROOT / page).exists(), page
-        assert not anchor or anchor in find_anchors((ROOT / page).read_text("utf-8")), (page, anchor)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
+            yield " ".join(node.value.split())
+
+
+def test_messages_name_pages_by_the_command_that_shows_them() -> None:
+    """A wheel has no folder docs/, so a message or a setting's description that names a file would name none."""
+    pages = list_pages()
+    texts = [
+        (path.name, text)
+        for room in ("holdfast", "tasks", "flows", "deployments")
+        for path in (ROOT / room).rglob("*.py")
+        for text in find_texts(path.read_text("utf-8"))
+    ]
+    named = {name for _, text in texts for name in re.findall(r"holdfast docs ([\w-]+(?:#[\w-]+)?)", text)}
+    assert named >= {"troubleshooting#state-that-no-checkpoint-has", "layouts", "nodes"}
+    assert [name for name in named - {"PAGE", "WORDS"} if not read_page(name, pages)] == []
+    files = [(file, text) for file, text in texts if re.search(r"(?<![\w.])[\w-]+\.md\b", text)]
+    assert [(file, text) for file, text in files if file != "pages.py"] == []
 
 
 def test_files_that_pages_name_exist() -> None:

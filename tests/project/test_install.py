@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.starting import TEMPLATES
-from holdfast.looking.sinks import LIBRARIES
+from holdfast.extensions.sinks.classes import CLASSES
 from holdfast.machine.contract import list_changed
 from holdfast.provenance.packages import find_packages
 from holdfast.store.opening import STORES
@@ -78,7 +78,7 @@ def test_commands_that_would_install_another_project_are_found() -> None:
 
 def test_one_function_spells_every_hint() -> None:
     """So the name is right everywhere, and every extra that a message names exists."""
-    named = {*LIBRARIES, *(extra for *_, extra in STORES.values()), *(each.needs for each in TEMPLATES.values())} - {""}
+    named = {*CLASSES, *(extra for *_, extra in STORES.values()), *(each.needs for each in TEMPLATES.values())} - {""}
     for path in (ROOT / "holdfast").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "spell_install":
@@ -86,7 +86,7 @@ def test_one_function_spells_every_hint() -> None:
             elif isinstance(node, ast.Constant) and "pip install" in str(node.value):
                 assert path.name == "distribution.py", (path, node.value)
     assert named <= EXTRAS.keys()
-    assert named >= {"s3", "chat", "lightning"}
+    assert named >= {"s3", "vision", "lightning"}
     assert spell_install("s3") == "pip install 'holdfast-train[s3]'"
 
 

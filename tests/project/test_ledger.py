@@ -13,6 +13,7 @@ import pytest
 
 from deployments import ledger
 from deployments.ledger import ProcessLedger, began_at, children_of, end_processes, is_recorded_process
+from tasks import processes
 from tests.support.waiting import await_equal
 
 WAITS = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -55,7 +56,7 @@ def test_a_process_of_another_boot_is_another_process(
     process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     began = began_at(process.pid)
-    monkeypatch.setattr(ledger, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "boot_id")
     assert is_recorded_process(process.pid, began_at(process.pid))
     assert not is_recorded_process(process.pid, began)
 

@@ -21,16 +21,16 @@ import pytest
 
 from tests.conftest import ROOT
 
-ROOMS = ("holdfast", "tasks", "flows", "deployments")
+ROOMS = ("holdfast", "tasks", "flows", "deployments", "examples")
 PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 # Classes whose base class is another library's: their own private names, and else a method's name is the library's.
 SUBCLASSES = {"_HeldTrainer": {"_held"}, "HeldFitLoop": {"_boundary"}}
 # Texts that only look like a private name: ends and beginnings of other names, and formats on disk.
 TEXTS = {
-    "_anneal_", "_anneal_end_step", "_anneal_start_step", "_extra_state", "_final", "_frac", "_global_", "_hooks",
-    "_initial", "_machines", "_per_second", "_pydev", "_ranks", "_runtime", "_s", "_sd", "_sdp", "_sdp_enabled",
-    "_state", "_state_dict", "_step", "_sysconfigdata", "_timestamp",
-    "_type",
+    "_ATTR", "_METHOD",
+    "_abc", "_anneal_", "_anneal_end_step", "_anneal_start_step", "_extra_state", "_final", "_frac", "_global_",
+    "_held", "_hooks", "_initial", "_machines", "_multiprocessing", "_per_second", "_pydev", "_ranks", "_runtime",
+    "_s", "_sd", "_sdp", "_sdp_enabled", "_state", "_state_dict", "_step", "_sysconfigdata", "_timestamp", "_type",
 }  # fmt: skip
 
 
@@ -139,6 +139,12 @@ def make_fsdp_state() -> Any:
     state = FSDPState()
     state.init((torch.nn.Linear(1, 1),), torch.device("cpu"), MixedPrecisionPolicy(), False)
     return state
+
+
+def find_names_of_unsharding() -> Any:
+    """An object with the names that FSDP2 uses to make a parameter's gathered value, which it makes in a step."""
+    parameter = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param").FSDPParam
+    return SimpleNamespace(**dict.fromkeys(parameter.init_unsharded_param.__code__.co_names))
 
 
 def find_fsdp_module() -> Any:
@@ -284,6 +290,11 @@ OWNERS = [
     Owner("", find_tensor_utils, "_utils"),
     Owner("", find_fsdp_module, "_get_fsdp_state"),
     Owner("", make_fsdp_state, "_mp_policy"),
+    Owner("", make_fsdp_state, "_fsdp_param_groups _fsdp_param_group"),
+    Owner("", find_names_of_unsharding, "_unsharded_param"),
+    Owner(
+        "", make_optimizer_that_stepped, "_optimizer_load_state_dict_pre_hooks _optimizer_load_state_dict_post_hooks"
+    ),
     Owner("", find_layout_functions, "_compute_local_shape_and_global_offset"),
     # ---- torchdata, accelerate, fsspec
     Owner("", make_loader, "_iterator _initial_iter_for_state_dict"),

@@ -125,7 +125,7 @@ def test_only_the_engine_is_in_the_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     listed = run(sys.executable, "-m", "zipfile", "--list", str(wheel)).stdout
     files = {line.split()[0] for line in listed.splitlines()[1:]}
-    assert {"holdfast/recipes/cards.toml", "holdfast/recipes/language.toml"} <= files
+    assert {"holdfast/recipes/digits.toml", "holdfast/recipes/language.toml"} <= files
     assert {name.split("/")[0] for name in files} == {"holdfast", f"holdfast_train-{holdfast.__version__}.dist-info"}
 
 

@@ -77,7 +77,11 @@ def test_every_command_that_the_help_lists_is_in_the_reference() -> None:
 
 
 def test_every_program_with_a_command_line_is_in_the_reference() -> None:
-    programs = {match for path in CODE for match in re.findall(r'^app = App\(\s*name="(.+?)"', path.read_text(), re.M)}
+    programs = {
+        match
+        for path in CODE
+        for match in re.findall(r'^(?:app|    program) = App\(\s*name="(.+?)"', path.read_text(), re.M)
+    }
     assert list_headings("commands.md", 2) == programs
 
 

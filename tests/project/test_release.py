@@ -18,8 +18,8 @@ from holdfast.terminal.distribution import DISTRIBUTION
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.support.tools import load, needs_tools
 
-BUILT_FROM = ("holdfast", "CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml", ".gitignore")
-# Files that may lie in a working tree and must never be published.
+BUILT_FROM = ("holdfast", "docs", "CHANGELOG.md", "LICENSE", "SECURITY.md", "pyproject.toml", ".gitignore")
+# Files that may be in a working tree and must never be published.
 SECRETS = (
     ".env", "holdfast/.env", "holdfast/.env.local", "holdfast/server.key", "holdfast/store/id.pem",
     "holdfast/terraform.tfstate", "infra/compose.yaml", "infra/.env", "tests/test_a.py", ".venv/bin/python",
@@ -68,15 +68,20 @@ def list_engine() -> set[str]:
     return {path.relative_to(ROOT).as_posix() for path in files}
 
 
-def test_the_wheel_holds_the_engine_alone(built: tuple[set[str], set[str]]) -> None:
+def list_docs() -> set[str]:
+    docs = ROOT / "docs"
+    return {path.relative_to(ROOT).as_posix() for path in (*docs.glob("*.md"), *docs.glob("data/*.csv"))}
+
+
+def test_the_wheel_holds_the_engine_and_its_pages_alone(built: tuple[set[str], set[str]]) -> None:
     info = f"{release.STEM}-{holdfast.__version__}.dist-info"
     own = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    own |= {f"{info}/licenses/holdfast/looking/report/vendor/uPlot.LICENSE"}
-    assert built[0] == list_engine() | own
+    own |= {f"{info}/licenses/holdfast/extensions/report/vendor/uPlot.LICENSE"}
+    assert built[0] == list_engine() | {f"holdfast/{page}" for page in list_docs()} | own
 
 
 def test_the_sdist_holds_the_engine_and_its_pages(built: tuple[set[str], set[str]]) -> None:
-    assert built[1] == list_engine() | {*BUILT_FROM[1:], "PKG-INFO"}
+    assert built[1] == list_engine() | list_docs() | {*BUILT_FROM[2:], "PKG-INFO"}
 
 
 def test_the_sdist_builds_the_same_wheel(built: tuple[set[str], set[str]], tree: Path, tmp_path: Path) -> None:
@@ -130,10 +135,10 @@ def test_a_tag_is_that_of_the_version_which_has_a_date(
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{heading}\n\n## 1.1.0, 2026-01-31\n")
     monkeypatch.setattr(release, "ROOT", tmp_path)
     monkeypatch.setenv("GITHUB_REF_NAME", tag)
-    monkeypatch.setattr(release, "run", lambda *command: pytest.fail("building"))  # begins only if the tag is right
-    for kind, expected in (("branch", "building"), ("tag", said or "building")):
+    # It looks for the packages only if the tag is right.
+    for kind, expected in (("branch", "run make wheel first"), ("tag", said or "run make wheel first")):
         monkeypatch.setenv("GITHUB_REF_TYPE", kind)
-        with pytest.raises((release.Fault, pytest.fail.Exception), match=expected):
+        with pytest.raises(release.Fault, match=expected):
             release.main(tmp_path / "dist")
 
 
@@ -180,9 +185,22 @@ def test_a_licence_that_is_not_allowed_is_a_fault(tmp_path: Path, monkeypatch: p
 # ---- the whole
 
 
+def test_the_packages_are_built_without_the_environments_of_the_checks() -> None:
+    """Those have torch and the checks' own commands: more than a gigabyte for a wheel of one megabyte."""
+
+    def list_commands(target: str) -> str:
+        command = ["make", "--dry-run", "--always-make", target]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "-m build" in list_commands("wheel")
+    assert ".venv" not in list_commands("wheel")
+    assert list_commands("dist").index("-m build") < list_commands("dist").index("infra/release.py")
+
+
 @needs_tools
 @pytest.mark.slow
 def test_make_dist(tmp_path: Path) -> None:
+    build(ROOT, tmp_path / "dist")
     release.main(tmp_path / "dist")
     version = holdfast.__version__
     names = {path.name for path in (tmp_path / "dist").iterdir()}

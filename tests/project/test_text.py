@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-ROOMS = ("holdfast", "tasks", "flows", "deployments")
+ROOMS = ("holdfast", "tasks", "flows", "deployments", "examples")
 # The number of arguments before the encoding, by the call's name.
 BEFORE = {".read_text": 0, ".write_text": 1}
 PROCESSES = {".run", ".Popen", ".check_output"}

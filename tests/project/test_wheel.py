@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import Distribution, distribution
@@ -219,23 +220,20 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
     assert missing == {
         "holdfast.store.azure": "azure",
         "holdfast.store.gcs": "aiohttp",
-        "holdfast.recipes.cards": "pyspiel",
-        "holdfast.recipes.chat_models": "transformers",
-        "holdfast.recipes.chat_tokens": "tokenizers",
         "holdfast.testing.stores": "pytest",
         "holdfast.adapters.trainer_arguments": "transformers",
         **{f"holdfast.adapters.{name}{part}": name for name, parts in adapters.items() for part in parts},
         **{f"holdfast.rank.ray.{name}": "ray" for name in ("carrying", "placing", "relaying")},
-        "holdfast.looking.metrics.otlp": "opentelemetry",
-        "holdfast.looking.metrics.prometheus": "prometheus_client",
-        **{f"holdfast.looking.sinks.{name}": name for name in ("tensorboard", "trackio", "wandb")},
+        "holdfast.extensions.metrics.otlp": "opentelemetry",
+        "holdfast.extensions.metrics.prometheus": "prometheus_client",
+        **{f"holdfast.extensions.sinks.{name}": name for name in ("tensorboard", "wandb")},
     }
 
 
 def test_the_recipes_files_are_there(binaries: Path, recipe: Path) -> None:
     program = "from importlib.resources import files\nfor each in files('holdfast.recipes').iterdir(): print(each.name)"
     found = run(binaries / "python", "-c", program, cwd=recipe).split()
-    assert {"language.toml", "chat.toml", "chat_template.jinja"} <= {*found}
+    assert {"language.toml", "digits.toml"} <= {*found}
 
 
 @IN_SOAK
@@ -253,6 +251,18 @@ def test_the_wheel_trains_verifies_and_audits(binaries: Path, recipe: Path) -> N
     assert said.startswith("run line is complete: step 16, epoch 4")
     assert "0 problems" in run(holdfast, "verify", "runs/line", cwd=recipe)
     assert "replayed to the same bytes" in run(holdfast, "audit", "runs/line", "--random", "1", cwd=recipe)
+
+
+def test_the_commands_of_the_packages_own_page_run(binaries: Path, tmp_path: Path) -> None:
+    """Those of its first session; the tests above and below prove and kill."""
+    lines = (ROOT / "docs" / "quickstart.md").read_text("utf-8").splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith("holdfast ") and "run=killed" not in line]
+    assert [command[1] for command in commands] == ["new", "train", "prove", "show", "report", "verify", "export"]
+    for _, name, *rest in commands:
+        if name != "prove":
+            run(binaries / "holdfast", name, *rest, *(["--set", "epochs=1"] if name == "train" else []), cwd=tmp_path)
+    assert {"my_run.html", "my_run.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+    assert "queue" in run(binaries / "holdfast", "docs", "slurm", cwd=tmp_path)
 
 
 # ---- the type hints
@@ -286,11 +296,12 @@ def test_a_checker_finds_what_is_wrong(binaries: Path, typed: Path) -> None:
     (typed / "wrong.py").write_text(WRONG)
     mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", binaries / "python", "wrong.py"]
     done = subprocess.run(mypy, cwd=typed, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN_S)
-    assert re.findall(r"^wrong.py:\d+: error: (.*)  \[", done.stdout, re.M) == [
-        'Too many arguments for "keep" of "Run"',
-        'Too many arguments for "log" of "Step"',
-        '"int" has no attribute "upper"',
-    ]
+    found = re.findall(r"^wrong.py:(\d+): error: (.*)  \[", done.stdout, re.M)
+    assert dict(reversed(found)) == {  # the first error of each line
+        "8": 'Too many arguments for "keep" of "Run"',
+        "10": 'Too many arguments for "log" of "Step"',
+        "11": '"int" has no attribute "upper"',
+    }
 
 
 def test_the_example_of_run_trains(binaries: Path, recipe: Path) -> None:

@@ -1,13 +1,14 @@
-"""One word per thing: names in the code that would be a second word for it, or one word for two things, are refused."""
+"""One word per thing, in names; and the word that a native reader expects, in pages, messages and docstrings."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import ROOT
 
-ROOMS = ("holdfast", "tasks", "flows", "deployments")
+ROOMS = ("holdfast", "tasks", "flows", "deployments", "examples")
 # The words for things that have another word already.
 INSTEAD_OF = {"why": "reason", "checkpoint_dir": "folder", "ckpt": "checkpoint"}
 # A run is its name, or the `Run` that a loop takes; a folder on the store, a training and a flow run have words of
@@ -22,6 +23,20 @@ DEFINED_AGAIN = {
     "main",  # the entry point of each program
     "train",  # a flow, which prefect.yaml names; and the call that takes the place of transformers' `trainer.train()`
 }
+# Prose that reads as translated, with the words to write. Pages, messages, docstrings and comments have none.
+NOT_ENGLISH = {
+    r"another (?:number of|order|result|version of|CPU model|kind of)": "a different",
+    r"(?<!the )(?<!any )(?<!no )(?<!all )(?<!its )(?<!some )other (?:bytes|bits|random numbers)": "different",
+    r"(?:an)?other (?:\w+ ){1,2}than": "different ... than",
+    r"lies? in(?:side)?": "is in, are in",
+    r"gives? no batch": "yields no batch",
+    r"in vain": "forever, without effect",
+    r"take (?:the|its|your) weights out": "export the weights",
+    r"give a receipt": "write a receipt",
+    r"greatest": "maximum, highest",
+    r"least (?:number|value|length|width|size|seconds)": "minimum",
+}
+NOT_READ = {"CHANGELOG.md"}  # what earlier versions said
 
 
 def find_files() -> list[Path]:
@@ -67,4 +82,15 @@ def test_a_public_name_is_defined_once() -> None:
     again = {name: places for name, places in find_definitions().items() if len(set(places)) > 1}
     found = [f"{name}: {', '.join(again[name])}" for name in sorted(again.keys() - DEFINED_AGAIN)]
     found += [f"{name}: defined once; take it off DEFINED_AGAIN" for name in sorted(DEFINED_AGAIN - again.keys())]
+    assert not found, "\n".join(found)
+
+
+def test_prose_has_the_words_of_the_field() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("holdfast/*.md")]
+    found = []
+    for path in [*find_files(), *sorted(pages)]:
+        place = path.relative_to(ROOT).as_posix()
+        text = "" if place in NOT_READ else re.sub(r"\s+(?:# )?", " ", path.read_text("utf-8"))
+        for words, instead in NOT_ENGLISH.items():
+            found += [f"{place}: {each[0]}; write: {instead}" for each in re.finditer(rf"\b{words}\b", text, re.I)]
     assert not found, "\n".join(found)

@@ -2,6 +2,11 @@
 
 import copy
 import enum
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -64,14 +69,19 @@ def swaps(how: str = "back", probes: bool = False) -> Recipe:
 
 
 def logs_at_the_end(run: Run) -> None:
-    """Log, and step a scheduler, at each epoch's end, after the inner loop."""
+    """Log, and step a scheduler, at each epoch's end, after the inner loop.
+
+    The variable STOP_IN is the number, from 0, of the step in which the rank is told to stop.
+    """
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
     for epoch in run.epochs(DataLoader(TensorDataset(torch.eye(24)[:, :4]), 4, shuffle=True)):
-        for (x,) in run.batches():
+        for number, (x,) in enumerate(run.batches(), 6 * epoch + run.batch_number):
             run.log(loss=learn(model, optimizer, x))
+            if str(number) == os.environ.get("STOP_IN"):
+                os.kill(os.getpid(), signal.SIGTERM)
         scheduler.step()
         run.log(held_out=epoch + 0.5, drawn=torch.rand(()))
 
@@ -194,6 +204,8 @@ def acts_in_a_wrapped_environment(run: Run, how: str = "") -> None:
     env = Wrapper(Inner())
     if how == "unreadable":
         env.data = iter([1])  # type: ignore[attr-defined]
+    if how == "elsewhere":
+        env.data = multiprocessing.SimpleQueue()  # type: ignore[attr-defined]
     model, optimizer = begin(run, env=vars(env))
     for step in run.steps(per_epoch=PER_EPOCH):
         x = env.step()
@@ -201,7 +213,63 @@ def acts_in_a_wrapped_environment(run: Run, how: str = "") -> None:
             env.env.facing = Direction.RIGHT
         if how == "grows" and step.number == 2:
             env.env.second = Space(1)
+        if how == "unseeded" and step.number == 2:
+            env.env.second_random = np.random.default_rng()
         learn(model, optimizer, x)
+
+
+class Late:
+    """An environment that gets its generator at its first reset, and notes how long each episode has taken."""
+
+    def __init__(self) -> None:
+        self.np_random: np.random.Generator | None = None
+        self.began, self.count, self.infos = 0.0, 0, deque[dict[str, Any]](maxlen=2)
+
+    def step(self) -> Tensor:
+        if self.np_random is None:
+            self.np_random, self.began = np.random.default_rng(5), time.time()
+        self.count += 1
+        if self.count % 3 == 0:
+            length = round(time.time() - self.began, 6)
+            self.infos.append({"length": self.count, "t": length})
+        return torch.tensor(self.np_random.normal(size=(1, 4)), dtype=torch.float32)
+
+
+class Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = net()
+        self.optimizer = torch.optim.AdamW(self.body.parameters(), lr=0.01)
+
+
+class NoteLogger:
+    def __init__(self) -> None:
+        self.lines = [time.time()]
+
+
+class Algorithm:
+    """An algorithm in the shape of stable-baselines3: it has a policy with its optimizer, an environment, a logger."""
+
+    def __init__(self) -> None:
+        self.env, self.policy, self.space = Late(), Policy(), Space(2)
+        self.space.np_random = np.random.default_rng()  # nothing draws from it
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        self.alpha_optimizer, self.critic = torch.optim.Adam([self.log_alpha], lr=0.1), self.policy.body
+
+    def learn(self) -> Tensor:
+        self.logger = NoteLogger()
+        loss = learn(self.policy.body, self.policy.optimizer, self.env.step() * self.log_alpha.detach().exp())
+        self.alpha_optimizer.zero_grad()
+        (self.log_alpha.square() + self.log_alpha * loss.detach()).backward()  # type: ignore[no-untyped-call]
+        self.alpha_optimizer.step()
+        return loss
+
+
+def keeps_an_algorithm(run: Run) -> None:
+    algorithm = Algorithm()
+    run.keep(algorithm=algorithm)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        step.log(loss=algorithm.learn())
 
 
 def draws_without_end(run: Run, samples: int = 10**10, workers: int = 0) -> None:

@@ -69,7 +69,7 @@ class Found:
         flipped: whether the bit did flip.
         stopped: the error that ended the run or an audit; empty if there was none.
         changed: the commits of the run whose bytes aren't those of a healthy run.
-        replays: the commits whose audit ended on other bytes, or that the gate refused to begin with.
+        replays: the commits whose audit ended on different bytes, or that the gate refused to begin with.
         is_repeated: whether new ranks have trained a chunk of the run again.
         kind, host: of the last verdict.
         commits: the content ids of the run's commits.
@@ -345,7 +345,7 @@ def judge_ordinary(nursery: Lives, chunks: int, seed: int) -> str:
             print(f"{program}: {len(kinds)} chunks", *wrong, flush=True)
             if audited >= chunks:
                 break
-    return f"{audited} chunks of ordinary programs, {others} other verdicts than certified"
+    return f"{audited} chunks of ordinary programs, {others} different verdicts than certified"
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from examples.cards import cards
+from examples.cards.settings import HealthSettings, Settings
 from holdfast import Run
-from holdfast.recipes.cards import cards
-from holdfast.recipes.cards.settings import HealthSettings, Settings
 
 LOGITS = (14.0, 0.0)  # of Pass and Bet
 

@@ -46,14 +46,14 @@ class Engine:
         return bytes(output).decode()
 
     def check_image(self) -> None:
-        """Skip the test if the image isn't there, or was built from other code than this repository's."""
+        """Skip the test if the image isn't there, or was built from different code than this repository's."""
         try:
             for room in ROOMS:
                 self.run("diff", "--recursive", "--brief", "--exclude=__pycache__", f"/app/{room}", f"/tree/{room}")
         except docker.errors.ImageNotFound:
             pytest.skip(f"there is no image {IMAGE}: make image")
         except docker.errors.ContainerError as error:
-            pytest.skip(f"{IMAGE} has other code than this repository: make image ({error})")
+            pytest.skip(f"{IMAGE} has different code than this repository: make image ({error})")
 
 
 def find_engine(environment: dict[str, str]) -> str:

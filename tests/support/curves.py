@@ -12,8 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.looking.sinks import Facts, make_sink
-from holdfast.looking.sinks.points import Point
+from holdfast.extensions.sinks.classes import make_sink
+from holdfast.looking.sinks import Facts, Point
 from holdfast.store import open_store
 from tests.support.makers import make_commit, make_line
 

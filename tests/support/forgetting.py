@@ -1,5 +1,6 @@
 """Recipes and loops that depend on something which no checkpoint has, from a chosen step on; for rehearsals."""
 
+import fcntl
 import os
 import signal
 import time
@@ -29,32 +30,86 @@ def fit(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(model(batch[0]), batch[1])
 
 
-def exact(nap_s: float = 0.0) -> Recipe:
+class Pause:
+    """A pause of a process in one of its steps until a file exists, and a short pause in each later step."""
+
+    def __init__(self, until: str, at: int = 10) -> None:
+        self._until, self._at, self._steps = Path(until), at, 0
+
+    def __call__(self) -> None:
+        self._steps += 1
+        while self._until.name and self._steps == self._at and not self._until.exists():
+            time.sleep(0.01)
+        if self._until.name and self._steps > self._at:
+            time.sleep(0.02)
+
+
+def exact(until: str = "") -> Recipe:
     """Forget nothing. Eight steps an epoch.
 
     Args:
-        nap_s: seconds that a step takes at least.
+        until: see `Pause`; empty for none.
     """
-    model = net()
+    model, pause = net(), Pause(until)
 
     def after() -> None:
-        time.sleep(nap_s)
+        pause()
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     return Recipe(model=model, data=points(), optimizer=optimizer, loss=fit, batch_size=4, after_step=after)
 
 
-def counting(acts_after: int = 12) -> Recipe:
+def napping() -> Recipe:
+    """Forget nothing, and take 20 ms for a step."""
+    recipe = exact()
+    recipe.after_step = lambda: time.sleep(0.02)
+    return recipe
+
+
+def counting(acts_after: int = 12, until: str = "", at: int = 10) -> Recipe:
     """Count steps in a closure, and shrink the weights once the count is above a number."""
-    recipe, seen = exact(), [0]
+    recipe, seen, pause = exact(), [0], Pause(until, at)
 
     def after() -> None:
+        pause()
         seen[0] += 1
         if seen[0] > acts_after:
             with torch.no_grad():
                 recipe.model.weight.mul_(0.999)  # type: ignore[operator]
 
     recipe.after_step = after
+    return recipe
+
+
+def failing_in_rehearsals(run: holdfast.Run, until: str) -> None:
+    """Fail in a step that is never saved."""
+    model, pause = net(), Pause(until)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(DataLoader(points(), 4, shuffle=True)):
+        if step.is_rehearsal:
+            raise ValueError("a rehearsal")
+        loss = fit(model, step.batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        pause()
+        step.log(loss=loss)
+
+
+def averaging() -> Recipe:
+    """Average the weights in a model that only the evaluation reads."""
+    recipe, average = exact(), net()
+
+    def after() -> None:
+        with torch.no_grad():
+            for mean, weight in zip(average.parameters(), recipe.model.parameters(), strict=True):
+                mean.lerp_(weight, 0.1)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return {"mean": average(torch.ones(1, 4)).item()}
+
+    recipe.after_step, recipe.evaluate = after, evaluate
     return recipe
 
 
@@ -96,6 +151,29 @@ def dying(folder: str) -> Recipe:
     return recipe
 
 
+def pulsing(folder: str, dies_at: int = 0, awaited: str = "") -> Recipe:
+    """Shrink the weights in each sixth step of a process. Kill the first process in one of its steps; 0 for none.
+
+    Args:
+        awaited: a file that has to exist before the kill.
+    """
+    recipe, claim, seen = exact(), _Claim(folder), [0]
+
+    def after() -> None:
+        seen[0] += 1
+        if seen[0] % 6 == 0:
+            with torch.no_grad():
+                for each in recipe.model.parameters():
+                    each.mul_(0.9)
+        if claim.turn == 1 and seen[0] == dies_at:
+            while awaited and not Path(awaited).exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    recipe.after_step = after
+    return recipe
+
+
 def leaving(folder: str, turn: int, step: int) -> Recipe:
     """Tell one process to end in one of its steps, as a machine that goes away does."""
     recipe, claim, seen = exact(), _Claim(folder), [0]
@@ -107,6 +185,35 @@ def leaving(folder: str, turn: int, step: int) -> Recipe:
 
     recipe.after_step = after
     return recipe
+
+
+def locking(folder: str, waits: bool = False) -> Recipe:
+    """Hold a lock for as long as the process lives.
+
+    Args:
+        waits: whether another process waits for the lock, or fails at once.
+    """
+    lock = os.open(Path(folder, "lock"), os.O_CREAT | os.O_WRONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    return exact()
+
+
+def summing(run: holdfast.Run, folder: str) -> None:
+    """Hold a lock, as `locking` does, and lower the rate at each epoch's end by a sum, which a resume begins anew."""
+    locking(folder)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for _ in run.epochs(DataLoader(points(), 4, shuffle=True)):
+        total = 0.0
+        for batch in run.batches():
+            loss = fit(model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+            run.log(loss=loss)
+        optimizer.param_groups[0]["lr"] = 0.01 / (1 + total)
 
 
 class _Claim:

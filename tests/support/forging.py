@@ -1,7 +1,12 @@
 """A store's writer who names code of their own in the records of a run, with all hashes consistent."""
 
+import copy
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from holdfast.config import RunConfig
+from holdfast.config.loading import set_field
 from holdfast.journal import ConfigRecord, Journal, record_name
 from holdfast.provenance.fingerprint import fingerprint
 from holdfast.store import open_store
@@ -15,15 +20,33 @@ def plant(folder: Path, mark: Path, name: str = "evil") -> Path:
     return file
 
 
+def plant_shadows(folder: Path) -> Path:
+    """Write modules that end any Python which imports them in place of modules of Python, Prefect and Holdfast."""
+    for name in ("json", "prefect", "holdfast", "tasks"):
+        (folder / f"{name}.py").write_text('raise SystemExit(f"{__file__} was imported")\n')
+    return folder
+
+
 def rename_recipe(run: Path, recipe: str) -> None:
     """Name another recipe in every record of a run, and make all hashes consistent with it."""
+    forge(run, {"recipe": recipe})
+
+
+def forge(run: Path, fields: Mapping[str, Any]) -> None:
+    """Give configuration fields, by dotted name, other values in every record of a run, with consistent hashes."""
     journal = Journal(open_store(str(run.parent)), run.name)
     for number in journal.numbers("commits"):
         commit = journal.read_commit(number)
         old = journal.read_config(commit.config_fingerprint)
         assert old
-        identity = old.identity | {"recipe": recipe}
-        new = ConfigRecord(fingerprint=fingerprint(identity), identity=identity, config=old.config | {"recipe": recipe})
+        config = copy.deepcopy(old.config)
+        for name, value in fields.items():
+            set_field(config, name, value)
+        identity = old.identity | {"settings": old.identity["settings"] | config["settings"]}
+        identity |= {name: value for name, value in fields.items() if name in old.identity}
+        if config["init_from"]:
+            identity["init_from"] = RunConfig.model_validate(config).identity["init_from"] | {"commit": 1}
+        new = ConfigRecord(fingerprint=fingerprint(identity), identity=identity, config=config)
         journal.store.replace(new.name, new.to_bytes())
         journal.store.replace("config.snapshot.json", new.to_bytes())
         commit = commit.model_copy(update={"config_fingerprint": new.fingerprint})

@@ -11,7 +11,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from accelerate.state import AcceleratorState
 
 import holdfast.cli
 from holdfast import errors
-from holdfast.attempt import Acts, Attempt, AttemptView, Chunk, Observer, live, rehearsal
+from holdfast.attempt import Acts, Attempt, AttemptView, Chunk, Observer, due, live
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import HoldfastError
@@ -36,16 +35,23 @@ from holdfast.proof.audit import audit_commit
 from holdfast.proof.prove import prove
 from holdfast.rank import serving
 from holdfast.rank.launching import Ranks
+from holdfast.rank.local import LOCAL_MODULE, list_variables, open_meeting
 from holdfast.rank.process import start_process
+from holdfast.recipe.trust import Trust
 from holdfast.store import open_store
 from tests.support.device import ON_GPUS
 from tests.support.lives import Lives, leave
 from tests.support.mutants import find_fault
 
-KILLS_AFTER_S = 30  # as torchrun does
+# Python's audit events by which a process opens, imports, connects to or executes something.
+OPENING = {
+    "open", "import", "exec", "os.listdir", "os.scandir", "os.mkdir", "os.exec", "os.posix_spawn", "os.system",
+    "subprocess.Popen", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "shutil.copyfile",
+}  # fmt: skip
+KILLS_AFTER_S = 30  # as holdfast.rank.local does
 
 # Only a run that asks for rehearsals has them: a slow machine must not decide it.
-rehearsal.SHORT_S = 1e12
+due.SHORT_S = 1e12
 
 
 class Rank:
@@ -92,21 +98,21 @@ class Rank:
 
 
 def launch(main: Callable[[], int], count: int) -> int:
-    """Do as torchrun does: start several ranks, and end all of them if one fails. Return 0 if none has failed."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    ranks, failed = set(), 0
-    for number in range(count):
+    """Do as `holdfast.rank.local` does: start several ranks, and end all if one fails. Return 0 if none has failed."""
+    ranks, failed, meeting = dict[int, int](), 0, open_meeting()
+    for number, own in enumerate(list_variables(count, meeting)):
         pid = os.fork()
         if pid == 0:
-            os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(count), MASTER_PORT=port)
-            os.environ.update(LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1")
+            os.environ.update(own)
             leave(main)
-        ranks.add(pid)
+        ranks[pid] = number
     while ranks:
         pid, status = os.wait()
-        ranks.discard(pid)
+        number = ranks.pop(pid, 0)
         failed = failed or status
+        if status:
+            code = os.waitstatus_to_exitcode(status)
+            print(f"{LOCAL_MODULE}: failed (exitcode: {code}) local_rank: {number}", file=sys.stderr, flush=True)
         for other in ranks if status else ():
             os.kill(other, signal.SIGTERM)
         if status and ON_GPUS:  # a rank that waits for a dead one in NCCL doesn't notice SIGTERM
@@ -116,34 +122,47 @@ def launch(main: Callable[[], int], count: int) -> int:
 
 
 def spawn(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Rank:
-    """Fork the ranks that a command would start, one by itself or several by torchrun."""
-    counts = [int(part.partition("=")[2]) for part in command if part.startswith("--nproc-per-node=")]
-    return Rank(environment, log, *counts)
+    """Fork the ranks that a command would start, one by itself or several by `holdfast.rank.local`."""
+    return Rank(environment, log, count_ranks(command))
 
 
-def serve_rank() -> int:
-    """Be a rank."""
+def count_ranks(command: Sequence[str]) -> int:
+    """Return the number of ranks that a command starts by itself on this machine."""
+    return int(command[command.index(LOCAL_MODULE) + 1]) if LOCAL_MODULE in command else 1
+
+
+def serve_ranks(count: int) -> int:
+    """Be a rank, or fork several in turn."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # as in `Rank`
+    if count > 1:
+        return launch(serve_one, count)
+    return serve_one()
+
+
+def serve_one() -> int:
     separate_threads()
     return serving.main()
 
 
 def spawn_from(nursery: Lives, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Any:
-    """Start ranks: let a server fork a single rank, where this process can't; let torchrun start several."""
-    if list(command[1:]) != ["-m", RANK_MODULE]:
+    """Let a server fork the ranks, where this process can't."""
+    if list(command[-2:]) != ["-m", RANK_MODULE] or "torch.distributed.run" in command:
         return start_process(command, environment, log)
     orders, orders_in = os.pipe()
     events, events_in = os.pipe()
     files = (orders, events_in, log.fileno())
-    rank: Any = nursery.start("tests.support.forked:serve_rank", environment, files)
+    ranks: Any = nursery.start(
+        "tests.support.forked:serve_ranks", count_ranks(command), environment=environment, files=files
+    )
     os.close(orders)
     os.close(events_in)
-    rank.stdin = os.fdopen(orders_in, "w", buffering=1)
-    rank.stdout = os.fdopen(events)
-    return rank
+    ranks.stdin = os.fdopen(orders_in, "w", buffering=1)
+    ranks.stdout = os.fdopen(events)
+    return ranks
 
 
 def fork_ranks(mutation: str = "") -> None:
-    """Let this process fork its ranks from now on, each with a mutation if one is named. On GPUs torchrun starts them.
+    """Let this process fork its ranks from now on, each with a mutation if one is named. On GPUs Python starts them.
 
     A process that is forked can't use a GPU if torch has looked for GPUs before.
     """
@@ -164,6 +183,20 @@ def command(*arguments: str) -> int:
     """Run ``holdfast`` with these arguments."""
     fork_ranks()
     return holdfast.cli.run_app(holdfast.cli.app, arguments)
+
+
+def watched(word: str, mark: str, *arguments: str) -> int:
+    """Run ``holdfast``. Write each event into the file ``mark`` by which it or a rank opens, imports, connects to or
+    executes something whose name contains ``word``.
+    """
+
+    def note(event: str, values: tuple[object, ...]) -> None:
+        if event in OPENING and word in repr(values):
+            os.write(marked, f"{event} {values!r}\n".encode())
+
+    marked = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    sys.addaudithook(note)
+    return command(*arguments)
 
 
 def main(*arguments: str) -> int:
@@ -255,7 +288,7 @@ def audit_mutated(mutation: str, settings: dict[str, Any]) -> int:
     journal = Journal(open_store(config.store), config.run)
     newest = journal.newest()
     assert newest is not None
-    print(audit_commit(journal, newest).model_dump_json())
+    print(audit_commit(journal, newest, trust=Trust(config=config)).model_dump_json())
     return 0
 
 

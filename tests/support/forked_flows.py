@@ -38,7 +38,16 @@ def call(name: str, parameters: dict[str, Any]) -> int:
 
 
 def _run(app: App, arguments: list[str]) -> int:
-    """Run a command. Fork its ranks from a process without Prefect's threads.
+    """Run a command."""
+    prepare()
+    try:
+        return run_app(app, arguments)
+    finally:
+        atexit._run_exitfuncs()  # Prefect sends its last logs
+
+
+def prepare() -> None:
+    """Let this process call flows. It forks their ranks from a process without Prefect's threads.
 
     On GPUs Python starts them: see `tests.support.lives`.
     """
@@ -47,7 +56,3 @@ def _run(app: App, arguments: list[str]) -> int:
     if not ON_GPUS:
         Ranks.spawn = staticmethod(functools.partial(spawn_from, fork_server()))
     prefect.context.refresh_global_settings_context()  # Prefect read another environment when it was imported
-    try:
-        return run_app(app, arguments)
-    finally:
-        atexit._run_exitfuncs()  # Prefect sends its last logs

@@ -1,17 +1,41 @@
-"""``python -m tests.support.gpus [OPTION ...]``: run the tests that are marked `gpus` on this machine's GPUs.
+"""``python -m tests.support.gpus [OPTION ...]``: the first ten minutes on a GPU.
 
-Options are pytest's. The tests then train on GPUs with NCCL, as `tests.support.device` says.
+First `gpu_facts` measures what documentation says of GPUs; each result is a line of a table, for docs/limits.md. Then
+the tests run that are marked `gpus`, with NCCL, as `tests.support.device` says, as many as the time allows. Options are
+pytest's; with ``--setup-plan`` or ``--collect-only`` nothing is measured.
 """
 
 import functools
 import os
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from holdfast.machine.gpus import list_visible, read_report
 from holdfast.terminal import counted
+from tests.support import gpu_facts
 from tests.support.device import ON_GPUS, VARIABLE
+from tests.support.gpu_facts import FACTS, Fact
+
+ROOT = Path(__file__).parents[2]
+# The tests of these files run first, in this order: what fails here, fails everywhere.
+FIRST = (
+    "holdfast/recipes/test_killed.py",
+    "holdfast/rank/test_on_gpus.py",
+    "holdfast/machine/test_self_test.py",
+    "holdfast/rank/test_several_ranks.py",
+    "holdfast/rank/test_sharded_ranks.py",
+    "holdfast/rank/test_virtual_ranks.py",
+    "holdfast/attempt/test_between.py",
+)
+WITHIN_VARIABLE, UNTIL_VARIABLE = "HOLDFAST_TEST_WITHIN_S", "HOLDFAST_TEST_UNTIL"
+WITHIN_S, FACTS_WITHIN_S = 600, 300
+TABLE = ROOT / "build" / "gpus.md"
+DRY = ("--setup-plan", "--collect-only", "--co")
 
 
 @functools.cache
@@ -33,23 +57,79 @@ def count_needed(item: pytest.Item) -> int:
 
 
 def skip_if_too_few(item: pytest.Item) -> None:
-    """Skip a test that needs more GPUs than there are. On the CPU any number of ranks trains."""
+    """Skip a test that needs more GPUs than there are, or for which the time is over. On the CPU skip none."""
     if ON_GPUS and (needed := count_needed(item)) > count_gpus():
         pytest.skip(f"{item.name} needs {counted(needed, 'GPU')}, and this machine has {count_gpus()}")
+    if ON_GPUS and time.time() > float(os.environ.get(UNTIL_VARIABLE, "inf")):
+        pytest.skip(f"the time of make test-gpus is over: {WITHIN_VARIABLE} sets another one")
 
 
-def main() -> None:
-    """Run the marked tests on this machine's GPUs. Without one, say so and succeed: there is nothing to test."""
+def place_on_gpus(path: Path) -> int:
+    """Return a test file's place in the order of the tests on GPUs."""
+    places = {ROOT / "tests" / name: number for number, name in enumerate(FIRST)}
+    return places.get(path, len(places))
+
+
+def find_problem() -> str:
+    """Return why nothing can be trained on a GPU here; empty if something can be."""
+    import torch
+
     if not count_gpus():
-        import torch
-
         problem = read_report().problem or "nvidia-smi shows none to this process"
-        print(f"no GPU is visible here ({problem}; torch {torch.__version__} sees none), so no test was run")
+        return f"no GPU is visible here ({problem}; torch {torch.__version__} sees none), so no test was run"
+    if torch.version.cuda is None:
+        return (
+            f"torch {torch.__version__} is built without CUDA, so no test was run: install torch's build for CUDA in "
+            f"{Path(sys.prefix).name}, with the versions of constraints.txt"
+        )
+    return ""
+
+
+def measure_facts(until: float) -> Iterator[str]:
+    """Measure each fact in a process of its own, and yield a line of a Markdown table for it.
+
+    Args:
+        until: the time, as `time.monotonic`, after which no further measurement begins.
+    """
+    yield "| measured | result | seconds |"
+    yield "|---|---|---|"
+    for name, fact in FACTS.items():
+        began = time.monotonic()
+        result = "not measured: the time is over" if began > until else measure(name, fact)
+        yield f"| {fact.about} | {result.replace('|', '/')} | {time.monotonic() - began:.0f} |"
+
+
+def measure(name: str, fact: Fact) -> str:
+    """Return a fact's result, or why there is none."""
+    if fact.needs_gpu and not count_gpus():
+        return "not measured: it needs a GPU"
+    try:
+        done = gpu_facts.start(name, within_s=fact.within_s)
+    except subprocess.TimeoutExpired:
+        return f"FAILED: no result within {fact.within_s} s"
+    said = done.stdout if not done.returncode else done.stderr
+    last = (said.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return last if not done.returncode else f"FAILED: {last}"
+
+
+def main(*options: str) -> None:
+    """Measure, and run the marked tests on this machine's GPUs. Without one, say so and succeed."""
+    is_dry = any(each in DRY for each in options)
+    if (problem := find_problem()) and not (is_dry and count_gpus()):
+        print(problem)
         return
-    os.environ[VARIABLE] = "cuda"
+    within_s = float(os.environ.get(WITHIN_VARIABLE, WITHIN_S))
+    os.environ |= {VARIABLE: "cuda", UNTIL_VARIABLE: str(time.time() + within_s)}
+    if not is_dry:
+        TABLE.parent.mkdir(exist_ok=True)
+        with TABLE.open("w") as table:
+            for line in measure_facts(time.monotonic() + min(FACTS_WITHIN_S, within_s)):
+                print(line, flush=True)
+                print(line, file=table, flush=True)
+        print(f"\nthe table is in {TABLE.relative_to(ROOT)}, for docs/limits.md\n", flush=True)
     # One after the other: ranks of two tests would wait for the same GPUs.
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", "-m", "gpus", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", "-m", "gpus", *options])
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

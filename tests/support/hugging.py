@@ -152,3 +152,22 @@ def mistaken(run: holdfast.Run, output_dir: str, how: str, arguments: dict[str, 
         case "deepspeed":
             trainer.args.deepspeed = "a file"
     held.train(run, trainer, measured=["at"] if how == "measures" else (), **options)
+
+
+class Allocator(transformers.TrainerCallback):  # type: ignore[misc]
+    """Allocates AdaLoRA's ranks in each step, as peft's documentation shows it."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        model.base_model.update_and_allocate(state.global_step + 1)
+
+
+def adapts(run: holdfast.Run, output_dir: str) -> None:
+    """Train adapters with AdaLoRA."""
+    import peft
+
+    trainer = make(output_dir, {"eval_strategy": "no"})
+    layers = {"target_modules": ["layers.0", "layers.3"], "init_r": 4, "target_r": 2}
+    steps = {"tinit": 1, "tfinal": 4, "deltaT": 2, "total_step": TOTAL}
+    adapted = peft.get_peft_model(trainer.model, peft.AdaLoraConfig(**layers, **steps))
+    own = transformers.Trainer(adapted, trainer.args, train_dataset=trainer.train_dataset, callbacks=[Allocator()])
+    held.train(run, own)

@@ -9,6 +9,7 @@ children can't use one.
 """
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -30,12 +32,15 @@ from typing import IO, Any, NoReturn
 import psutil
 
 from holdfast.config import Determinism, RunConfig
-from holdfast.machine.determinism import preamble
+from holdfast.machine.determinism import choose_spins, preamble
 from tests.support.device import ON_GPUS
 from tests.support.processes import command_of
 
 ROOT = Path(__file__).parents[2]
 NUMBER = struct.Struct("i")
+STACKS_SIGNAL = signal.SIGQUIT  # Holdfast gives it no meaning
+CALL_WITHIN_S = 600  # less than pytest's timeout, so that the server is free for the next test
+STACKS_WITHIN_S = 3.0
 FLOWS = "tests.support.forked_flows"
 # torch.cuda.is_available asks the driver's library, not CUDA, so that a process that imports torch can still fork.
 LOOK_WITHOUT_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if ON_GPUS else {}
@@ -99,18 +104,18 @@ class Command(Forked):
 class Lives:
     """The client of the server process: it starts lives; see `live`."""
 
-    def __init__(self, requests: IO[str], answers: IO[str], files: socket.socket) -> None:
-        self._requests, self._answers, self._files = requests, answers, files
+    def __init__(self, pid: int, requests: IO[str], answers: IO[str], files: socket.socket) -> None:
+        self._pid, self._requests, self._answers, self._files = pid, requests, answers, files
         self._lock = threading.Lock()
 
-    def start(self, function: str, environment: dict[str, str], files: Sequence[int]) -> Forked:
+    def start(self, function: str, *arguments: Any, environment: dict[str, str], files: Sequence[int]) -> Forked:
         """Call ``module:function`` in a process that leads a session of its own, and don't wait for its end.
 
         Args:
             environment: all of the process's variables; the folders in PYTHONPATH go to the front of sys.path.
             files: its standard input, output and error.
         """
-        return Forked(self._start(function, (), environment, files, Path.cwd(), leads=True))
+        return Forked(self._start(function, arguments, environment, files, Path.cwd(), leads=True))
 
     def start_command(
         self,
@@ -179,22 +184,40 @@ class Lives:
     def call(self, function: str, *arguments: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Call ``module:function`` in a process of its own; its return value is the exit code.
 
+        If it hasn't ended after `CALL_WITHIN_S`, kill it and its ranks; its errors then have their stacks.
+
         Args:
             arguments: the function's arguments, which JSON has to be able to carry.
             environment: variables to set; the folders in PYTHONPATH go to the front of sys.path.
         """
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
-            code = self._ask("call", function, arguments, environment, str(out), str(err))
+            code = self._ask("call", function, arguments, environment, str(out), str(err), hung=err)
             return subprocess.CompletedProcess([function, *arguments], code, out.read_text(), err.read_text())
 
-    def _ask(self, *request: Any, files: Sequence[int] = ()) -> int:
+    def _ask(self, *request: Any, files: Sequence[int] = (), hung: Path | None = None) -> int:
         with self._lock:
             if files:
                 socket.send_fds(self._files, [b"."], files)
             self._requests.write(json.dumps(request) + "\n")
             self._requests.flush()
+            if hung and not select.select([self._answers], [], [], CALL_WITHIN_S)[0]:
+                kill_hung(psutil.Process(self._pid), hung)
             return int(self._answers.readline())
+
+
+def kill_hung(server: psutil.Process, report: Path) -> None:
+    """Append the stacks of a server's processes to a file, and kill these processes."""
+    found = server.children(recursive=True)
+    logs = {Path(f"/proc/{process.pid}/fd/2").resolve() for process in found}
+    for number, wait_s in ((STACKS_SIGNAL, STACKS_WITHIN_S), (signal.SIGKILL, 0.0)):
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        time.sleep(wait_s)
+    with report.open("a") as file:
+        file.write(f"\nkilled after {CALL_WITHIN_S} s\n")
+        file.writelines(f"---- {log}\n{log.read_text()}" for log in logs - {report.resolve()} if log.is_file())
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
@@ -213,18 +236,23 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def lives() -> Iterator[Lives]:
-    """Run the server process for the block."""
+def lives(preparation: str = f"{__name__}:prepare") -> Iterator[Lives]:
+    """Run the server process for the block.
+
+    Args:
+        preparation: the function, as ``module:function``, that the server calls first, unless it is on GPUs.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs, subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", __spec__.name, str(theirs.fileno())],
+        [sys.executable, "-W", "ignore", "-m", __spec__.name, str(theirs.fileno()), preparation],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env=os.environ | preamble(Determinism()) | LOOK_WITHOUT_CUDA, pass_fds=[theirs.fileno()],
+        env=choose_spins(os.environ) | os.environ | preamble(Determinism()) | LOOK_WITHOUT_CUDA,
+        pass_fds=[theirs.fileno()],
     ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            yield Lives(process.stdin, process.stdout, ours)
+            yield Lives(process.pid, process.stdin, process.stdout, ours)
         finally:
             process.kill()
 
@@ -234,7 +262,8 @@ def fork_server() -> Lives:
     requests, requests_in = os.pipe()
     answers, answers_in = os.pipe()
     ours, theirs = socket.socketpair()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         os.close(requests_in)
         os.close(answers)
         ours.close()
@@ -244,7 +273,7 @@ def fork_server() -> Lives:
     os.close(requests)
     os.close(answers_in)
     theirs.close()
-    return Lives(os.fdopen(requests_in, "w"), os.fdopen(answers), ours)
+    return Lives(pid, os.fdopen(requests_in, "w"), os.fdopen(answers), ours)
 
 
 def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
@@ -298,7 +327,8 @@ def answer(function: str, arguments: list[Any], environment: dict[str, str], out
     """Answer one request in this process; return the exit code."""
     for number, path in ((1, out), (2, err)):
         if path:
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    faulthandler.register(STACKS_SIGNAL, file=2)
     return call(function, arguments, environment)
 
 
@@ -371,8 +401,8 @@ def serve(requests: IO[str], answers: IO[str], files: socket.socket) -> None:
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
 
 
-def prepare() -> None:
-    """Import what all processes need that are forked from this one."""
+def prepare() -> int:
+    """Import what all processes need that are forked from this one. Return 0."""
     with tempfile.TemporaryDirectory() as folder:  # a first training makes torch import a thousand more modules
         config = {
             "recipe": "tests.support.varied:averaged",
@@ -382,6 +412,7 @@ def prepare() -> None:
         }
         live(config, 0, 1)  # in the mode "fast", so that each forked life sets determinism for itself
     importlib.import_module("tests.support.forked")
+    return 0
 
 
 def main() -> None:
@@ -389,7 +420,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if not ON_GPUS:
-        prepare()
+        call(sys.argv[2], [], {})
     with socket.socket(fileno=int(sys.argv[1])) as files:
         serve(sys.stdin, answers, files)
 

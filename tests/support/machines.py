@@ -30,7 +30,7 @@ LONG_STEPS = 16 * EPOCHS
 
 @dataclass
 class Nodes:
-    """Starts ``holdfast train`` as the nodes of one run, which lies in a folder.
+    """Starts ``holdfast train`` as the nodes of one run, which is in a folder.
 
     Attributes:
         settings: the lines of the configuration beside those that every run has.

@@ -76,7 +76,7 @@ def make_line(store: Store, run: str = "run", epochs: int = 9, **options: Any) -
     journal.begin("m:f")
     attempt = journal.attempts() + 1
     claim(journal, attempt)
-    journal.record_config(SETTINGS, IDENTITY, CONFIG | {"epochs": epochs})
+    journal.record_config(SETTINGS, IDENTITY, CONFIG | {"epochs": epochs, "run": run})
     line = Line(journal, attempt, SETTINGS, STEPS_PER_EPOCH, **options)
     resume(line)
     return line

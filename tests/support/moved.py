@@ -6,7 +6,9 @@ from pathlib import Path
 from torch import Tensor
 
 from holdfast.config import Compute, Determinism, RunConfig
-from holdfast.training import Gate, TakenOver, Training, move_in, read_lines, resume, run_program, steps
+from holdfast.extensions.importing.taking_over import TakenOver, move_in
+from holdfast.training import Gate, Training, resume, run_program, steps
+from holdfast.training.recording import read_lines
 from tests.support.trainings import Saved, save_state
 
 

@@ -1,7 +1,7 @@
 """Mutations that make a resume almost right, and the check that catches each: faults in a rank, and careless recipes.
 
-Each row of MUTATIONS is a test with real ranks in `tests/holdfast/proof/test_mutants.py`, and a row of a table in
-RESUME.md. `tests.support.forked` applies a fault in the ranks before they begin; everything else is unchanged code.
+Each row of MUTATIONS is a test with real ranks in `tests/holdfast/proof/test_mutants.py`, and a row of
+docs/data/faults.csv. `tests.support.forked` applies a fault in the ranks before they begin; all else is unchanged code.
 """
 
 import os
@@ -17,10 +17,10 @@ class Mutation:
     """A fault in the code of a rank, or in a recipe.
 
     Args:
-        name: the mutation's name in the table of RESUME.md.
-        caught_by: ``gate``: the gate refuses to resume; ``prove``: the proof ends on other bytes; ``search``: the
+        name: the mutation's name in docs/data/faults.csv.
+        caught_by: ``gate``: the gate refuses to resume; ``prove``: the proof ends on different bytes; ``search``: the
             bytes are equal and it is proved, and the proof names the state that no checkpoint has; ``audit``: the
-            replay ends on other bytes; ``start``: the recipe isn't built.
+            replay ends on different bytes; ``start``: the recipe isn't built.
         named: a part of the message, which names the state that is wrong.
         apply: puts the fault into the rank's code.
         recipe, settings: the recipe to train, and its settings.
@@ -164,7 +164,7 @@ def with_two_ranks(name: str, named: str, part: str) -> Mutation:
 
 
 def forget(part: str, name: str, value: Any) -> Callable[[], None]:
-    """Return a fault that restores another value in place of one saved value of a component."""
+    """Return a fault that restores a different value in place of one saved value of a component."""
 
     def apply() -> None:
         def restore(training: Any, saved: dict[str, Any], right: Callable[..., None]) -> None:
@@ -306,7 +306,7 @@ MUTATIONS = [
         8,
     ),
     in_rank_1(
-        "one rank sums gradients in another order, with virtual ranks",
+        "one rank sums gradients in a different order, with virtual ranks",
         "sum of gradients of rank 1",
         rank_faults.sum_in_a_row,
         "shares:averaged",

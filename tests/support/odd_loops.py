@@ -1,4 +1,4 @@
-"""Loops that keep their state in forms in which people have it: each has once ended on other bytes when it resumed."""
+"""Loops that keep their state as people do: each once ended on different bytes when it resumed."""
 
 import copy
 import enum

@@ -5,8 +5,8 @@ import io
 import tarfile
 from pathlib import Path
 
+from holdfast.extensions.pack.pack import pack, unpack
 from holdfast.journal import Journal
-from holdfast.keeping.pack import pack, unpack
 from holdfast.store.local import LocalStore
 
 Members = list[tuple[tarfile.TarInfo, bytes]]

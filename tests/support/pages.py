@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from holdfast.provenance.changes import FIELD_CLASSES, classify
 from tests.support import reference
 from tests.support.api import escape, make_api
 from tests.support.converted import make_convert
+from tests.support.struck_records import FORMAT, fill_format
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -25,7 +27,8 @@ ENGINE = ROOT / "holdfast"
 # Rooms that are no packages.
 SAID = {
     "deployments": "`make up`, `make down`, and the deployments, automations and work pools of a Prefect server.",
-    "flows": "Prefect's flows: train, attempt, audit, evaluate, prune, sweep and drill.",
+    "examples": "Recipes that are trained and tested here, and aren't in the wheel: cards and chat.",
+    "flows": "Prefect's flows: train, attempt, audit, evaluate, prune and sweep.",
     "infra": "Images, Kubernetes, Terraform, the site of the pages, and the checks of their files.",
     "tasks": "What Prefect adds to the engine: chunk tasks, hooks, artifacts, heartbeats.",
     "tests": "See [tests/README.md](../tests/README.md).",
@@ -59,7 +62,7 @@ ROOMS = """\
 
 Each folder of the code ("room") has one purpose. A room imports only rooms below it on this page: `flows` import
 `tasks`, and `tasks` import `holdfast`. The wheel contains `holdfast/` alone. `make docs` generates this page from the
-packages' docstrings and imports; `make map` prints every file with the first line of its docstring.
+packages' docstrings and imports; `make map` prints every file and inner room with the first line of its docstring.
 """
 
 
@@ -165,22 +168,27 @@ def name_type(annotation: Any, limits: list[Any]) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text in one line, as Markdown for a cell of a table."""
-    return escape(" ".join(text.split()).replace("``", "`").replace("|", "\\|"))
+    """Return text in one line, as Markdown for a cell of a table, with a link to each page that it names."""
+    text = escape(" ".join(text.split()).replace("``", "`").replace("|", "\\|"))
+    return re.sub(r"holdfast docs ([\w-]+)", link_page, text)
+
+
+def link_page(named: re.Match[str]) -> str:
+    """Return a link from a page in docs/ to the page that `holdfast docs PAGE` shows."""
+    folder = "" if (DOCS / f"{named[1]}.md").exists() else "../holdfast/"
+    return f"[{named[1]}.md]({folder}{named[1]}.md)"
 
 
 # ---- rooms.md
 
 
 def make_rooms() -> str:
-    """Return docs/rooms.md: a line for each room, and one for each room inside it."""
+    """Return docs/rooms.md: a line for each room."""
     engine = sorted(ENGINE.glob("*/__init__.py"))
     top = [f"- [`{name}/`](../{name}): {SAID[name]}" for name in ("deployments", "flows", "tasks")]
     lines = [ROOMS, *top, "- [`holdfast/`](../holdfast): the engine, in these rooms:"]
-    for room in order_rooms([path.parent.name for path in engine]):
-        inner = sorted(path.parent for path in (ENGINE / room).glob("*/__init__.py"))
-        lines += [make_line(ENGINE / room, 1), *(make_line(each, 2) for each in inner)]
-    lines += [f"- [`{name}/`](../{name}): {SAID[name]}" for name in ("infra", "tests")]
+    lines += [make_line(ENGINE / room) for room in order_rooms([path.parent.name for path in engine])]
+    lines += [f"- [`{name}/`](../{name}): {SAID[name]}" for name in ("examples", "infra", "tests")]
     return "\n".join([*lines, "", *FURTHER_ROOMS.splitlines(), ""])
 
 
@@ -208,9 +216,9 @@ def order_rooms(rooms: list[str]) -> list[str]:
     return sorted(rooms, key=lambda room: (-floor(room), room))
 
 
-def make_line(package: Path, depth: int) -> str:
+def make_line(package: Path) -> str:
     name = package.relative_to(ROOT).as_posix()
-    return f"{'    ' * depth}- [`{package.name}/`](../{name}): {describe(package / '__init__.py')}"
+    return f"    - [`{package.name}/`](../{name}): {describe(package / '__init__.py')}"
 
 
 def describe(path: Path) -> str:
@@ -223,7 +231,7 @@ def describe(path: Path) -> str:
 
 def print_map() -> None:
     """Print every Python file of the code, with its docstring's first paragraph."""
-    for room in ("holdfast", "tasks", "flows", "deployments", "infra", "tests"):
+    for room in ("holdfast", "tasks", "flows", "deployments", "examples", "infra", "tests"):
         for path in sorted((ROOT / room).rglob("*.py")):
             print(f"{path.relative_to(ROOT)}: {describe(path)}")
 
@@ -245,3 +253,4 @@ if __name__ == "__main__":
     else:
         for page, make in PAGES.items():
             (DOCS / page).write_text(make(), "utf-8")
+        FORMAT.write_text(fill_format(FORMAT.read_text("utf-8")), "utf-8")

@@ -12,8 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from holdfast.extensions.report.comparing import make_comparison
+from holdfast.extensions.report.gathering import Gatherer
+from holdfast.extensions.report.index import make_index, read_rows
+from holdfast.extensions.report.page import make_page
 from holdfast.journal import Journal, choose_runs
-from holdfast.looking.report import Gatherer, make_comparison, make_index, make_page, read_rows
 from holdfast.store import open_store
 from tests.conftest import ROOT, kill_tree
 from tests.support.chromium import Page, browser

@@ -131,7 +131,7 @@ class Planted:
 
 
 def make_points(samples: int = SAMPLES, other: int = -1) -> "np.ndarray[Any, Any]":
-    """Make the data; ``other`` is the index of a sample with another value."""
+    """Make the data; ``other`` is the index of a sample with a different value."""
     points = np.random.default_rng(7).standard_normal((samples, 1024)).astype(np.float32)
     if other >= 0:
         points[other, 0] += 1

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from holdfast.machine import pod
+from holdfast.extensions.kubernetes import pod
 
 TOKEN = "a-token"
 # The conditions of a pod that the eviction API is about to delete, as `kubectl get pod -o json` shows them.

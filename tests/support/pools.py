@@ -23,7 +23,8 @@ from holdfast.journal import Journal
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store import open_store
 from tasks.server import choose_port
-from tests.conftest import count_trained, kill_tree
+from tests.conftest import count_shadows, count_trained, kill_tree
+from tests.support.forging import plant_shadows
 from tests.support.lives import is_rank
 from tests.support.waiting import WITHIN_S
 
@@ -227,6 +228,13 @@ class Pool:
             time.sleep(0.5)
         return list(found)
 
+    def states(self, flow_run: str) -> list[dict[str, Any]]:
+        """Return all states that a flow run has had."""
+        return list(self.ask("GET", f"/flow_run_states/?flow_run_id={flow_run}"))
+
+    def has_logged(self, flow_run: str, line: str) -> bool:
+        return line in self.logs(flow_run)
+
     def logs(self, flow_run: str) -> str:
         body = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}
         return "\n".join(line["message"] for line in self.ask("POST", "/logs/filter", body))
@@ -270,8 +278,8 @@ class PoolRun:
         return Journal(open_store(self.store), self.name)
 
     def count_trained(self) -> float:
-        """Return how many steps were trained, including lost ones that were trained again."""
-        return count_trained(self.pool.ledger.folder, self.name)
+        """Return how many steps were trained, including lost ones that were trained again, but not a stop's shadow."""
+        return count_trained(self.pool.ledger.folder, self.name) - count_shadows(self.journal())
 
     def standing(self) -> Standing:
         return read_standing(self.journal())
@@ -305,10 +313,16 @@ def await_true(is_so: Callable[[], bool], otherwise: str, within_s: float) -> No
 
 @contextlib.contextmanager
 def pool_up(folder: Path, **environment: str) -> Iterator[Pool]:
-    """Run everything that ``make up`` starts while the block lasts."""
+    """Run everything that ``make up`` starts while the block lasts.
+
+    Flow runs work in a folder whose modules they must not import.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    (working := folder / "working").mkdir()
     environment |= {"TOY_TRAINED": str(folder), "TOY_HURRIED": f"{folder}/hurried"}
-    with served(Pool(local.ProcessLedger(folder), environment)) as pool:
+    with served(
+        Pool(local.ProcessLedger(folder), environment, values={"working_dir": str(plant_shadows(working))})
+    ) as pool:
         pool.make_up()
         yield pool
 

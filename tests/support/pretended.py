@@ -88,6 +88,7 @@ def _patch_torch() -> None:
     """Let this process copy, move and read tensors without numbers."""
     nn.Module.to = _move  # type: ignore[method-assign, assignment]
     Tensor.__deepcopy__ = nn.Parameter.__deepcopy__ = _copy  # type: ignore[method-assign, assignment]
+    torch.accelerator.synchronize = lambda *_: None  # nothing is queued
     FakeTensor.tolist = lambda self: _to_ones(self.shape, 1.0 if self.dtype.is_floating_point else 1)
     passes._sum_extras = lambda training: {}  # which finds tied tensors by their address, and these have none
 

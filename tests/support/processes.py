@@ -6,12 +6,16 @@ psutil raises for a zombie and for another user's process. No other file of the 
 """
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
+
+from holdfast import AttemptView
 
 Read = TypeVar("Read", list[str], dict[str, str])
 
@@ -33,6 +37,12 @@ def log_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return str(Path(f"/proc/{pid}/fd/2").readlink())
     return ""
+
+
+def kill_ranks(attempt: AttemptView) -> None:
+    """Kill all ranks of an attempt."""
+    for beat in attempt.read_beats().values():
+        os.kill(beat.pid, signal.SIGKILL)
 
 
 def _read_begun(process: psutil.Process, read: Callable[[], Read], missing: Read) -> Read:

@@ -77,7 +77,7 @@ PROMISES = {
     "a rehearsal changes nothing of a run that continues exactly, and stops one that doesn't": (
         "holdfast/attempt/test_rehearsal.py::test_a_run_that_continues_exactly_is_rehearsed_and_ends_on_the_same_bytes",
         "holdfast/attempt/test_rehearsal.py::test_state_that_no_checkpoint_has_stops_the_run_as_soon_as_it_acts",
-        "programs/test_killed_in_a_rehearsal.py::test_it_ends_on_the_same_bytes[rehearsal-lived-self-beside]",
+        "programs/test_killed_in_a_rehearsal.py::test_it_ends_on_the_same_bytes[rehearsal-lived-self-beside-1]",
     ),
     "every death is a proof": (
         "holdfast/attempt/test_rehearsal.py::test_steps_that_dead_ranks_had_trained_are_compared",
@@ -98,7 +98,7 @@ PROMISES = {
         "flows/test_trust.py::test_no_command_executes_what_a_record_names[in_the_store]",
     ),
     "training sends nothing to anybody": (
-        "flows/test_untracked.py::test_training_sends_nothing",
+        "flows/test_untracked.py::test_training_sends_nothing_and_imports_nothing_of_the_current_folder",
     ),
     "a machine of a work pool that vanishes costs at most one chunk": (
         "flows/test_pool.py::test_a_run_survives_a_death[machine-SIGKILL]",

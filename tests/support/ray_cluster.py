@@ -28,7 +28,7 @@ ENVIRONMENT = {
 }
 # Ray gives a node 30 s to start, with no setting for it. A busy machine takes longer now and then.
 TRIES = 5
-# Ray's least memory for objects, of which no run has any.
+# Ray's minimum memory for objects, of which no run has any.
 NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80_000_000}
 
 

@@ -132,7 +132,6 @@ SET_BY_YOU = {
     "[performance.md](performance.md)",
 }
 SET_FOR_TESTS = {
-    "HOLDFAST_DRILL": "the kills of a drill, as JSON; the flow `drill` sets it",
     "HOLDFAST_EXAMPLES": "the number of random lives of a run that the tests try; `make soak` sets it",
     "HOLDFAST_FAULT": "a point of the code at which a process kills itself; `holdfast.testing.faults.fault` "
     "returns it ([api.md](api.md#fault))",
@@ -140,11 +139,17 @@ SET_FOR_TESTS = {
     "HOLDFAST_HELM_CHARTS": "a folder of Helm charts, for `make check-infra` without a network",
     "HOLDFAST_TERRAFORM_PLUGINS": "a folder of Terraform providers, for `make check-infra` without a network",
     "HOLDFAST_TEST_DEVICE": "the device on which the tests of ranks train; `make test-gpus` sets it",
+    "HOLDFAST_TEST_UNTIL": "the time, in seconds since 1970, after which no test of GPUs starts; `make test-gpus` sets "
+    "it",
+    "HOLDFAST_TEST_WITHIN_S": "the longest time of `make test-gpus`, in seconds",
 }
 SET_BY_HOLDFAST = {
+    "HOLDFAST_ATTEMPT": "the process id of the attempt that has started the ranks; by it the next attempt finds ranks "
+    "whose attempt has died",
     "HOLDFAST_BESIDE": "the attempt's process, for ranks that another launcher has started",
     "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
     "HOLDFAST_CONFIG": "the configuration of ranks and of metric sinks, as JSON",
+    "HOLDFAST_MEETING": "the file in memory through which several ranks of one machine find each other",
     "HOLDFAST_DOOR": "the socket at which another launcher's ranks connect to the attempt, and the first of these "
     "ranks: [launchers.md](launchers.md)",
     "HOLDFAST_END": "the pipe from which another launcher's rank reads the attempt's exit code",
@@ -154,7 +159,6 @@ SET_BY_HOLDFAST = {
     "HOLDFAST_LAUNCHER": "the process of another launcher, for the attempt",
     "HOLDFAST_LIVED": "the file of the steps that aren't committed yet",
     "HOLDFAST_LONGEST_EPOCH": "the most steps of an epoch in a proof, which shortens longer epochs",
-    "HOLDFAST_PART": "the rank whose part a process trains alone, for `holdfast audit --rank`",
     "HOLDFAST_PATIENCE": "the factor on the time limits for hanging ranks",
     "HOLDFAST_RANKS": "the mark by which an attempt finds its ranks",
 }
@@ -162,7 +166,8 @@ OF_OTHERS = {
     "CUDA_DEVICE_ORDER": "`PCI_BUS_ID` numbers GPUs of several models as `nvidia-smi` does; without it a run that "
     "finds several models checks all of them",
     "CUDA_VISIBLE_DEVICES": "the GPUs that a run may take",
-    "GLOO_SOCKET_IFNAME": "the network interface of ranks on several nodes; Holdfast sets it if you don't",
+    "GLOO_SOCKET_IFNAME": "the network interface of ranks on several nodes; Holdfast sets it, and "
+    "`NCCL_SOCKET_IFNAME`, if you don't",
     "GROUP_RANK": "the place of a rank among others, from torchrun, with `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
     "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Holdfast hides those of an outer launcher from its ranks",
     "JOB_COMPLETION_INDEX": "the number of this node, in an indexed Job of Kubernetes",
@@ -170,9 +175,8 @@ OF_OTHERS = {
     "[kubernetes.md](kubernetes.md)",
     "MASTER_ADDR": "the address at which another launcher's ranks connect, with `MASTER_PORT`: "
     "[launchers.md](launchers.md)",
-    "MLFLOW_TRACKING_URI": "MLflow's server; `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and "
-    "`MLFLOW_TRACKING_PASSWORD`, are its secret: [metrics.md](metrics.md)",
     "NO_PROXY": "hosts to contact without a proxy, as in `no_proxy`; `make up` adds this machine",
+    "PAGER": "the program in which `holdfast docs` shows a page; `less` if you don't set it",
     "POD_NAME": "the name of the attempt's own pod, from the pod's manifest: [kubernetes.md](kubernetes.md)",
     "PREFECT_API_URL": "Prefect's server; `PREFECT_API_AUTH_STRING` is its secret: [operating.md](operating.md)",
     "PYTHONPATH": "folders of modules; ranks on a Ray cluster receive it, too",
@@ -183,6 +187,8 @@ OF_OTHERS = {
     "SLURM_PROCID": "the number of a task of `srun`, with `SLURM_LOCALID`: [launchers.md](launchers.md)",
     "SLURM_STEP_ID": "the step of srun, with `SLURM_STEP_NUM_NODES` and `SLURM_STEP_TASKS_PER_NODE`: "
     "[slurm.md](slurm.md)",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "whether ranks of one machine end when NCCL fails; if you don't set it, "
+    "Holdfast sets 1, as torchrun does",
     "STORAGE_EMULATOR_HOST": "an emulator that replaces Google Cloud Storage; Holdfast then uses no credentials",
 }
 
@@ -209,7 +215,7 @@ them with this machine's, and `determinism.mode = "strict"` sets some of them fo
 
 {bits}
 
-## Those of tests and drills
+## Those of tests
 
 {tests}
 

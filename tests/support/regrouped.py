@@ -336,13 +336,13 @@ class Louder(nn.Linear):
         return super().forward(2 * x)
 
 
-def changes_its_structure(run: Run, how: str) -> None:
-    """Change the model in the third step in a way that no resume could build again."""
+def changes_its_structure(run: Run, how: str, at: int = 2) -> None:
+    """Change the model in the step after ``at`` steps in a way that no resume could build again."""
     model = nn.Sequential(*net(), nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     run.keep(model=model, optimizer=optimizer)
     for step in run.steps(per_epoch=PER_EPOCH):
-        if step.number == 2:
+        if step.number == at:
             if how == "adapter":
                 model[0] = Low(model[0])
             elif how == "layer":

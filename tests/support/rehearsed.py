@@ -55,8 +55,9 @@ class Program:
     """One run of a program, trained by commands that a nursery forks.
 
     Args:
-        recipe: ``module:function`` below tests/.
+        recipe: ``module:function`` below tests/, or ``path:function``.
         settings: those of the recipe, and others of the configuration by dotted name.
+        command: the function that a process of its own calls; see `tests.support.forked`.
     """
 
     nursery: Lives
@@ -65,13 +66,15 @@ class Program:
     settings: dict[str, Any]
     epochs: int
     chunk: str = "epochs = 1"
+    command: str = "tests.support.forked:train"
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.settings.items())
+        recipe = self.recipe if self.recipe.startswith("/") else f"tests.{self.recipe}"
         self.config = self.folder / "program.toml"
         self.config.write_text(
-            f'recipe = "tests.{self.recipe}"\nrun = "program"\nepochs = {self.epochs}\nstore = "{self.folder}"\n'
+            f'recipe = "{recipe}"\nrun = "program"\nepochs = {self.epochs}\nstore = "{self.folder}"\n'
             f'{settings}[chunk]\n{self.chunk}\n[log]\nfolder = "{self.folder}/logs"\n'
         )
 
@@ -82,7 +85,7 @@ class Program:
     def train(self, *settings: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run ``holdfast train`` to its end."""
         variables = {"PROGRAM_FILES": str(self.folder), "OUTPUT": str(self.folder / "output")} | environment
-        return self.nursery.call("tests.support.forked:train", str(self.config), settings, **variables)
+        return self.nursery.call(self.command, str(self.config), settings, **variables)
 
     def kill_at(self, commit: int, *settings: str, point: str = "commit-recorded") -> bool:
         """Train until a commit, and kill the command and its ranks with SIGKILL there; return whether that happened.

@@ -17,15 +17,14 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset
 
 from holdfast import Recipe, Run, Schedule, checkpoint
-from holdfast.checkpoint import Near, Payload, Saved, Saver, differences
-from holdfast.config import Compute, Determinism, NearTier, Resume, RunConfig
+from holdfast.checkpoint import Payload, Saved, Saver, differences
+from holdfast.config import Compute, Determinism, Resume, RunConfig
 from holdfast.errors import CheckpointDamaged, GateTripped, StoreFull
-from holdfast.rank.describing import drop_useless_between
 from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, begin_save_between, find_shards, read_shards, resume
+from holdfast.training import Gate, Training, begin_save, find_shards, read_shards, resume
 from holdfast.training.recording import read_lines
 from holdfast.training.sharded.exchange import Exchange
 from tests.support.device import DEVICE, device_of
@@ -33,7 +32,6 @@ from tests.support.forked import launch
 from tests.support.makers import METADATA_FIELDS, commit_of
 from tests.support.trainings import save_step, train_to
 from tests.support.varied import Points
-from tests.support.waiting import await_equal
 
 BATCH_SIZE = 8
 GRAD_ACCUM = 2
@@ -211,20 +209,6 @@ def make(folder: str, parallel: str = "fsdp", settings: dict[str, Any] | None = 
     return training
 
 
-def leave_out_saves_between_commits(folder: str) -> int:
-    """Ranks of one node save a sharded state between commits; those of several nodes say why they don't."""
-    training = make(folder)
-    for nodes, is_used in ((1, True), (2, False)):
-        compute = training.config.compute.model_copy(update={"nodes": nodes})
-        near = NearTier(folder=f"{folder}/near", every_steps=2)
-        training.config = training.config.model_copy(update={"compute": compute, "near": near})
-        training.saver.between = Saver(near=Near.of(training.config), is_between=True)
-        said = drop_useless_between(training)
-        assert (training.saver.between is not None, said == []) == (is_used, is_used), said
-    assert "no near folder has a whole checkpoint" in said[0]
-    return 0
-
-
 def resume_in(training: Training, store: LocalStore, saved: Saved, gate: str) -> None:
     """Restore a checkpoint as a rank does: in shares, if the training has shares."""
     shares = find_shards(training.recipe)
@@ -299,7 +283,7 @@ def save_after_evaluating(folder: str) -> int:
 
 
 class Replicated:
-    """An extra with a tensor that every rank holds whole, as a `DTensor`. It loads another kind of tensor."""
+    """An extra with a tensor that every rank holds whole, as a `DTensor`. It loads a different kind of tensor."""
 
     def __init__(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -453,32 +437,6 @@ def save_twice(folder: str) -> int:
     return 0
 
 
-def save_between_commits(folder: str) -> int:
-    """Save into the near folder while the save before it waits for the store: the checkpoint is whole and its child."""
-    training = make(folder)
-    Path(folder, "r").mkdir(exist_ok=True)
-    Path(folder, "r", "run.json").write_text("a run")
-    shut = Shut(f"{folder}/r")
-    near = Near(NearTier(folder=f"{folder}/near"), shut, "r")
-    training.saver.near, training.saver.between = near, Saver(PART_BYTES, near=near, is_between=True)
-    train_to(training, 2)
-    begin_save(training, shut, "f" * 64, {})
-    await_equal(lambda: training.saver.has_last, True)
-    train_to(training, 3)
-    begin_save_between(training, shut, "f" * 64, {}, train_s=1.0)
-    between = training.saver.between.wait()
-    assert training.saver.is_busy
-    shut.opened.set()
-    saved = training.saver.wait()
-    assert saved is not None
-    assert between is not None
-    assert between.metadata.previous_checkpoint_sha256 == saved.metadata.checkpoint_sha256
-    assert [line["step"] for line in read_lines(training)] == [3]
-    assert checkpoint.verify(near.store, commit_of(between)) == []
-    assert content_of(training, LocalStore(f"{folder}/expected")) == between.metadata.checkpoint_sha256
-    return 0
-
-
 def save_frozen(folder: str) -> int:
     """Save several times: a part that never changes is linked, whichever rank owns it, or written where it can't be."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -509,7 +467,7 @@ def save_frozen(folder: str) -> int:
     files = {name: [each[name] for each in saves] for name in names}
     assert len(names) == 7
     for name in (names[0], names[-1]):
-        assert len({*files[name]}) == 4, "each save has other bytes"
+        assert len({*files[name]}) == 4, "each save has different bytes"
     for name in names[1:-1]:
         first, second, *others = files[name]
         assert first != second, "that the part lasts shows in the second save"

@@ -8,11 +8,14 @@ from typing import Any
 import rfc8785
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import CryptoSigner
 
 from holdfast.journal.signature import SigningKey, TrustedKey, verify_signature
 
+# The order of the group of P-256. Source: FIPS 186-4, D.1.2.3, in decimal there.
+ORDER = 115792089210356248762697446949407573529996955224135760342422259061068512044369
 RUN = "run"
 NAME = "commits/00000007.json"
 RECORD = b'{"number": 7}\n'
@@ -74,7 +77,11 @@ def sealed_bundle(statement: object, private: ec.EllipticCurvePrivateKey = PRIVA
     payload = statement if isinstance(statement, bytes) else rfc8785.dumps(statement)  # type: ignore[arg-type]
     envelope = Envelope(payload, PAYLOAD_TYPE, {})
     envelope.sign(CryptoSigner(private))
-    return bundle(envelope.to_dict() | changed)
+    fields = envelope.to_dict()
+    for signature in fields["signatures"]:
+        r, s = decode_dss_signature(base64.b64decode(signature["sig"]))
+        signature["sig"] = base64.b64encode(encode_dss_signature(r, min(s, ORDER - s))).decode()
+    return bundle(fields | changed)
 
 
 def bundle(envelope: dict[str, Any], **changed: Any) -> bytes:

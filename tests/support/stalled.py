@@ -18,9 +18,7 @@ from typing import Any
 from holdfast.config import Retention
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
-from holdfast.keeping.pack import unpack
 from holdfast.keeping.retention import DEBRIS_AFTER_S, prune_by_policy
-from holdfast.looking.report import Publisher
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.makers import STEPS_PER_EPOCH, make_line, train
@@ -76,12 +74,16 @@ def prune_once(store: str, debris_after_s: float = DEBRIS_AFTER_S, **policy: Any
 
 def publish_once(store: str) -> None:
     """Write the run's report once, as its newest attempt."""
+    from holdfast.extensions.report.publishing import Publisher
+
     journal = Journal(open_store(store), "run")
     Publisher(journal).publish(journal.attempts())
 
 
 def unpack_file(store: str, path: str) -> None:
     """Unpack a packed checkpoint."""
+    from holdfast.extensions.pack.pack import unpack
+
     with Path(path).open("rb") as file:
         unpack(file, open_store(store))
 

@@ -1,6 +1,7 @@
 """Trainings in the tests' own process, which lacks a rank's environment."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import DEFAULT_SEED, Determinism
 from holdfast.errors import GateTripped
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, find_forgotten, resume, run_program, steps
+from holdfast.training import (
+    Gate,
+    Training,
+    begin_save,
+    find_forgotten,
+    repeat_last_step,
+    resume,
+    resume_weights,
+    run_program,
+    steps,
+)
 from holdfast.training.loop import Report, train_step
 
 Saved = tuple[Payload, Metadata]
@@ -52,13 +63,23 @@ def save_state(training: Training, folder: Path) -> Saved:
     return checkpoint.read_saved(store, saved), saved.metadata
 
 
-def live(config: RunConfig, stop: int, saved: Saved | None = None) -> tuple[Saved, Training]:
-    """Train a program from a checkpoint, or from its beginning, to a step. Return the checkpoint there."""
+def live(
+    config: RunConfig, stop: int, saved: Saved | None = None, *, saves_first: bool = False
+) -> tuple[Saved, Training]:
+    """Train a program from a checkpoint, or from its beginning, to a step. Return the checkpoint there.
+
+    Args:
+        saves_first: whether to save before a loop's code at an epoch's end, as ranks do that have to stop at once.
+    """
     found: list[tuple[Saved, Training]] = []
 
     def serve(training: Training) -> Generator[None, None, None]:
         if saved is not None:
-            resume(training, *saved, Gate("exact"), lambda *skipped: None)
+            restore = functools.partial(resume, training, *saved, Gate("exact"), lambda *skipped: None)
+            restore()
+            training.record.ends.restore_weights = functools.partial(resume_weights, training, saved[0])
+            yield from repeat_last_step(training, restore)
+        training.record.ends.saves_first = lambda end: saves_first and end >= stop
         yield from steps(training, stop, lambda: False)
         found.append((save_state(training, Path(config.store)), training))
 

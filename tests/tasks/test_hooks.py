@@ -34,7 +34,7 @@ def test_an_overdue_commit_is_an_event_of_its_run(
     monkeypatch.setattr(hooks, "emit_event", lambda name, run, payload: events.append((name, run | payload)))
     monkeypatch.setattr(hooks, "OVERDUE_LEAST_S", 0.0 if is_late else WITHIN_S)
     places = [f"store={tmp_path}/runs", f"log.folder={tmp_path}/logs", "epochs=2", "chunk.steps=5"]
-    config, goes_on = load_config(ROOT / "holdfast/recipes/chat.toml", places), threading.Event()
+    config, goes_on = load_config(ROOT / "examples/chat/chat.toml", places), threading.Event()
 
     def is_of_second(name: str, facts: Any) -> bool:
         return name == OVERDUE_EVENT and facts["number"] == 2

@@ -24,17 +24,18 @@ from holdfast.journal import (
     Quarantine,
     Record,
     RehearsalRecord,
-    audit_name,
     broken_links,
-    config_name,
     find_conflict,
     folder_record_name,
-    list_audits,
     read_record,
     record_name,
     signature_name,
 )
+from holdfast.journal.answers import ANSWERS, AnswerRecord
+from holdfast.journal.audits import NAME
+from holdfast.journal.coverage import hash_rested
 from holdfast.journal.skips import SKIPS, SkipRecord
+from holdfast.journal.snapshots import find_other_run, find_other_settings
 
 # For each folder: the class of its records, and the field that repeats the number in a record's name.
 NUMBERED: dict[str, tuple[type[Record], str]] = {
@@ -50,6 +51,9 @@ NUMBERED: dict[str, tuple[type[Record], str]] = {
 }
 
 
+# For each folder whose records' names have the numbers of a commit and of one of its audits: the class of its records.
+PAIRED: dict[str, type[Record]] = {"audits": AuditRecord, ANSWERS: AnswerRecord}
+
 # The type of the built-in map, or of a thread pool's map.
 Map = Callable[..., Iterable[Any]]
 
@@ -64,6 +68,7 @@ class CheckedRecords:
         commits: the commits whose records can be read, sorted by number.
         live: the commits in `commits` that are valid.
         quarantined: the commits in `commits` that are quarantined and not pruned.
+        elsewhere: see `hash_rested`.
     """
 
     problems: list[str]
@@ -72,6 +77,7 @@ class CheckedRecords:
     commits: list[Commit]
     live: list[Commit]
     quarantined: list[Commit]
+    elsewhere: int
 
 
 def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
@@ -84,6 +90,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
         RunUnknown: there is no such run.
     """
     first, is_unpacked, problems = _check_run(journal)
+    elsewhere = first if is_unpacked else 0
     others = list(_list_others(journal))
     problems += filter(None, map_(lambda other: _check_other(journal, *other), others))
     quarantined, pruned = set(journal.numbers("quarantine")), set(journal.numbers("pruned"))
@@ -101,14 +108,20 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     latest_problems, notes = _check_latest(journal, newest)
     if commits and journal.numbers("attempts") and not journal.store.exists("config.snapshot.json"):
         problems.append("config.snapshot.json is missing; the next attempt writes it again")
+    elif other := find_other_run(journal):
+        problems.append(f"{other}; the next attempt writes it again")
+    elif other := find_other_settings(journal, commits[-1] if commits else None):
+        notes.append(f"{other}; nothing is pruned until the next attempt writes it again")
     notes += journal.strays
     problems += latest_problems
     counting = [commit for commit in commits if commit.number not in quarantined]
     live = [commit for commit in counting if commit.number not in pruned]
+    problems += filter(None, map_(lambda commit: _check_folder(journal, commit), counting))
     damaged = {problem.partition(" ")[0].rstrip(":") for problem in problems}
-    problems += sorted(_find_lost(journal, first if is_unpacked else 0, counting, live, damaged, map_))
+    problems += sorted(_find_lost(journal, elsewhere, counting, live, damaged, map_))
     copies = [(commit, file) for commit in counting for file in commit.files if file.name in checkpoint.COPIES]
     problems += filter(None, map_(lambda copy: _check_copy(journal, copy[0], copy[1], newest), copies))
+    notes += _list_unwritten(journal, [copy for copy in copies if copy[0].number == newest != elsewhere])
     return CheckedRecords(
         problems=problems,
         notes=notes,
@@ -116,6 +129,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
         commits=commits,
         live=live,
         quarantined=[commit for commit in commits if commit.number in quarantined - pruned],
+        elsewhere=elsewhere,
     )
 
 
@@ -123,31 +137,33 @@ def _check_run(journal: Journal) -> tuple[int, bool, list[str]]:
     """Return the number of the run's first commit, whether the run was unpacked, and a line for each problem."""
     try:
         run = journal.read_run()
-        return run.first_commit, run.packed or run.first_commit > 1, []
+        renamed = journal.find_rename()
+        return run.first_commit, run.packed or run.first_commit > 1, [renamed] if renamed else []
     except (RecordDamaged, Unreadable) as error:
         is_unpacked = not journal.numbers("attempts")
         return min(journal.numbers("commits"), default=1), is_unpacked, [str(error)]
 
 
-def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], str, Any]]:
+def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], dict[str, int]]]:
     """Yield a tuple for each record except ``run.json``, ``latest.json`` and commits: what `_check_other` needs.
 
-    The tuple has the record's name, its class, the field that has to repeat the number in the name, and this number.
+    The tuple has the record's name, its class, and the numbers that its fields have to repeat from its name.
     """
     if journal.store.exists("config.snapshot.json"):
-        yield "config.snapshot.json", ConfigRecord, "", None
+        yield "config.snapshot.json", ConfigRecord, {}
     for name in journal.store.list("configs"):
-        yield f"configs/{name}", ConfigRecord, "", None
-    for commit, numbers in list_audits(journal).items():
-        yield from ((audit_name(commit, number), AuditRecord, "number", number) for number in numbers)
+        yield f"configs/{name}", ConfigRecord, {}
+    for folder, of_pair in PAIRED.items():
+        for pair in filter(None, map(NAME.fullmatch, journal.store.list(folder))):
+            yield f"{folder}/{pair[0]}", of_pair, {"commit": int(pair[1]), "number": int(pair[2])}
     for name in journal.store.list("folders"):
-        yield f"folders/{name}", FolderRecord, "", None
+        yield f"folders/{name}", FolderRecord, {}
     for folder, (cls, field) in NUMBERED.items():
         for number in journal.numbers(folder):
-            yield record_name(folder, number), cls, field, number
+            yield record_name(folder, number), cls, {field: number}
 
 
-def _check_other(journal: Journal, name: str, cls: type[Record], field: str, expected: object) -> str | None:
+def _check_other(journal: Journal, name: str, cls: type[Record], expected: dict[str, int]) -> str | None:
     try:
         record = read_record(journal.store, cls, name)
     except (RecordDamaged, Unreadable) as error:
@@ -155,8 +171,9 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
     except NameMissing:  # if the name is still listed, it isn't a file; otherwise a pin was removed meanwhile
         folder, _, file = name.rpartition("/")
         return f"{name} is not a file" if file in journal.store.list(folder) else None
-    if field and getattr(record, field) != expected:
-        return f"{name} holds the record of another number, {getattr(record, field)}"
+    for field, number in expected.items():
+        if getattr(record, field) != number:
+            return f"{name} holds the record of a different number, {getattr(record, field)}"
     if isinstance(record, FolderRecord) and name != folder_record_name(record.path):
         return f"{name} holds the record of another folder, {record.path}"
     if isinstance(record, ConfigRecord) and name not in ("config.snapshot.json", record.name, record.snapshot_name):
@@ -166,6 +183,17 @@ def _check_other(journal: Journal, name: str, cls: type[Record], field: str, exp
     return None
 
 
+def _check_folder(journal: Journal, commit: Commit) -> str:
+    """Return a line if the record of a commit's folder assigns the folder to another commit that could use it."""
+    name = folder_record_name(commit.path)
+    with contextlib.suppress(NameMissing, RecordDamaged, Unreadable):  # reported elsewhere
+        number = read_record(journal.store, FolderRecord, name).commit
+        owner = journal.find_commit(number)
+        if number != commit.number and (number == 0 or (owner is not None and owner.path == commit.path)):
+            return f"{name} assigns the folder of commit {commit.number} to {f'commit {number}' if number else 'none'}"
+    return ""
+
+
 def _find_lost(
     journal: Journal, elsewhere: int, counting: Iterable[Commit], live: Collection[Commit], damaged: Collection[str],
     map_: Map,
@@ -173,19 +201,13 @@ def _find_lost(
     """Yield a line for each lost record on which a commit relies, or which the index lists.
 
     Args:
-        elsewhere: in an unpacked run, the number of the first commit: another run has the record of its attempt. 0 for
-            other runs.
+        elsewhere: see `hash_rested`.
         counting: the commits that aren't quarantined.
         live: the commits in ``counting`` that aren't pruned. Only their signatures must exist.
         damaged: the names of records for which there is a line already.
         map_: see `check_records`.
     """
-    wanted: dict[str, str] = {}
-    for commit in counting:
-        if commit.number != elsewhere:
-            wanted |= commit.records | {record_name("attempts", commit.attempt): ""}
-        wanted |= {name: sha256 for name, sha256 in commit.records.items() if name.startswith("configs/")}
-        wanted.setdefault(config_name(commit.config_fingerprint), "")
+    wanted = hash_rested(counting, elsewhere)
     entries = journal.numbers("index")
     gaps = set(range(1, max(entries, default=0))).difference(entries)
     yield from (f"{record_name('index', number)} is missing" for number in gaps)
@@ -205,7 +227,7 @@ def _find_lost(
         if name.startswith("signatures/") and not journal.store.exists(name):  # other records were read before
             yield f"{name} is not a file"
         with contextlib.suppress(NameMissing, Unreadable):  # the record is a pin that was removed meanwhile
-            if sha256 and (found := checkpoint.hash_file(journal.store, folder, file).sha256) != sha256:
+            if sha256 and (found := journal.hash_record(name)) != sha256:
                 yield f"{name} has the SHA-256 {found} but was committed with {sha256}"
 
 
@@ -286,7 +308,7 @@ def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: 
 
     Return a line if the copy is missing or differs from the commit; otherwise None.
     """
-    name = checkpoint.COPIES[expected.name](commit.number)
+    name = _name_copy((commit, expected))
     folder, _, file = name.partition("/")
     try:
         found = checkpoint.hash_file(journal.store, folder, file)
@@ -301,3 +323,16 @@ def _check_copy(journal: Journal, commit: Commit, expected: FileRecord, newest: 
     if found.sha256 == expected.sha256:
         return None
     return f"{name} has the SHA-256 {found.sha256} but was committed as {expected.sha256}"
+
+
+def _list_unwritten(journal: Journal, copies: Iterable[tuple[Commit, FileRecord]]) -> Iterator[str]:
+    """Yield a line for each missing copy of the newest commit's files, as after a kill between commit and copy."""
+    for name in map(_name_copy, copies):
+        if not journal.store.exists(name):
+            yield f"{name} is missing; the next attempt writes it again"
+
+
+def _name_copy(copy: tuple[Commit, FileRecord]) -> str:
+    """Return the name of the copy of a commit's file that stays when the checkpoint is deleted."""
+    commit, file = copy
+    return checkpoint.COPIES[file.name](commit.number)

@@ -26,12 +26,16 @@ class VerifyReport(BaseModel):
     """The result of verifying a run.
 
     Attributes:
-        ok: whether there is no problem.
+        ok: whether there is no problem, and no verdict of audits without an answer.
         problems: a line for each file that is damaged or lost, or that lacks a trusted signature.
         notes: a line for each irregularity that is harmless, or that the next attempt repairs.
         records: the number of records that were read.
         checkpoints: the results for the checkpoints that were read.
         verdict: the findings of the run's rehearsals; empty before the first commit.
+        covered, uncovered: the files that the signatures cover and those that they don't, by kind; empty without
+            trusted keys.
+        coverage: both lists as lines for a person.
+        unanswered: a line for each verdict of audits that puts the run's bytes in doubt and that nobody has answered.
     """
 
     run: str
@@ -41,3 +45,7 @@ class VerifyReport(BaseModel):
     records: int
     checkpoints: list[CheckedCheckpoint]
     verdict: str = ""
+    covered: dict[str, list[str]] = {}
+    uncovered: dict[str, list[str]] = {}
+    coverage: list[str] = []
+    unanswered: list[str] = []

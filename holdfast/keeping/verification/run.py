@@ -7,11 +7,14 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 from holdfast.errors import Damage, NameMissing, NotTrusted, RecordDamaged, Unreadable
 from holdfast.journal import Commit, Journal
+from holdfast.journal.answers import describe_unanswered
+from holdfast.journal.coverage import Coverage, find_coverage
+from holdfast.journal.exactness import describe_resume
 from holdfast.journal.signature import TrustedKey
 from holdfast.journal.signing import check_signed
 from holdfast.journal.skips import read_skips
 from holdfast.keeping.verification.checkpoints import check_checkpoint, check_uncommitted
-from holdfast.keeping.verification.records import check_records
+from holdfast.keeping.verification.records import CheckedRecords, Map, check_records
 from holdfast.keeping.verification.report import VerifyReport
 
 # The number of threads. They work in parallel, because both hashing and waiting for a storage release the GIL.
@@ -42,9 +45,7 @@ def verify_run(
     with _workers(progress, WORKERS) as pool:
         records = check_records(journal, pool.map)
         problems, notes = records.problems, records.notes
-        if trusted_keys:
-            signed = pool.map(lambda commit: _check_signed(journal, commit, trusted_keys), records.live)
-            problems += [problem for problem in (*signed, _check_skips_signed(journal, trusted_keys)) if problem]
+        coverage = _check_signatures(journal, records, trusted_keys, pool.map) if trusted_keys else None
     chosen = [(commit, "counts") for commit in records.live]
     if everything:
         chosen += [(commit, "quarantined") for commit in records.quarantined]
@@ -60,15 +61,34 @@ def verify_run(
         for each in check_uncommitted(journal, {commit.path for commit in records.commits}):
             notes.append(f"{each.path} is named by no commit")
             checkpoints.append(each)
+    unanswered = describe_unanswered(journal)
     return VerifyReport(
         run=journal.run,
-        ok=not problems,
+        ok=not problems and not unanswered,
         problems=problems,
         notes=notes,
         records=records.count,
         checkpoints=checkpoints,
-        verdict=records.live[-1].verdict if records.live else "",
+        verdict=describe_resume(journal, records.live[-1]) if records.live else "",
+        **({"covered": coverage.covered, "uncovered": coverage.uncovered} if coverage else {}),
+        coverage=coverage.describe() if coverage else [],
+        unanswered=unanswered,
     )
+
+
+def _check_signatures(
+    journal: Journal, records: CheckedRecords, trusted_keys: Sequence[TrustedKey], map_: Map
+) -> Coverage:
+    """Check the signatures of the commits that count and of the skip list. Add a problem for each that isn't good.
+
+    Return which files the good signatures cover.
+    """
+    found = list(map_(lambda commit: _check_signed(journal, commit, trusted_keys), records.live))
+    skips, problem = _check_skips_signed(journal, trusted_keys)
+    records.problems += [each for each in (*found, problem) if each]
+    signed = [commit for commit, problem in zip(records.live, found, strict=True) if not problem]
+    quarantined = {*journal.numbers("quarantine")}
+    return find_coverage(journal, records.commits, signed, quarantined, records.elsewhere, skips)
 
 
 def _check_signed(journal: Journal, commit: Commit, trusted_keys: Sequence[TrustedKey]) -> str | None:
@@ -79,14 +99,15 @@ def _check_signed(journal: Journal, commit: Commit, trusted_keys: Sequence[Trust
     return None
 
 
-def _check_skips_signed(journal: Journal, trusted_keys: Sequence[TrustedKey]) -> str | None:
+def _check_skips_signed(journal: Journal, trusted_keys: Sequence[TrustedKey]) -> tuple[Sequence[str], str]:
+    """Return the names of the signed skip list and of its signature, and a problem; each is empty if there is none."""
     try:
-        read_skips(journal, trusted_keys)
+        record = read_skips(journal, trusted_keys)
     except NotTrusted as error:
-        return str(error)
+        return (), str(error)
     except (NameMissing, RecordDamaged, Unreadable):  # `check_records` reports this damage
-        return None
-    return None
+        return (), ""
+    return record.names if record else (), ""
 
 
 class _Progress:

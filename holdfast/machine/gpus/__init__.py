@@ -2,6 +2,7 @@
 
 from holdfast.machine.gpus.checks import (
     check_gpus,
+    describe_unseen,
     describe_visible,
     explain_ranks,
     gather_nodes,
@@ -10,11 +11,13 @@ from holdfast.machine.gpus.checks import (
 )
 from holdfast.machine.gpus.report import Gpu, GpuReport, read_report
 from holdfast.machine.gpus.visible import list_taken, list_visible
+from holdfast.machine.gpus.waits import sleep_in_waits
 
 __all__ = [
     "Gpu",
     "GpuReport",
     "check_gpus",
+    "describe_unseen",
     "describe_visible",
     "explain_ranks",
     "gather_nodes",
@@ -22,5 +25,6 @@ __all__ = [
     "list_visible",
     "read_report",
     "settle_ranks",
+    "sleep_in_waits",
     "too_few_gpus",
 ]

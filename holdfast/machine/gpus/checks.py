@@ -3,16 +3,19 @@
 import logging
 import os
 import subprocess
-import sys
+from pathlib import Path
 
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError, GpuUnhealthy
-from holdfast.machine.gpus.report import Gpu, GpuReport, read_report, run_command
+from holdfast.machine.gpus.report import PROGRAM, Gpu, GpuReport, read_report, run_command
 from holdfast.machine.gpus.visible import list_taken, list_visible
+from holdfast.store.modules import python_command
 from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
+# The device files of GPUs. The driver makes them; in a container only those of its own GPUs are there.
+DEVICES, DEVICE_FILES = Path("/dev"), "nvidia[0-9]*"
 TORCH_WITHIN_S = 300.0  # long, because importing torch from a cold disk takes a minute
 
 
@@ -23,7 +26,7 @@ def settle_ranks(config: RunConfig) -> RunConfig:
     and only whole groups. A configuration that already has a number is returned unchanged.
 
     Raises:
-        ConfigError: the configuration's mesh has another number of ranks.
+        ConfigError: the configuration's mesh has a different number of ranks.
         GpuUnhealthy: the GPUs can't be counted, because a GPU or the driver doesn't answer.
     """
     compute = config.compute
@@ -48,8 +51,8 @@ def gather_nodes(config: RunConfig) -> RunConfig:
     compute = config.compute
     if compute.nodes == 1 and compute.launcher == "torchrun":
         return config
-    ranks = compute.rank_count * (1 if compute.virtual_ranks else compute.node_range[0])
-    return config.model_copy(update={"compute": compute.changed(nodes=1, ranks=ranks, launcher="torchrun")})
+    moved = compute.changed(nodes=1, ranks=compute.gathered_ranks, launcher="torchrun")
+    return config.model_copy(update={"compute": moved})
 
 
 def _count_visible(compute: Compute) -> int:
@@ -66,7 +69,7 @@ def _ask_torch() -> int:
     """
     program = "import torch; print(torch.cuda.device_count())"
     try:
-        exit_code, text = run_command([sys.executable, "-c", program], TORCH_WITHIN_S)
+        exit_code, text = run_command(python_command("-c", program), TORCH_WITHIN_S)
     except subprocess.TimeoutExpired:
         return 0
     lines = text.split()
@@ -99,6 +102,23 @@ def check_gpus(compute: Compute) -> int:
     hint = f"{hide}nvidia-smi --gpu-reset --id={resets} may help, "
     _judge(compute, [f"{gpu} is unhealthy: {', '.join(gpu.faults)}" for gpu in unhealthy], hint)
     return len(visible)
+
+
+def describe_unseen() -> str:
+    """Return how it is known that this process has GPUs, for a process in which torch sees none; empty if it has none.
+
+    GPUs that CUDA_VISIBLE_DEVICES hides don't count.
+    """
+    report = read_report()
+    visible = list_visible(report)
+    if visible:
+        return f"{PROGRAM} lists {counted(len(visible), 'GPU')}"
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    if visible is not None or first in ("", "-1"):
+        return ""
+    # With a driver that doesn't fit its libraries, neither nvidia-smi nor torch sees the GPU.
+    files = sorted(DEVICES.glob(DEVICE_FILES))
+    return f"{PROGRAM} lists a part of a GPU (MIG)" if report.gpus else f"this machine has {files[0]}" if files else ""
 
 
 def _judge(compute: Compute, faults: list[str], hint: str) -> None:

@@ -101,7 +101,7 @@ class Relay:
         """Start the ranks on all nodes; see `relay_ranks`.
 
         Raises:
-            ConfigError: a node has another version of Holdfast, or none.
+            ConfigError: a node has a different version of Holdfast, or none.
             RankDied: Ray has lost a node during the start.
         """
         hosts = self._hosts = self._call_all("describe")
@@ -257,7 +257,7 @@ def check_versions(hosts: Sequence[Host]) -> None:
     """Check that all nodes have this machine's version of Holdfast, because messages may differ between versions.
 
     Raises:
-        ConfigError: a node has another version.
+        ConfigError: a node has a different version.
     """
     for node, host in enumerate(hosts):
         if host.version != holdfast.__version__:

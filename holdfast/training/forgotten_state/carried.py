@@ -52,9 +52,15 @@ def find_constants(frame: types.FrameType) -> set[str]:
 
 
 def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
-    """Return the attributes that every method of a class assigns before it reads them, so that no old value matters."""
+    """Return the attributes that every method of a class assigns before it reads them, so that no old value matters.
+
+    ``__init__`` doesn't count: an attribute that only this method assigns may be read and changed by code outside of
+    the class.
+    """
     stored, read = set[str](), set[str]()
     for code in codes:
+        if code.co_name == "__init__":
+            continue
         own = f"{code.co_varnames[0]}." if code.co_argcount else "."
         places = _read_places(code)
         live = _find_live(places, {*places})[min(places)]

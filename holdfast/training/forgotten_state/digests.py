@@ -4,9 +4,8 @@ import contextlib
 import enum
 import functools
 import hashlib
-import os
 import queue
-import time
+import re
 import types
 import warnings
 from collections import deque
@@ -17,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.machine.processes import read_age
-from holdfast.state import is_generator, is_sharded, read_generator
+from holdfast.state import is_generator, is_reading, is_recorder, is_sharded, read_generator
+from holdfast.state.tensors import is_freed
 
 # The limits of a digest: the items of a container, the depth of nested containers, and the bytes of a tensor or an
 # array. If a tensor or an array is larger, only about SAMPLED of its elements are read.
@@ -33,9 +32,11 @@ CONTAINERS = (dict, *SEQUENCES)
 CACHES = type(functools.lru_cache(lambda: None))
 # The modules of iterators whose `__reduce__` returns the position without moving the iterator.
 ITERATORS = ("builtins", "itertools")
-# The clocks that `is_reading` knows. Programs store the times of these clocks, to measure durations.
-CLOCKS = (time.time, time.perf_counter, time.monotonic)
-NANOSECONDS = 10**9
+# Names that programs give to objects and values that only record a training.
+OF_LOGS = re.compile(
+    r"(?i)(.*_)?(log|logs|logger|history|meters?|metrics?|writer|progress|profiler|timer|times?|timings?|elapsed)$"
+)
+LOG_CLASSES = re.compile(r".*(Log|Logger|Meter|Metrics?|Writer|Timer|Stopwatch|History|ProgressBar|Profiler)$")
 IsKnown = Callable[[Any], bool]
 
 
@@ -66,26 +67,11 @@ def reduce_iterator(value: Any) -> tuple[Any, ...]:
     return ()
 
 
-def is_reading(value: Any) -> bool:
-    """Return whether a number is a time that a clock has shown since this process began, in seconds or nanoseconds.
-
-    Such a number always differs between two processes, and a resume has no use for it. A clock's time in seconds has
-    nine decimals. A float from a tensor or a computation usually has more decimals, and a number in source code fewer.
-    """
-    if type(value) is int and value > NANOSECONDS:
-        value /= NANOSECONDS
-    if not isinstance(value, float) or round(value, 3) == value or round(value, 9) != value:
-        return False
-    if float(np.float32(value)) == value:
-        return False
-    age_s = CLOCKS[0]() - _read_start() + 1
-    return any(now - age_s <= value <= now for now in (clock() for clock in CLOCKS))
-
-
-@functools.cache
-def _read_start() -> float:
-    """Return the time at which this process began, in the seconds of ``time.time``."""
-    return CLOCKS[0]() - read_age(os.getpid())
+def is_logger(name: str, value: Any) -> bool:
+    """Return whether a value probably only records a training, by its class, its package and its name."""
+    kind = type(value)
+    is_known = is_recorder(value) or kind.__module__.partition(".")[0] == "torchmetrics"
+    return is_known or LOG_CLASSES.match(kind.__name__) is not None or OF_LOGS.match(name) is not None
 
 
 def digest(value: Any, is_known: IsKnown = lambda _: False) -> str:
@@ -156,7 +142,7 @@ def _spell_array(value: Any) -> Iterator[bytes]:
     yield f"{value.dtype}{tuple(value.shape)}".encode()
     if isinstance(value, Tensor):
         value = value.to_local() if is_sharded(value) else value  # type: ignore[attr-defined]
-        if value.is_meta or value.layout is not torch.strided:
+        if value.is_meta or value.layout is not torch.strided or is_freed(value):
             return
         flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach().flatten()
         some = flat[:: max(1, len(flat) // SAMPLED)] if value.nbytes > MAX_BYTES else flat

@@ -34,7 +34,16 @@ from holdfast.training.forgotten_state.digests import (
     reduce_iterator,
 )
 
+# The classes of a class's members that contain the functions of a method or a property, and the names of these
+# functions in them.
+DESCRIPTORS = (
+    property, staticmethod, classmethod, functools.cached_property, functools.partialmethod,
+    functools.singledispatchmethod,
+)  # fmt: skip
+INSIDE_DESCRIPTORS = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")
 NAMESPACES = ("SimpleNamespace", "Namespace", "Queue", "LifoQueue", "PriorityQueue", "partial")
+# torch's modules whose objects share a model over ranks. They hold buffers of a step, whose memory is freed after it.
+OF_SHARDING = ("torch.distributed.fsdp", "torch.distributed._", "torch.distributed.tensor", "torch.distributed.device")
 # Attributes of torch's own classes. They are skipped, except the dicts of hooks, because a hook may be the user's.
 OF_TORCH = {
     *vars(nn.Module()),
@@ -106,10 +115,11 @@ def list_attributes(name: str, value: Any) -> Iterator[InnerValue]:
 
 def _list_attributes(name: str, values: Mapping[str, Any]) -> Iterator[InnerValue]:
     for key, value in list(values.items()):
-        if isinstance(value, staticmethod | classmethod | property):
-            value = getattr(value, "__func__", None) or getattr(value, "fget", None)
-        if not key.startswith("__") or isinstance(value, types.FunctionType):
-            yield InnerValue(key, f"{name}.{key}" if name else key, value)
+        path = f"{name}.{key}" if name else key
+        if isinstance(value, DESCRIPTORS):
+            yield from (InnerValue(key, path, each) for each in list_functions(value))
+        elif not key.startswith("__") or isinstance(value, types.FunctionType):
+            yield InnerValue(key, path, value)
 
 
 def _list_items(name: str, value: Any) -> Iterator[InnerValue]:
@@ -165,17 +175,43 @@ def walk_code(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def list_codes(value: Any) -> list[types.CodeType]:
-    """Return the code of the user's function, or of the methods of the user's class."""
-    functions = vars(value).values() if isinstance(value, type) else [value]
-    codes = [each.__code__ for each in functions if isinstance(each, types.FunctionType)]
+    """Return the code of the user's function, or of the methods of the user's class, also behind decorators."""
+    members = vars(value).values() if isinstance(value, type) else [value]
+    codes = [each.__code__ for member in members for each in list_functions(member)]
     return [each for each in codes if is_own_file(each.co_filename)]
 
 
+def list_functions(member: Any) -> Iterator[types.FunctionType]:
+    """Yield the functions of a function or of a class's member: a property, a static, class or decorated method.
+
+    A decorator such as ``@torch.no_grad()`` returns a function of its own, which has the decorated function as
+    ``__wrapped__``, or only as a variable of its closure.
+    """
+    waiting, seen = [member], set[int]()
+    while waiting:
+        each = waiting.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, types.FunctionType):
+            yield each
+            waiting += [value for _, value in list_closure(each) if isinstance(value, types.FunctionType)]
+            waiting += filter(None, [getattr(each, "__wrapped__", None)])
+        elif isinstance(each, (*DESCRIPTORS, CACHES)):
+            waiting += filter(None, (getattr(each, name, None) for name in INSIDE_DESCRIPTORS))
+
+
 def is_entered(value: Any) -> bool:
-    """Return whether the search looks inside a value. It doesn't look inside Python's own objects, such as a logger."""
+    """Return whether the search looks inside a value.
+
+    It doesn't look inside Python's own objects, such as a logger, and the objects of `OF_SHARDING`.
+    """
     if isinstance(value, (*SCALARS, torch.Tensor, types.ModuleType, types.BuiltinFunctionType, types.CodeType)):
         return False
     kind = type(value)
+    # FSDP2 gives a user's module a class of its own.
+    if kind.__module__.startswith(OF_SHARDING) and not isinstance(value, nn.Module):
+        return False
     top = kind.__module__.partition(".")[0]
     is_pythons = top in sys.stdlib_module_names
     return not is_pythons or is_transparent(value)

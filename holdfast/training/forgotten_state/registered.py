@@ -11,11 +11,13 @@ import torch
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.scheduler import AcceleratedScheduler
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast import state
 from holdfast.data import is_stream, is_torch_loader, list_samplers, list_saved
 from holdfast.recipe import Recipe
+from holdfast.state.slots import read_attributes
 from holdfast.training.forgotten_state.digests import CONTAINERS
 from holdfast.training.forgotten_state.reach import list_attributes, list_inner_values
 from holdfast.training.kept import Kept
@@ -122,7 +124,9 @@ def _list_registered(recipe: Recipe, own: set[int]) -> Iterator[Any]:
     elif is_stream(recipe.data) and hasattr(recipe.data, "state_dict"):
         yield recipe.data
     if is_torch_loader(recipe.data):
-        yield from list_samplers(recipe.data)[1:]
+        # only a sampler's plain attributes are saved: a dataset in it keeps its own generators
+        attributes = (each for sampler in list_samplers(recipe.data)[1:] for each in read_attributes(sampler).values())
+        yield from (each for each in attributes if isinstance(each, MUTABLE) or has_state(each))
 
 
 def _list_tensors(value: Any) -> Iterator[Tensor]:
@@ -139,6 +143,6 @@ def _memory_of(value: Any) -> int:
         while isinstance(value.base, np.ndarray):
             value = value.base
         return int(value.__array_interface__["data"][0])
-    if state.is_sharded(value) or value.layout is not torch.strided or value.is_meta:
+    if is_lazy(value) or state.is_sharded(value) or value.layout is not torch.strided or value.is_meta:
         return 0
     return int(value.untyped_storage().data_ptr())

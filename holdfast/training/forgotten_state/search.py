@@ -11,23 +11,26 @@ the reason is among those values that differ between the uninterrupted process a
 
 import dis
 import functools
+import re
 import types
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from holdfast import state
 from holdfast.checkpoint import digest_payload
-from holdfast.checkpoint.found import Found
+from holdfast.checkpoint.found import FIRST, GENERATORS, LOGS, NUMBERS, OTHERS, Found
 from holdfast.provenance.hyperparameters import is_hyperparameter
+from holdfast.provenance.location import find_frames
 from holdfast.provenance.ownership import is_own
 from holdfast.recipe import Recipe
 from holdfast.training.forgotten_state.carried import find_outputs
-from holdfast.training.forgotten_state.digests import SCALARS, digest, has_digest
+from holdfast.training.forgotten_state.digests import SCALARS, digest, has_digest, is_logger
 from holdfast.training.forgotten_state.reach import (
     InnerValue,
     is_entered,
@@ -37,7 +40,7 @@ from holdfast.training.forgotten_state.reach import (
     list_inner_values,
 )
 from holdfast.training.forgotten_state.registered import Registered, has_state, own_ids
-from holdfast.training.forgotten_state.remedies import At, find_remedy, last_part
+from holdfast.training.forgotten_state.remedies import At, Scope, find_remedy, last_part
 from holdfast.training.kept import LOOP, Kept
 from holdfast.training.optimizers import parts_of
 
@@ -48,6 +51,7 @@ MAX_FOREIGN = 2
 
 FUNCTIONS = ("loss", "step", "after_step", "evaluate", "probe", "collate")
 MODULES = (nn.Module, torch.optim.Optimizer)
+NUMERIC = (int, float, np.generic, np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,31 @@ def find_holder(recipe: Recipe, parameter: Tensor) -> Found | None:
     return search.find_holder(parameter)
 
 
-def _list_roots(recipe: Recipe) -> Iterator[At]:
+def find_modules(recipe: Recipe) -> list[tuple[Found, nn.Module]]:
+    """Return the modules that a recipe or a loop can reach and that no checkpoint contains, without digests."""
+    search = _Search(recipe, has_digests=False)
+    search.run()
+    return [(search.describe_one(at), at.value) for at in search.list_outer() if isinstance(at.value, nn.Module)]
+
+
+def _find_scope(recipe: Recipe) -> Scope:
+    """Return the names that a line before a loop can use; for a recipe, the names of its extras."""
+    if not isinstance(recipe, Kept):
+        return Scope(kept=[*recipe.extras])
+    found: dict[str, Any] = {}
+    for frame in reversed(find_frames(recipe.function)):
+        found = {**frame.f_globals, **found, **frame.f_locals}
+    return Scope(found, recipe.names)
+
+
+def _list_roots(recipe: Recipe, scope: Scope) -> Iterator[At]:
     own = own_ids(recipe)
     if isinstance(recipe, Kept):
         yield At(LOOP, "", recipe.function)
         variables = (each for each in recipe.list_variables() if id(each.value) not in own)
-        yield from (At(each.root, each.name, each.value, place=each.place) for each in variables)
+        for each in variables:
+            name = each.name if each.name in scope.variables else scope.find_name(each.value) or each.name
+            yield At(each.root, name, each.value, place=each.place)
         yield from (At("schedule", "", getattr(each, "lr_lambdas", None), is_noted=False) for each in recipe.schedulers)
     for field in (*FUNCTIONS, "schedule", "data"):
         if (value := getattr(recipe, field)) is not None:
@@ -108,8 +131,13 @@ class _Search:
         looked_at: see `Searched`.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, *, has_digests: bool = True) -> None:
+        """
+        Args:
+            has_digests: whether to read plain values. If not, only objects with a state are found.
+        """
+        self._recipe, self._has_digests = recipe, has_digests
+        self._scope = _find_scope(recipe)
         self._registered = Registered(recipe)
         self._waiting: deque[At] = deque()
         # keep the objects alive, because an id is unique only as long as its object exists
@@ -122,9 +150,11 @@ class _Search:
 
     def run(self) -> None:
         """Search all reachable values."""
-        for at in _list_roots(self._recipe):
+        for at in _list_roots(self._recipe, self._scope):
             is_registered = self._registered.has(at.value)
             # A module, an optimizer or an extra may have attributes that its own state doesn't save.
+            if is_registered and state.is_metric(at.value):
+                continue
             if is_registered and (isinstance(at.value, MODULES) or (at.root == "extras" and is_own(type(at.value)))):
                 self._enter(at)
             else:
@@ -134,28 +164,36 @@ class _Search:
 
     def find_holder(self, parameter: Tensor) -> Found | None:
         """Return the outermost module that contains a parameter."""
-        modules = [at for at in self._list_outer() if isinstance(at.value, nn.Module)]
+        modules = [at for at in self.list_outer() if isinstance(at.value, nn.Module)]
         holders = [at for at in modules if any(each is parameter for each in at.value.parameters())]
-        return self._describe(holders[0], "", is_plain=False) if holders else None
+        return self.describe_one(holders[0]) if holders else None
 
-    def _list_outer(self) -> list[At]:
+    def list_outer(self) -> list[At]:
+        """Return the objects with a state that were found, without those modules that others contain."""
         inner = {id(part) for at in self._stateful.values() for part in _list_inner(at.value)}
         return [at for key, at in self._stateful.items() if key not in inner]
 
+    def describe_one(self, at: At) -> Found:
+        """Return the description of an object with a state, without a digest."""
+        return self._describe(at, "", is_plain=False)
+
     def describe(self) -> list[Found]:
         """Return the values that were found, objects with a state first."""
-        outer = self._list_outer()
+        outer = self.list_outer()
         rows = [(at, _digest_state(at.value), False) for at in outer]
         rows += [(at, sha256, True) for at, sha256 in self._plain.values()]
         return [self._describe(at, sha256, is_plain=is_plain) for at, sha256, is_plain in rows[:MAX_FOUND]]
 
     def _describe(self, at: At, sha256: str, *, is_plain: bool) -> Found:
-        place = at.place or (self._find_place(at.name) if is_plain else "")
-        remedy = find_remedy(at, is_loop=isinstance(self._recipe, Kept))
-        kind = type(at.value).__qualname__
+        place, is_assigned = self._find_place(at)
+        is_module = isinstance(at.value, MODULES)
+        is_kept = at.owner is not None and self._registered.has(at.owner)
+        is_loop = isinstance(self._recipe, Kept)
         return Found(
-            name=at.name, kind=kind, reached_by=at.root, is_plain=is_plain, sha256=sha256, place=place, remedy=remedy
-        )
+            name=at.name, kind=type(at.value).__qualname__, reached_by=at.root, place=at.place or place,
+            remedy=find_remedy(at, self._scope, is_loop=is_loop, is_kept=is_kept, is_assigned=is_assigned),
+            sha256=sha256, is_plain=is_plain, is_module=is_module, is_assigned=is_assigned, order=_find_order(at),
+        )  # fmt: skip
 
     def _enter(self, at: At) -> None:
         if id(at.value) not in self._seen:
@@ -173,7 +211,7 @@ class _Search:
             if known is None or (known.name == "self" and at.name != "self"):
                 self._stateful[id(value)] = at
             return
-        if at.is_noted and has_digest(value) and (sha256 := digest(value, self._registered.has)):
+        if self._has_digests and at.is_noted and has_digest(value) and (sha256 := digest(value, self._registered.has)):
             self._note(at, sha256)
         if is_entered(value):
             self._enter(at)
@@ -209,7 +247,8 @@ class _Search:
             if is_noted and (part.label in left_out or self._is_restored(value, part)):
                 continue
             labels += [part.label] if is_noted else []
-            self._meet(At(at.root, part.name, part.value, value, depth, is_noted=is_noted))
+            is_log = at.is_log or is_logger(last_part(at.name), value) or is_logger(part.label, part.value)
+            self._meet(At(at.root, part.name, part.value, value, depth, is_noted=is_noted, is_log=is_log, parent=at))
         if is_users and is_object and at.name and hasattr(value, "__dict__"):
             # a digest of the attributes' names shows an attribute that only one of the two processes has
             self._note(at, digest(sorted(labels)))
@@ -227,29 +266,52 @@ class _Search:
 
     # ---- the report
 
-    def _find_place(self, name: str) -> str:
-        """Return the first line of the user's code that changes a variable or an attribute.
+    def _find_place(self, at: At) -> tuple[str, bool]:
+        """Return the first line of the user's code that changes a variable or an attribute, and whether there is one.
 
-        If no line changes it, return the first line that reads it.
+        If no line changes it, return the first line that reads it or, for an item of a container, that reads the
+        container.
         """
-        key = last_part(name)
-        codes = [each for each in self._codes if each.co_name != "__init__" and key not in each.co_cellvars]
-        for kind in ("STORE", "LOAD"):
-            for code in codes:
-                if line := _index_lines(code).get((kind, key)):
-                    return f"{code.co_filename}:{line}: "
-        return ""
+        codes = [each for each in self._codes if each.co_name != "__init__"]
+        own = set(list_codes(type(at.owner))) if at.owner is not None else set()
+        codes.sort(key=lambda each: each not in own)
+        for key in reversed(re.findall(r"[^\W\d]\w*", re.sub(r"\[.*?\]| #\d+", "", at.name))):
+            for kind in ("STORE", "LOAD", "LOAD_FAST"):
+                for code in codes:
+                    line = _index_lines(code).get((kind, key))
+                    if line and (kind == "LOAD_FAST" or key not in code.co_cellvars):
+                        return f"{code.co_filename}:{line}: ", kind == "STORE" and key == last_part(at.name)
+        return "", False
 
 
 @functools.cache
 def _index_lines(code: types.CodeType) -> dict[tuple[str, str], int]:
-    """Return the first line in which a function stores or loads a name, by kind (``STORE``, ``LOAD``) and name."""
+    """Return the first line in which a function stores or loads a name, by kind and name.
+
+    The kind is ``STORE`` or ``LOAD`` for an attribute, a global or a closure's variable, and ``LOAD_FAST`` for a local
+    variable.
+    """
     found: dict[tuple[str, str], int] = {}
     for each in dis.get_instructions(code):
         kind, _, where = each.opname.partition("_")
-        if where in ("ATTR", "METHOD", "DEREF", "GLOBAL") and each.positions and each.positions.lineno:
-            found.setdefault((kind, str(each.argval)), each.positions.lineno)
+        if each.positions and each.positions.lineno:
+            if where in ("ATTR", "METHOD", "DEREF", "GLOBAL"):
+                found.setdefault((kind, str(each.argval)), each.positions.lineno)
+            elif kind == "LOAD" and where.startswith("FAST"):
+                names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+                for name in names:
+                    found.setdefault(("LOAD_FAST", str(name)), each.positions.lineno)
     return found
+
+
+def _find_order(at: At) -> int:
+    if at.is_log or is_logger(last_part(at.name), at.value):
+        return LOGS
+    if state.is_generator(at.value):
+        return GENERATORS
+    if has_state(at.value):
+        return FIRST
+    return NUMBERS if isinstance(at.value, NUMERIC) and not isinstance(at.value, bool) else OTHERS
 
 
 def _list_inner(value: Any) -> list[nn.Module]:

@@ -4,6 +4,7 @@ import codecs
 import json
 import pickle
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from holdfast.errors import ConfigError
 from holdfast.provenance.model_files import list_indexed
-from holdfast.training.moving.foreign import is_weights
 
 CONVERT = (
     "in the program that wrote the file, save only numbers, texts and tensors: torch.save({'model': "
@@ -117,6 +117,18 @@ def as_weights(value: Any, path: Path) -> dict[str, Tensor]:
             hint="expected a state_dict, tensors by name",
         )
     return dict(value)
+
+
+def is_weights(value: Any) -> bool:
+    """Return whether a value is a module's ``state_dict``: tensors by name, and results of ``get_extra_state``."""
+    return (
+        isinstance(value, Mapping)
+        and any(isinstance(each, Tensor) for each in value.values())
+        and all(
+            isinstance(key, str) and (isinstance(each, Tensor) or key.endswith("_extra_state"))
+            for key, each in value.items()
+        )
+    )
 
 
 def _list_files(path: Path) -> list[Path]:

@@ -179,7 +179,7 @@ def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list
     """Return lines for a person: how many weights change from one dtype to another.
 
     Raises:
-        ConfigError: a weight has another shape than in the model, or weights that are tied in the model differ.
+        ConfigError: a weight has a different shape than in the model, or weights that are tied in the model differ.
     """
     changed: dict[tuple[Any, Any], int] = {}
     ties: dict[Any, str] = {}

@@ -7,7 +7,7 @@ run's end, or at a stop, it ends the loop.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
@@ -19,11 +19,11 @@ from torch import Tensor
 from holdfast.checkpoint.found import ENDED, ITERATOR
 from holdfast.checkpoint.shown import Shown, to_shown
 from holdfast.config import RunConfig
-from holdfast.data import NoBatches, is_torch_loader, refuse_inexact, take_apart
+from holdfast.data import NoBatches, is_endless, is_torch_loader, refuse_inexact, take_apart
 from holdfast.errors import RecipeError
 from holdfast.provenance.location import find_frames, find_place
 from holdfast.recipe.anneal import Anneal
-from holdfast.state import as_stateful
+from holdfast.state import as_stateful, describe_unseeded, find_left_out, is_metric, list_unseeded, seed_unused
 from holdfast.training.build import NO_BATCH, Training
 from holdfast.training.data_ranks import DataRanks
 from holdfast.training.kept import (
@@ -36,6 +36,7 @@ from holdfast.training.kept import (
     sort_kept,
 )
 from holdfast.training.left_gradients import Gradients
+from holdfast.training.own_loop.hints import list_hints
 from holdfast.training.own_loop.variables import Holders, list_carried, list_iterators, read_constants
 from holdfast.training.own_loop.wrapping import Wrapping
 from holdfast.training.passes import Taking
@@ -75,7 +76,8 @@ class Step:
     def is_rehearsal(self) -> bool:
         """Return whether this step is a rehearsal: new ranks train this step, too, and this process ends afterwards.
 
-        Don't log such a step.
+        It is also True for a step whose effects are undone, in front of the code at an epoch's end. Don't log such a
+        step.
         """
         return self._loop.is_rehearsal
 
@@ -114,12 +116,27 @@ class Noted:
     Attributes:
         names: the names of the batches that the loop has taken in this step.
         numbers: the numbers that the loop has logged in this step, by name.
+        ended: the numbers that the loop's code at an epoch's end has logged, if the save at that end came before the
+            code.
         shown: the texts and pictures that the loop has shown in this step.
     """
 
     names: list[str] = field(default_factory=list)
     numbers: dict[str, Tensor] = field(default_factory=dict)
+    ended: dict[str, Tensor] = field(default_factory=dict)
     shown: list[Shown] = field(default_factory=list)
+
+
+class _Objects(dict[str, Any]):
+    """The objects that `Run.keep` got, by name.
+
+    Attributes:
+        left_out: by an object's name, the names of its attributes that aren't kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: dict[str, Sequence[str]] = {}
 
 
 class OwnLoop:
@@ -148,7 +165,7 @@ class OwnLoop:
         self.config, self.settings, self.accelerator = config, settings, accelerator
         self.own: list[Any] = [self]
         self._function, self._serve = function, serve
-        self._objects: dict[str, Any] = {}
+        self._objects = _Objects()
         self._wrapping = Wrapping(config, accelerator)
         self.fields: dict[str, Any] = {"anneals": {}}
         self._adopted: list[Any] = []  # a framework's objects, which the search for forgotten state leaves out
@@ -165,9 +182,10 @@ class OwnLoop:
         self._step: Step | None = None
         self._holders: Holders | None = None
         self._noted = Noted()
-        self._has_epochs = self._has_steps = self._has_ended = False
+        self._warnings: dict[str, str] = {}  # lines to show a person, each once, by the name of their object or number
+        self._has_steps = self._has_ended = False
         self._is_at_end = False  # whether only the code after the present epoch's inner loop remains to be run
-        self._is_last = False  # whether the loop has got the run's last step
+        self._has_ended_step = False  # whether `_end_step` was called for the present step
         self._undo: Callable[[], None] | None = None  # restores the state with which this process has resumed the run
 
     # ---- the process
@@ -180,7 +198,8 @@ class OwnLoop:
     @property
     def is_rehearsal(self) -> bool:
         """Return whether this process ends after the present step; see `Step.is_rehearsal`."""
-        return self._training is not None and self._training.record.is_rehearsal
+        record = None if self._training is None else self._training.record
+        return record is not None and (record.is_rehearsal or record.ends.is_repeating)
 
     @property
     def mesh(self) -> Any:
@@ -212,24 +231,41 @@ class OwnLoop:
         with self.located():
             return self._wrapping.wrap(model, parallelize)
 
-    def keep(self, objects: Mapping[str, Any]) -> None:
+    def keep(self, objects: Mapping[str, Any], leave_out: Sequence[str] = ()) -> None:
         """See `Run.keep`."""
         if self._training is not None:
             self.refuse("run.keep(...) was called after the first step", hint="call it before the loop")
+        missing = {*leave_out}
         for name, each in objects.items():
             if name in self._objects or name in OWN_EXTRAS:
                 self.refuse(f"run.keep({name}=...): the name is taken", hint="give it another name")
-            if not isinstance(each, torch.nn.Module | torch.optim.Optimizer):
+            if not isinstance(each, torch.nn.Module | torch.optim.Optimizer) or is_metric(each):
                 with self.located():
                     refuse_inexact(f"run.keep({name}=...)", each)
-                    as_stateful(name, each)
-            self._objects[name] = each
+                    stateful = as_stateful(name, each, leave_out=leave_out)
+                    self._seed(name, each, stateful)
+                    missing -= find_left_out(stateful, leave_out)
+            self._objects[name], self._objects.left_out[name] = each, leave_out
+        if missing:
+            names = ", ".join(sorted(missing))
+            self.refuse(
+                f"run.keep(..., leave_out=...): none of these objects has an attribute {names}",
+                hint="name attributes of objects without state_dict, or items of a dict",
+            )
+
+    def _seed(self, name: str, value: Any, stateful: Any) -> None:
+        """Seed the generators of a kept object that have no seed. Warn about those that have drawn numbers already."""
+        if (found := list_unseeded(name, value, stateful)) and (lines := seed_unused(found, self._spell_seed(name))):
+            self._warnings[f"keep {name}"] = f"{find_place()}{describe_unseeded(name, lines)}"
+
+    def _spell_seed(self, name: str) -> str:
+        """Return a text from which the seed of a generator of this rank follows."""
+        rank = 0 if self.config.compute.virtual_ranks else self._wrapping.data.use()
+        return f"{self.config.seed}/{name}/{rank}"
 
     def make_generator(self, name: str, device: str | torch.device) -> torch.Generator:
         """See `Run.generator`."""
-        rank = 0 if self.config.compute.virtual_ranks else self._wrapping.data.use()
-        text = f"{self.config.seed}/{name}/{rank}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+        seed = int.from_bytes(hashlib.sha256(self._spell_seed(name).encode()).digest()[:8], "little") >> 1
         generator = torch.Generator(device).manual_seed(seed)
         self.keep({name: generator})
         return generator
@@ -238,6 +274,14 @@ class OwnLoop:
         """See `Run.anneal`."""
         self.fields["anneals"][name] = anneal
         return anneal
+
+    @property
+    def batch_number(self) -> int:
+        """See `Run.batch_number`."""
+        if self._training is None or self._step is None:
+            self.refuse("run.batch_number was read outside the loop", hint="read it in `for epoch in run.epochs(...):`")
+        begin = self._step.epoch * self._length
+        return self._training.program.skipped.count_outside(begin + 1, self._step.number)
 
     # ---- for adapters
 
@@ -253,6 +297,9 @@ class OwnLoop:
     def is_kept(self, value: Any) -> bool:
         """Return whether a value is one of the kept objects."""
         return any(each is value for each in self._objects.values())
+
+    def _is_own(self, value: object) -> bool:
+        return any(each is value for each in self.own)
 
     def find_name(self, value: Any) -> str:
         """Return the name of the loop's variable with this value; if there is none, the name of the value's class."""
@@ -310,7 +357,6 @@ class OwnLoop:
         """See `Run.epochs`."""
         if self._has_steps or self._has_epochs:
             self.refuse("run.epochs(...) was called twice: a run has one loop", hint="put both loops into one")
-        self._has_epochs = True
         self._note_data(loader, per_epoch)
         return self._give("epochs", self._all_epochs())
 
@@ -331,12 +377,21 @@ class OwnLoop:
         if self._step is None:
             self.refuse("run.log(...) was called outside the loop", hint="call it in a step")
         for name, value in numbers.items():
+            if value is None:  # as schedulers and optimizers return it before their first step
+                self._leave_out(name)
+                continue
             with self.located():
                 number = read_number(f"run.log({name}=...)", value, self.device)
             if self._taking is not None and self._taking.log is not None:
                 self._taking.log(name, number)
             else:
                 self._noted.numbers[name] = number
+
+    def _leave_out(self, name: str) -> None:
+        if f"log {name}" not in self._warnings and self._training is not None:
+            warning = f"{find_place()}run.log({name}=None): left out of this step's record"
+            self._warnings[f"log {name}"] = warning
+            self._training.record.warnings.append(warning)
 
     def show(self, shown: Mapping[str, str | bytes]) -> None:
         """See `Run.show`."""
@@ -377,6 +432,10 @@ class OwnLoop:
 
     # ---- inside
 
+    @property
+    def _has_epochs(self) -> bool:
+        return "epochs" in self._given
+
     def _give(self, method: str, iterator: Iterator[T]) -> Iterator[T]:
         self._given[method] = iterator
         return iterator
@@ -390,10 +449,14 @@ class OwnLoop:
                 )
             with self.located():
                 self._loader, self._source = loader, take_apart(loader, "run.batches(dataset, batch_size=...)")
-            if per_epoch is None and hasattr(loader, "__len__"):
+            if (
+                per_epoch is None
+                and hasattr(loader, "__len__")
+                and not (is_torch_loader(loader) and is_endless(loader))
+            ):
                 self._per_epoch = len(loader)
                 if self._per_epoch == 0:
-                    self.refuse("the loader gives no batch", hint=NO_BATCH)
+                    self.refuse("the loader yields no batch", hint=NO_BATCH)
 
     def _all_steps(self) -> Iterator[Step]:
         self._open()
@@ -402,33 +465,91 @@ class OwnLoop:
 
     def _all_epochs(self) -> Iterator[int]:
         self._open()
-        step = self._next()
+        step, training = self._next(), self._training
+        assert training is not None
+        if training.record.ends.is_repeating:
+            assert step is not None
+            yield step.epoch
+            if training.record.ends.is_repeating:
+                self.refuse(
+                    f"the inner loop was left at the end of epoch {step.epoch + 1}, before its iterator has ended",
+                    hint="this run resumes before the code at that epoch's end: let run.batches() end the inner loop",
+                )
+            self._end_late_code()
+            step = None
         # Find the last step that the loop has trained, because skipped steps may lie between that step and this step.
-        last = self._training.program.skipped.find_outside(step.number) if step is not None and self._training else 0
+        last = training.program.skipped.find_outside(step.number) if step is not None else 0
         if step is not None and last:
-            # The code at this epoch's beginning ran before the checkpoint, and will run again now. Take a snapshot, to
-            # undo its effects.
-            self._undo = self.snapshot()
-            # A checkpoint at an epoch's end was saved before the code after the inner loop ran. So run that code first.
-            # A complete run that was made longer doesn't need this, because its last checkpoint contains the effects of
-            # that code.
-            if (last - 1) // self._length < step.epoch and not self._has_ended_epoch:
+            epoch = (last - 1) // self._length
+            is_inside = epoch == step.epoch
+            if is_inside or not training.progress.has_ended_epoch:
+                # The code at this epoch's beginning ran before the checkpoint, and will run again now. Take a snapshot,
+                # to undo its effects.
+                self._undo = self.snapshot()
+            if not is_inside and not training.progress.has_ended_epoch:
+                # This checkpoint was saved before the code at the epoch's end ran. So run that code first.
                 self._is_at_end = True
-                yield (last - 1) // self._length
+                yield epoch
+                self._is_at_end = False
+                self._end_late_code()
         while self._step is not None:
-            self._is_at_end = False
             epoch = self._step.epoch
             yield epoch
-            if self._is_last:
-                self._next()
-            if self._step is not None and self._step.epoch == epoch:
-                self.refuse(
-                    f"the inner loop was left in step {self._step.number + 1}, before the end of epoch {epoch + 1}",
-                    hint="run.epochs(per_epoch=...) sets the length of an epoch",
-                )
+            self._end_epoch(epoch)
+
+    def _end_epoch(self, epoch: int) -> None:
+        """Record the epoch's last step, after the code at the epoch's end has run. Begin the next step."""
+        step = self._step
+        if step is None:
+            return
+        if step.epoch != epoch:
+            self._end_late_code()
+            return
+        if not self._is_last_of_epoch(step):
+            self.refuse(
+                f"the inner loop was left in step {step.number + 1}, before the end of epoch {epoch + 1}",
+                hint="run.epochs(per_epoch=...) sets the length of an epoch",
+            )
+        training = self._training
+        assert training is not None
+        if not self._has_ended_step:
+            self._end_step(step)
+        trained, noted = training.record.trained, self._noted
+        assert trained is not None
+        self._end_code(step)
+        trained.ended, self._noted = noted.numbers, Noted()
+        trained.samples += noted.names
+        for shown in noted.shown:
+            training.record.gallery.add(shown)
+        training.progress.has_ended_epoch = True
+        self._next()
+
+    def _end_late_code(self) -> None:
+        """Note what the code at an epoch's end has logged after that epoch's last step was recorded."""
+        step, noted = self._step, self._noted
+        assert step is not None
+        self._end_code(step)
+        self._noted = Noted(noted.names, ended=noted.numbers, shown=noted.shown)
+
+    def _end_code(self, step: Step) -> None:
+        """Check the state after the code at an epoch's end."""
+        assert self._holders is not None
+        self._share_model()
+        self._holders.check(step.number + 1)
+        self._gradients.end_step()  # this code may step an optimizer, whose rates aren't those of the next step
+
+    def _is_last_of_epoch(self, step: Step) -> bool:
+        """Return whether the loop trains no further step of this step's epoch; skipped steps may follow."""
+        assert self._training is not None
+        end = (step.epoch + 1) * self._length
+        return self._training.program.skipped.find_outside(end) <= step.number + 1
 
     def _steps_of_epoch(self) -> Iterator[Step]:
-        """Yield the present step, and then the later steps of the same epoch."""
+        """Yield the present step, and then the later steps of the same epoch.
+
+        After the epoch's last step the loop's own code at the epoch's end runs, and only then `_end_epoch` records the
+        step. But if the ranks have to stop at once, record and save the step before that code.
+        """
         if self._undo is not None:
             undo, self._undo = self._undo, None
             undo()
@@ -437,21 +558,38 @@ class OwnLoop:
         step = self._step
         if step is None or self._is_at_end:
             return
+        if self._has_ended_step:
+            self.refuse("the epoch has no further batch", hint="put both loops over the epoch's batches into one")
         epoch = step.epoch
         while step is not None and step.epoch == epoch:
             yield step
-            if self._training is not None and step.number + 1 == self._training.total_steps:
-                self._is_last = True  # no step follows, so the code at this epoch's end belongs to this step
-                return
+            assert self._training is not None
+            if self._training.record.ends.is_repeating:
+                self._drop_step()
+            elif self._is_last_of_epoch(step):
+                self._end_step(step)
+                if not self._saves_first(step):
+                    self._training.set_anneals(1)  # the code at the epoch's end and the evaluation have equal values
+                    return
             step = self._next()
+
+    def _drop_step(self) -> None:
+        """End a step that has no effect, and whose numbers aren't recorded."""
+        assert self._taking is not None
+        with self.located():
+            self._taking.end_step()
+        self._gradients.end_step()
+        self._noted, self._has_ended_step = Noted(), True
+
+    def _saves_first(self, step: Step) -> bool:
+        """Return whether to save before the code at the epoch's end; at the run's end this is always False."""
+        training, end = self._training, (step.epoch + 1) * self._length
+        assert training is not None
+        return end < training.total_steps and training.record.ends.saves_first(end)
 
     def _all_batches(self) -> Iterator[Any]:
         while True:
             yield self.next_batch()
-
-    @property
-    def _has_ended_epoch(self) -> bool:
-        return self._training is not None and self._training.progress.has_ended_epoch
 
     @property
     def _length(self) -> int:
@@ -477,7 +615,7 @@ class OwnLoop:
             self._wrapping.check_kept(self._objects)
             sources = [self._loader, self._source] if self._source is not None else []
             is_loader = is_torch_loader(self._source)
-            sorted_objects = sort_kept(self._objects, accelerator)
+            sorted_objects = sort_kept(self._objects, accelerator, self._objects.left_out)
             kept = Kept(
                 **({"data": self._source} | self.fields | sorted_objects),
                 function=self._function,
@@ -493,6 +631,7 @@ class OwnLoop:
                 list_variables=self._list_variables,
                 steps_per_epoch=self._per_epoch,
                 constants=read_constants(frames),
+                names=[*self._objects],
             )
             self._holders = Holders(frames, [*self.own, self.accelerator, accelerator, *self._objects.values()])
             self._wrapping.check_trained(kept.trained)
@@ -502,6 +641,10 @@ class OwnLoop:
             program = LoopProgram(self.accelerator, kept, self.settings, self._wrapping.data.known)
             program.framework = self.framework
             self._training = Training(self.config, program)
+            self._training.record.ends.has_code = self._has_epochs
+            if self._has_epochs:
+                self._training.record.hints += list_hints(frames, self._is_own, self.is_kept)
+            self._training.record.warnings += self._warnings.values()
             self._taking = Taking(self._training, gradients)
         if isinstance(self._loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
@@ -518,7 +661,7 @@ class OwnLoop:
         """
         assert self._training is not None
         assert self._served is not None
-        if self._step is not None:
+        if self._step is not None and not self._has_ended_step:
             self._end_step(self._step)
         for _ in self._served:
             break
@@ -527,22 +670,28 @@ class OwnLoop:
             if self._training.progress.step < self._training.total_steps:
                 raise Stopped
             return None
-        self._step = Step(self, self._training.progress.step, self._length)
+        self._step, self._has_ended_step = Step(self, self._training.progress.step, self._length), False
         return self._step
+
+    def _share_model(self) -> None:
+        """Shard an FSDP2 model again, and copy the main rank's buffers to all ranks."""
+        training = self._training
+        assert training is not None
+        if self._wrapping.sharded:
+            shard_again(self._wrapping.sharded)
+            if training.virtual is None:  # FSDP2, unlike DDP, doesn't copy the main rank's buffers to all ranks
+                training.ranks.share_saved_buffers(training.recipe.model)
 
     def _end_step(self, step: Step) -> None:
         training = self._training
         assert training is not None
         assert self._taking is not None
-        if self._wrapping.sharded:
-            shard_again(self._wrapping.sharded)
-            if training.virtual is None:  # FSDP2, unlike DDP, doesn't copy the main rank's buffers to all ranks
-                training.ranks.share_saved_buffers(training.recipe.model)
+        self._share_model()
         with self.located():
             self._taking.end_step()
         assert self._holders is not None
         self._holders.check(step.number + 1)
-        training.progress.has_ended_epoch = self._is_last
+        training.progress.has_ended_epoch = False
         accum = training.recipe.grad_accum
         if training.virtual is None and training.recipe.batch_size is not None and len(self._noted.names) != accum:
             self.refuse(
@@ -563,10 +712,11 @@ class OwnLoop:
             training.lrs if lrs is None else lrs,
             training.anneals,
             self._noted.names,
+            ended=self._noted.ended,
         )
         for shown in self._noted.shown:
             training.record.gallery.add(shown)
-        self._noted = Noted()
+        self._noted, self._has_ended_step = Noted(), True
 
     def close(self) -> None:
         """Close the generator of steps, and end the pass of a loader that accelerate has prepared.

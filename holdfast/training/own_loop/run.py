@@ -1,6 +1,6 @@
 """The `Run` that a user's own training function gets."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,20 @@ class Run:
         """Return whether this process ends after the present step; see `Step.is_rehearsal`."""
         return self._loop.is_rehearsal
 
+    @property
+    def batch_number(self) -> int:
+        """Return the number of the next batch in its epoch, from 0. It isn't 0 after a resume inside an epoch.
+
+        Number the batches of an epoch with it::
+
+            for epoch in run.epochs(loader):
+                for i, batch in enumerate(run.batches(), run.batch_number):
+                    ...
+
+        Inside a step it is the number of that step's batch.
+        """
+        return self._loop.batch_number
+
     # ---- before the loop
 
     def data_parallel(self, mesh: Any) -> None:
@@ -139,7 +153,7 @@ class Run:
         """
         return self._loop.wrap(model, parallelize)
 
-    def keep(self, **objects: Any) -> None:
+    def keep(self, *, leave_out: Sequence[str] = (), **objects: Any) -> None:
         """Register, by name, all objects on which the next step depends.
 
         Each object is saved with every checkpoint, and restored in place before the first step. It may be a module, an
@@ -147,10 +161,14 @@ class Run:
         anything with ``state_dict`` and ``load_state_dict``. For modules, optimizers and schedulers a checkpoint
         contains the main rank's state. For all other objects it contains each rank's own state.
 
+        Args:
+            leave_out: the names of attributes of these objects, or of items of dicts, that are neither saved nor
+                restored, such as the time at which an episode began. No later step may depend on them.
+
         Raises:
             RecipeError: an object can't be restored in place, its name is taken, or the loop has begun.
         """
-        self._loop.keep(objects)
+        self._loop.keep(objects, leave_out)
 
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """Return a new generator of random numbers, and register it under this name as `keep` does.
@@ -201,8 +219,9 @@ class Run:
     def epochs(self, loader: Any = None, *, per_epoch: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs, from the run's present epoch. Use `batches` or `steps` inside.
 
-        Code after the inner loop, at an epoch's end, belongs to the next step. At the end of the last epoch this code
-        belongs to the run's last step.
+        Code after the inner loop, at an epoch's end, belongs to the epoch's last step: the save at that end comes after
+        this code. The numbers that it logs are recorded with that step, unless the step itself has logged a number of
+        the same name; they aren't part of the mean loss.
 
         Args:
             loader, per_epoch: see `steps`.
@@ -212,8 +231,9 @@ class Run:
     def batches(self, data: Any = None, *, batch_size: int | None = None, **options: Any) -> Iterator[Any]:
         """Return an iterator over batches.
 
-        Inside a loop over `epochs`, call it without arguments: the iterator yields the batches of that epoch. Before a
-        loop over `steps`, call it with a dataset, and pass the iterator to `steps`.
+        Inside a loop over `epochs`, call it without arguments: the iterator yields the batches of that epoch, from the
+        batch with the number `batch_number`. Before a loop over `steps`, call it with a dataset, and pass the iterator
+        to `steps`.
 
         Args:
             data: a map-style or iterable dataset, as `Recipe.data`; only before `steps`.
@@ -228,8 +248,9 @@ class Run:
         Tensors stay on the device until the numbers are read.
 
         Args:
-            numbers: scalars by name. The mean of ``loss`` is shown, and checked against the health limits. All ranks
-                have to log the same names; the mean over the ranks is recorded.
+            numbers: scalars by name; a value of None is left out, with a warning. The mean of ``loss`` is shown, and
+                checked against the health limits. All ranks have to log the same names; the mean over the ranks is
+                recorded.
 
         Raises:
             RecipeError: a value isn't a scalar, or no step has begun.

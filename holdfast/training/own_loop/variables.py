@@ -26,12 +26,17 @@ def list_carried(frames: Frames) -> Iterator[Variable]:
 def list_iterators(frames: Frames, given: Mapping[str, Iterator[Any]], roots: Mapping[str, str]) -> Iterator[Variable]:
     """Yield the built-in iterators, such as ``enumerate``, that the loop has put around the run's iterators.
 
+    Leave out an ``enumerate`` in a loop that reads `Run.batch_number`: after a resume it begins with this number.
+
     Args:
         given: the iterators that the run has returned, by the names of the methods of `Run` that returned them.
         roots: by the same names, the `Variable.root` to set for an iterator around the run's iterator.
     """
     place = _describe_place(frames[0], frames[0].f_lineno) if frames else ""
+    is_numbered = any("batch_number" in frame.f_code.co_names for frame in frames)
     for each in filter(is_iterator, gc.get_referrers(*given.values())):
+        if is_numbered and isinstance(each, enumerate):
+            continue
         inside = {id(inner) for inner in gc.get_referents(each)}
         method = next(method for method, iterator in given.items() if id(iterator) in inside)
         yield Variable(f"{type(each).__name__}(run.{method}(...))", each, place, roots[method])

@@ -11,6 +11,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
 from holdfast.training.data_ranks import DataRanks, gather_data_ranks, separate
 from holdfast.training.devices import required_of_ddp
+from holdfast.training.optimizers import refuse_partitioned
 from holdfast.training.own_loop.plugins import Plugins
 from holdfast.training.sharded.model import (
     Parallelize,
@@ -96,6 +97,7 @@ class Wrapping:
         replaced = {id(each) for each in self._replaced}
         shares, required = self._config.compute.virtual_ranks, required_of_ddp(self._accelerator.num_processes)
         for name, each in objects.items():
+            refuse_partitioned(f"run.keep({name}=...)", each)
             groups = each.param_groups if isinstance(each, optim.Optimizer) else []
             if any(id(parameter) in replaced for group in groups for parameter in group["params"]):
                 raise RecipeError(
@@ -111,7 +113,7 @@ class Wrapping:
             if isinstance(each, DistributedDataParallel) and (lacking := _list_lacking(each, required)):
                 raise RecipeError(
                     f"{name!r} is a DistributedDataParallel without {lacking}: with more than 2 ranks, a resumed run "
-                    "would sum its gradients in another order",
+                    "would sum its gradients in a different order",
                     hint=f"use {name} = run.wrap(...) instead of DistributedDataParallel(...)",
                 )
 

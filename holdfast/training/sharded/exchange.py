@@ -8,7 +8,6 @@ part.
 
 import contextlib
 import dataclasses
-import datetime
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor, distributed
 from holdfast.checkpoint import WINDOWS, Part, Stream, count_window_bytes
 from holdfast.errors import HoldfastError, RunStopped, StateError
 from holdfast.state.sharded import Region, ShardedBytes, TensorHolders, find_holders
+from holdfast.training.objects import PATIENCE
 from holdfast.training.sharded.extents import (
     ExchangePlan,
     Move,
@@ -30,10 +30,6 @@ from holdfast.training.sharded.extents import (
     take_held,
     view_held,
 )
-
-# The timeout of an exchange. It is long, because a wait for a slow store is no error. The other ranks notice a dead
-# rank without a timeout, because its connections close.
-PATIENCE = datetime.timedelta(days=7)
 
 # How many results of `list_holders` are remembered. A save, the checks before the save and a restore each need one.
 MOST_TOLD = 4
@@ -141,8 +137,8 @@ class Exchange:
         for part in parts:
             owner, placed = owners[part.name], pieces[part.name]
             holders = [known[part.name].get(each.position) for each in placed]
-            # Piece 0 of a part is the part's header. All ranks have the same header, so the owner uses its own. Other
-            # bytes that aren't sharded come from the main rank.
+            # Piece 0 of a part is the part's header. All ranks have the same header, so the owner uses its own.
+            # Different bytes that aren't sharded come from the main rank.
             extents = [
                 make_extent(*each, found, [0] if number else [owner], owner)
                 for number, (each, found) in enumerate(zip(placed, holders, strict=True))
@@ -160,8 +156,8 @@ class Exchange:
         """Return the ranks that hold the tensor of each sharded piece, by the part's name and the piece's position.
 
         If a tensor's mesh contains all ranks, the mesh shows which rank holds which region. A rank outside the mesh may
-        hold the tensor on another mesh, or not at all. In this case the ranks tell each other which region each of them
-        holds. All ranks call it together.
+        hold the tensor on a different mesh, or not at all. In this case the ranks tell each other which region each of
+        them holds. All ranks call it together.
 
         Raises:
             StateError: the ranks have tensors of different names or shapes; all ranks raise it.

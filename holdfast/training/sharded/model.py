@@ -124,7 +124,7 @@ def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> di
     after = list(model.named_parameters(remove_duplicate=False))
     if [each.shape for each in before.values()] != [each.shape for _, each in after]:
         raise ConfigError(
-            "parallelize has given the model other parameters than it had",
+            "parallelize has given the model different parameters than it had",
             hint="change the model in the function that builds it; parallelize only shards it",
         )
     found: dict[int, nn.Parameter] = {}
@@ -211,8 +211,8 @@ def shard_again(modules: Iterable[Any]) -> None:
     """Shard modules again that are still gathered after a forward pass.
 
     By default FSDP2 keeps the outermost module gathered after a forward pass, because the backward pass needs it next.
-    After an evaluation no backward pass follows. Without this call the model would then have other parameters than its
-    optimizer.
+    After an evaluation no backward pass follows. Without this call the model would then have different parameters than
+    its optimizer.
     """
     for each in modules:
         each.reshard()

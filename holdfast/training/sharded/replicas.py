@@ -50,7 +50,7 @@ def check_replicas(exchange: Exchange, payload: Payload) -> None:
         f"ranks {first} and {second} hold the same rows of {name} with different values, and a checkpoint "
         "can keep only one",
         hint="give the replicas of a tensor the same first values and the same gradients, and different layers "
-        "different names, such as their number in the whole model: docs/layouts.md",
+        "different names, such as their number in the whole model: holdfast docs layouts",
     )
 
 

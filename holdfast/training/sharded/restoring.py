@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -16,17 +17,23 @@ from holdfast.memory import Buffers
 from holdfast.recipe import Recipe
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES
+from holdfast.state.items import ITEM
 from holdfast.state.sharded import ShardedBytes, cut_like, is_sharded, local_of, shard_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.kept import GRADIENTS
+from holdfast.training.left_gradients import UNSYNCED
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.extents import ExchangePlan, Placed
 from holdfast.training.sharded.stages import Wanted, is_united, list_marked, make_absent, take_present
+from holdfast.training.unsynced import like_stack
 
 # The sharded tensors by name: ``model.layer.weight`` or ``extras.average.layer.weight``.
 Shards = Mapping[str, Any]
 PARAMETERS = "parameters"
+# The names of gradients that wait to be synced begin with these keys of the extras.
+WAITING = f"{GRADIENTS}..{UNSYNCED}."
+OF_ITEMS = re.compile(rf"\.{ITEM}(?=\.|$)")
 
 
 def find_shards(recipe: Recipe) -> Shards:
@@ -211,9 +218,13 @@ def _find_shard(name: str, shards: Shards) -> Any:
     component, _, rest = name.partition(".")
     if component == "extras":  # the name continues with a number: ``extras`` is a list with an item for each rank
         _, _, rest = rest.partition(".")
+        if rest.startswith(WAITING):
+            parameter = shards.get(f"{PARAMETERS}.model.{rest.removeprefix(WAITING)}")
+            return None if parameter is None else like_stack(parameter)
         if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like their parameters
             return shards.get(f"{PARAMETERS}.model.{rest.removeprefix(f'{GRADIENTS}.')}")
-        return shards.get(f"extras.{rest}")
+        # A value that has replaced another one in a kept container is saved with a description, as its ``item``.
+        return shards.get(f"extras.{rest}", shards.get(f"extras.{OF_ITEMS.sub('', rest)}"))
     if component != "optimizer":
         return shards.get(name)
     parameter = rest.removeprefix("state.")

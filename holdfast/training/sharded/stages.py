@@ -29,9 +29,9 @@ MODEL, OPTIMIZER = UNITED = "model", "optimizer"
 EQUAL = "schedulers", "scaler"
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 NAMES = "name the layers of a stage by their number in the whole model, as in nn.ModuleDict({'4': layer}): "
-NAMES += "docs/layouts.md"
-TIED = "a stage has tied this tensor to another name, or has another layout of it in memory: leave the other "
-TIED += "name out of the stage: docs/layouts.md"
+NAMES += "holdfast docs layouts"
+TIED = "a stage has tied this tensor to another name, or has a different layout of it in memory: leave the other "
+TIED += "name out of the stage: holdfast docs layouts"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None
                 f"model.{cut} is sharded in rank {rank}, and other ranks' models have other names: a stage of a "
                 "pipeline can't be sharded",
                 hint="let the data ranks of a stage average its gradients, as DistributedDataParallel(stage, "
-                "process_group=mesh['data'].get_group()) does: docs/layouts.md",
+                "process_group=mesh['data'].get_group()) does: holdfast docs layouts",
             )
     total = {name: size for _, sizes, _ in found for name, size in sizes.items()}
     lower = (names[rank] for rank in list_pipeline(ranks.data) if rank < ranks.data.rank)

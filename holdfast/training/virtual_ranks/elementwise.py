@@ -1,9 +1,9 @@
 """A trial of an optimizer: does its step give each element the same bits if the tensor is cut by rows?
 
-A step on some rows of a tensor may give these rows other bits than a step on the whole tensor. There are two causes:
-the step may use whole rows and columns, or its kernel may round the last elements of a tensor differently. On a CPU the
-kernels of torch's fused AdamW and fused SGD round them differently: after three steps a third of the moments have other
-bits.
+A step on some rows of a tensor may give these rows different bits than a step on the whole tensor. There are two
+causes: the step may use whole rows and columns, or its kernel may round the last elements of a tensor differently. On a
+CPU the kernels of torch's fused AdamW and fused SGD round them differently: after three steps a third of the moments
+have different bits.
 """
 
 import copy
@@ -86,6 +86,6 @@ def _refuse(optimizer: Any, dtype: torch.dtype) -> ConfigError:
     name, kind = type(optimizer).__name__, str(dtype).removeprefix("torch.")
     return ConfigError(
         f'compute.parallel = "fsdp": virtual ranks can\'t train with {name} here: a step on rows of a {kind} tensor '
-        "gives other bits than a step on the whole tensor",
+        "gives different bits than a step on the whole tensor",
         hint=f'use {name} without fused=True, another optimizer such as AdamW, or compute.parallel = "ddp"',
     )

@@ -33,8 +33,9 @@ def check_one_model(names: Sequence[Sequence[str]]) -> None:
         if each != names[0]:
             differing = [name for name in (*names[0], *each) if (name in each) != (name in names[0])]
             raise RecipeError(
-                f"virtual ranks can't train the stages of a pipeline: rank {rank} has other parameters than rank 0: "
-                f"{', '.join([*differing, 'the same in another order'][:1])}",
+                f"virtual ranks can't train the stages of a pipeline: rank {rank} has different "
+                "parameters than rank 0: "
+                f"{', '.join([*differing, 'the same in a different order'][:1])}",
                 hint="compute.virtual_ranks = 0",
             )
 
@@ -87,13 +88,14 @@ def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool
 
 
 def _check_precision(modules: Sequence[Any]) -> None:
-    """Raise RecipeError if FSDP2 has its own precision: a single rank, without FSDP2, would get other bits."""
+    """Raise RecipeError if FSDP2 has its own precision: a single rank, without FSDP2, would get different bits."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     policies = [each._get_fsdp_state()._mp_policy for each in modules]
     if found := next((each for each in policies if each != MixedPrecisionPolicy()), None):
         raise RecipeError(
-            f"virtual ranks can't train with {found}: a single rank trains without fully_shard, and gets other bits",
+            f"virtual ranks can't train with {found}: a single rank trains without fully_shard, "
+            "and gets different bits",
             hint='use compute.mixed_precision = "bf16" instead',
         )
 

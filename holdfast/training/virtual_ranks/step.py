@@ -34,13 +34,13 @@ from holdfast.training.virtual_ranks.elementwise import check_elementwise
 from holdfast.training.virtual_ranks.layout import check_layout, check_one_model, check_order
 from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from holdfast.training.virtual_ranks.tree import sum_columns
-from holdfast.training.virtual_ranks.whole import PartSums, WholeSums
+from holdfast.training.virtual_ranks.whole import WholeSums
 
 
 def make_virtual(
     config: RunConfig, recipe: Recipe, accelerator: Accelerator, data: DataRanks | None = None
-) -> "VirtualRanks | None":
-    """Return the `VirtualRanks` that the configuration asks for; None without ``compute.virtual_ranks``.
+) -> "VirtualRanks":
+    """Return the `VirtualRanks` that the configuration asks for.
 
     Args:
         data: the data ranks, if some ranks train the same samples.
@@ -49,8 +49,6 @@ def make_virtual(
         ConfigError: virtual ranks can't train this program, or there are more data ranks than virtual ranks.
     """
     shares, sizes = config.compute.virtual_ranks, _list_sizes(recipe)
-    if not shares:
-        return None
     uneven = next((size for size in sizes if size % shares), 0)
     if recipe.loss is None and not recipe.has_own_loop:
         problem, hint = "with Recipe(step=...)", "return a Recipe with a loss, or leave virtual_ranks out"
@@ -136,12 +134,8 @@ class VirtualRanks(Cooperation):
         check_order(self.data)
         self.is_cut = is_cut
         self._seed = seed
-        self.sums: WholeSums | ShardSums
-        if self.part is not None:
-            self.sums = PartSums(shares, self.part.shares)
-        else:
-            dealt = (shares, self.data.number, self.data.count, self.data.make_group())
-            self.sums = ShardSums(*dealt) if is_cut else WholeSums(*dealt)
+        dealt = (shares, self.data.number, self.data.count, self.data.make_group())
+        self.sums: WholeSums | ShardSums = ShardSums(*dealt) if is_cut else WholeSums(*dealt)
         self.turns = self.sums.turns
         self.own = [turn.share for turn in self.turns if turn.counts]
         self.is_first_step, self.is_last = True, False
@@ -204,7 +198,7 @@ class VirtualRanks(Cooperation):
         The ``with`` block has to call `micro_batch` before each of the share's micro-batches.
 
         Raises:
-            RecipeError: the share has logged numbers with other names than this rank's first share.
+            RecipeError: the share has logged numbers with different names than this rank's first share.
         """
         self._reseed(turn.share)
         if turn != self.turns[0]:

@@ -175,26 +175,3 @@ class WholeSums:
         distributed.broadcast(order, 0)
         self._ordered = make_buckets([self._parameters[place] for place in order.tolist()])
         self._completed = None
-
-
-class PartSums(WholeSums):
-    """The sums of the gradients of one rank's shares, in a process that trains these shares alone.
-
-    After a step the parameters have only these shares' part of the mean, not the step's gradient. The sum gets no
-    checksum, because the padding of buckets depends on the number of ranks.
-
-    Args:
-        shares: the number of shares, V.
-        own: the shares to train.
-    """
-
-    def __init__(self, shares: int, own: Sequence[int]) -> None:
-        super().__init__(shares, 0, 1)
-        self.turns = [Turn(each) for each in own]
-
-    def finish(self) -> None:
-        for each in self._sums:
-            first, *others = each.tree.parts.values()
-            for part in others:
-                first.add_(part)
-            each.bucket.put_back(first.div_(self._shares))

@@ -121,6 +121,27 @@ def test_callbacks_see_the_same_when_steps_are_lost(tmp_path: Path) -> None:
     assert {step for _, step, _ in beginnings} <= {2, PER_EPOCH, PER_EPOCH + 2, 2 * PER_EPOCH}
 
 
+@pytest.mark.extras("peft")
+def test_the_importance_of_adaloras_ranks_is_restored(tmp_path: Path) -> None:
+    """Stopped while the ranks are chosen, and after the last choice, whose pattern later steps apply."""
+    config = make_config(tmp_path, function="adapts")
+    straight = content_id(live(config, TOTAL)[0])
+    for cut in (3, TOTAL - 2):
+        assert content_id(live(config, TOTAL, live(config, cut)[0])[0]) == straight, cut
+
+
+@pytest.mark.extras("peft")
+def test_an_earlier_versions_checkpoint_of_adalora_continues_as_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, function="adapts")
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.training.kept.find_rank_allocators", lambda model: None)
+        saved, _ = live(config, 3)
+        before = content_id(live(config, TOTAL, saved)[0])
+    assert content_id(live(config, TOTAL, saved)[0]) == before
+
+
 def test_a_life_of_a_complete_run_trains_nothing(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     saved, _ = live(config, TOTAL)

@@ -16,6 +16,7 @@ from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
 from holdfast.machine.processes import MARK_VARIABLE
 from holdfast.rank.launchers import Slot
+from tests.conftest import IN_SOAK
 from tests.support.launchers import ACCELERATE, EPOCHS, STEPS_PER_EPOCH, TORCHRUN, Launched
 from tests.support.waiting import WITHIN_S
 
@@ -68,7 +69,7 @@ def test_the_ranks_of_a_launcher_train_the_bytes_of_the_command(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["1", "0", "attempt"])
+@pytest.mark.parametrize("victim", ["0", "attempt", pytest.param("1", marks=IN_SOAK)])
 def test_a_killed_process_ends_the_launcher_and_the_next_one_goes_on(
     launched: Launched, victim: str, reference: str
 ) -> None:
@@ -93,6 +94,7 @@ def test_torchrun_starts_a_dead_rank_again_by_itself(launched: Launched, referen
     launched.find()["1"].kill()
     assert agent.wait(WITHIN_S) == 0, launched.said()
     launched.await_end()
+    assert "the ranks ended: rank 1 died" in launched.said()
     check_complete(launched, reference)
     assert launched.endings() == ["rank_crashed", "completed"]
 
@@ -123,7 +125,7 @@ def test_an_attempt_whose_ranks_die_before_they_come_ends(launched: Launched) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=IN_SOAK)])
 def test_a_signal_to_the_launcher_commits_the_last_step(
     launched: Launched, number: signal.Signals, reference: str
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_signal_to_the_launcher_commits_the_last_step(
     check_complete(launched, reference)
 
 
+@IN_SOAK
 @pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_of_them(launched: Launched, reference: str) -> None:
     agent = launched.start(*TORCHRUN, "train_me.py")

@@ -47,6 +47,7 @@ from holdfast.store import open_store
 from holdfast.terminal import interrupt
 from tests.support.lives import Lives, ranks_of
 from tests.support.makers import claim
+from tests.support.processes import kill_ranks
 from tests.support.waiting import await_equal
 
 Train = Callable[..., None]
@@ -227,7 +228,7 @@ def test_automatic_chunks_survive_a_kill_on_the_same_bytes(
     class Kill(Observer):
         def progressed(self, attempt: AttemptView, progress: Progress) -> None:
             if progress.step >= 16:
-                attempt.signal_ranks(signal.SIGKILL)
+                kill_ranks(attempt)
 
     began = time.monotonic()
     with pytest.raises(RankDied):

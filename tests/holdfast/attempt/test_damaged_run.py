@@ -18,6 +18,8 @@ from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.ledger.standing import read_standing
 from holdfast.store import open_store
+from holdfast.store.local import LocalStore
+from tests.support.makers import make_line, train
 
 
 def make_config(folder: Path, epochs: int = 2, run: str = "run", seed: int = 1) -> RunConfig:
@@ -155,3 +157,16 @@ def test_an_attempt_that_still_runs_here_is_superseded_and_all_others_have_vanis
         ending = journal_of(folder).read_ending(1)
         assert ending
         assert ending.reason == reason
+
+
+def test_a_lost_attempt_ended_with_its_last_commit(tmp_path: Path) -> None:
+    """The next attempt's ranks are built while the living one commits: it isn't fenced off before the claim."""
+    line = make_line(LocalStore(str(tmp_path)))
+    train(line)
+    known = Known.read(line.journal)
+    last = train(line)
+    line.journal.claim_attempt(2, "continued", "host", 1, {})
+    known.record_lost_attempts(line.journal, 2)
+    ending = line.journal.read_ending(1)
+    assert ending
+    assert ending.step == last.step

@@ -95,7 +95,7 @@ def test_a_rank_that_is_killed_in_a_restore_is_replaced(
 
 
 @pytest.mark.slow
-def test_one_of_two_ranks_of_torchrun_that_is_killed_while_they_build_is_replaced(
+def test_one_of_two_ranks_that_is_killed_while_they_build_is_replaced(
     forked_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other rank loses the connection inside the recipe's own code, which isn't to blame."""

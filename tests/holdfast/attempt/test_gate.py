@@ -1,7 +1,6 @@
 """A checkpoint that is whole and that the gate refuses: the run stops, names the suspects and quarantines nothing."""
 
 import logging
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from holdfast.errors import GateTripped, RankDied
 from holdfast.journal import Commit, Journal
 from holdfast.keeping.verification import verify_run
 from holdfast.store import open_store
+from tests.support.processes import kill_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 
@@ -27,7 +27,7 @@ class KillAfter(Observer):
 
     def committed(self, attempt: AttemptView, commit: Commit) -> None:
         if commit.number == self._number:
-            attempt.signal_ranks(signal.SIGKILL)
+            kill_ranks(attempt)
 
 
 def make_config(folder: Path, run: str, recipe: str, **settings: object) -> RunConfig:

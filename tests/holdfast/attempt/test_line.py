@@ -12,7 +12,7 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
 from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
-from holdfast.journal import Commit, Journal, metrics_name, signature_name
+from holdfast.journal import AuditRecord, Commit, Journal, metrics_name, now, record_audit, signature_name
 from holdfast.journal.signing import check_signed
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
@@ -393,3 +393,18 @@ def test_the_signature_is_over_the_record_as_it_lies_there(line: Line, keys: Key
     check_signed(line.journal, commit, [trusted])
     with pytest.raises(NotTrusted, match=r"commits/00000002.json changed while it was read"):
         check_signed(line.journal, commit.model_copy(update={"step": 21}), [trusted])
+
+
+def test_a_resume_is_unproved_until_an_audit_has_trained_straight_through_it(line: Line) -> None:
+    line.note_unproved()
+    commits = [train(line), train(line)]
+    assert [commit.unproved for commit in commits] == [[3], [3]]
+    assert commits[1].verdict.startswith("not rehearsed; unproved: commit 3 begins after a stop or a death")
+    audit = AuditRecord(
+        commit=3, number=1, from_commit=1, checkpoint_sha256=commits[0].checkpoint_sha256, notes=[], host="another",
+        environment={}, created_at=now(),
+    )  # fmt: skip
+    record_audit(line.journal, audit)  # it began with the resume
+    assert train(line).unproved == [3]
+    record_audit(line.journal, audit.model_copy(update={"resumes": [2 * STEPS_PER_EPOCH]}))
+    assert train(line).unproved == []

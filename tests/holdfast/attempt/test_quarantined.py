@@ -22,7 +22,7 @@ LATER = "2999-01-01T00:00:00+00:00"
 
 
 def quarantine(store: LocalStore, host: str, *gpus: str) -> None:
-    reason = f"{host} ended on other bytes"
+    reason = f"{host} ended on different bytes"
     verdict = AuditVerdict("machine", 7, reason, host=host, gpus=gpus, agreeing=2, deviating=1)
     assert quarantine_machine(store, "language", verdict)
 

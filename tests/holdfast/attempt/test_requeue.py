@@ -198,24 +198,15 @@ def test_a_slurm_that_refuses_is_one_warning(
 @pytest.mark.pool
 @pytest.mark.skipif(bool(slurm.find_missing()), reason="Slurm is not installed")
 @pytest.mark.parametrize(
-    ("tracking", "near", "said"),
-    [
-        ("linuxproc", {}, ""),
-        ("cgroup", {}, "a save is made every chunk; near.every_steps saves more often"),
-        (
-            "cgroup",
-            {"folder": "/none", "every_steps": 7},
-            "a save is made every 7 steps (near.every_steps), on this node",
-        ),
-    ],
+    ("tracking", "said"),
+    [("linuxproc", ""), ("cgroup", "a save is made every chunk, and chunk.steps sets its length")],
 )
 def test_a_slurm_that_kills_the_ranks_with_the_command_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracking: str,
-    near: dict[str, object], said: str,
-) -> None:  # fmt: skip
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracking: str, said: str
+) -> None:
     """The controller of a real Slurm answers. Nodes that track by cgroups would need root, so there are none."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    config = RunConfig.model_validate(make_config(tmp_path / "runs").model_dump() | {"near": near})
+    config = make_config(tmp_path / "runs")
     with slurm.slurm_cluster(tmp_path / "slurm", 1, tracking=tracking, is_up=False) as cluster:
         monkeypatch.setenv("SLURM_CONF", cluster.conf)
         await_equal(requeue.tracks_by_cgroups, tracking == "cgroup")

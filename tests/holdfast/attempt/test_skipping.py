@@ -1,16 +1,13 @@
 """Steps are skipped by a list on record: their batches are drawn and not trained, before and after a kill."""
 
-import signal
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from holdfast import AttemptView, Commit, Observer, Progress
 from holdfast.attempt import Line, live
 from holdfast.attempt.attempt import Attempt
-from holdfast.attempt.explaining import Explaining
 from holdfast.attempt.opening import Known
 from holdfast.attempt.pipeline import Chunk
 from holdfast.attempt.skipping import finish_going_back, skip_steps
@@ -26,13 +23,13 @@ from holdfast.journal.skips import list_skips, read_skips, write_skips
 from holdfast.keeping.verification import verify_run
 from holdfast.proof.audit import audit_commit
 from holdfast.proof.explanation import explain_step
-from holdfast.proof.part import audit_part
 from holdfast.proof.prove import prove
-from holdfast.recipe.permission import Trust
+from holdfast.recipe.trust import Trust
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.conftest import IN_SOAK
-from tests.support.makers import STEPS_PER_EPOCH, assert_good, damage, make_key, root, save_next, train
+from tests.support.makers import STEPS_PER_EPOCH, assert_good, damage, make_key, resume, root, save_next, train
+from tests.support.processes import kill_ranks
 from tests.support.spiking import POISONED_STEP, SAMPLES, SEED
 
 
@@ -129,8 +126,7 @@ class TestOnTheStore:
             killed.setattr("holdfast.attempt.skipping.unpin_before", lambda *arguments: None)
             assert skip(line, str(4 * STEPS_PER_EPOCH)) == [4]
         assert line.journal.numbers("pins") == [1, 3]
-        attempt = cast(AttemptView, SimpleNamespace(journal=line.journal, number=line.journal.attempts()))
-        Explaining(RunConfig(recipe="tests.support.toy:recipe", run="run")).opened(attempt)
+        resume(line)
         assert line.journal.numbers("pins") == [1]
 
     def test_bad_input_is_named(self, line: Line) -> None:
@@ -215,7 +211,7 @@ class TestOnTheStore:
         assert record is not None
         path = root(line) / "skips/00000001.json"
         path.write_bytes(record.model_copy(update={"skip": "1"}).to_bytes())
-        with pytest.raises(NotTrusted, match=r"was made for other bytes"):
+        with pytest.raises(NotTrusted, match=r"was made for different bytes"):
             read_skips(line.journal, [trusted])
         path.write_bytes(path.read_bytes().replace(b'"1"', b'"2"'))
         with pytest.raises(RecordDamaged, match=r"skips/00000001\.json can't be read"):
@@ -296,7 +292,7 @@ class Kill(Observer):
     def progressed(self, attempt: AttemptView, progress: Progress) -> None:
         if progress.step >= self._step and not self.is_done:
             self.is_done = True
-            attempt.signal_ranks(signal.SIGKILL)
+            kill_ranks(attempt)
 
 
 class Skip(Observer):
@@ -447,14 +443,6 @@ class TestWithRanks:
             assert live(killed, [kill]).complete
             assert kill.is_done
             assert list_ends(killed)[32] == list_ends(config)[32], step
-
-    def test_no_rank_has_a_part_of_a_skipped_step(self, tmp_path: Path) -> None:
-        config = make_config(tmp_path, "r", {"ranks": 2}, skip="11")
-        assert live(config).complete
-        journal, trust = open_run(config), Trust(recipe=config.recipe)
-        with pytest.raises(WrongUse, match=r"--rank 1: step 11 of run 'r' was skipped"):
-            audit_part(journal, journal.read_commit(2), 1, trust)
-        assert audit_part(journal, journal.read_commit(3), 1, trust).is_identical
 
     def test_what_cannot_be_skipped_is_refused_by_name(self, tmp_path: Path) -> None:
         config = make_config(tmp_path, "r", {}, "draw_batches", skip="3")

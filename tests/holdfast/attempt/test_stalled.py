@@ -10,10 +10,8 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.config import Retention
-from holdfast.keeping.pack import pack
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
-from holdfast.looking.report import Publisher
 from holdfast.store.local import LocalStore
 from tests.support.makers import STEPS_PER_EPOCH, assert_good, damage, make_line, resume, root, train
 from tests.support.stalled import stalled
@@ -135,11 +133,12 @@ def test_no_prune_deletes_what_a_live_save_has_written_so_far(
 
 
 def test_a_report_that_was_written_late_shows_the_run_as_it_is(line: Line, tmp_path: Path) -> None:
+    publishing = pytest.importorskip("holdfast.extensions.report.publishing")
     train(line)
     with stalled(tmp_path, "publish_once", "replace report.html") as sleeper:
         later = make_line(LocalStore(str(tmp_path)))
         newest = train(later)
-        Publisher(later.journal).publish(later.attempt)
+        publishing.Publisher(later.journal).publish(later.attempt)
         code, out = sleeper.wake()
         assert code == 0, out
     assert newest.checkpoint_sha256 in later.journal.store.read("report.html").decode()
@@ -147,9 +146,10 @@ def test_a_report_that_was_written_late_shows_the_run_as_it_is(line: Line, tmp_p
 
 def test_unpacking_that_fails_takes_no_file_from_a_run_that_began_meanwhile(line: Line, tmp_path: Path) -> None:
     """Both write the same bytes under the same names."""
+    packing = pytest.importorskip("holdfast.extensions.pack.pack")
     path = tmp_path / "packed.tar"
     with path.open("wb") as file:
-        pack(line.journal, train(line), file)
+        packing.pack(line.journal, train(line), file)
     elsewhere = tmp_path / "elsewhere"
     with stalled(elsewhere, "unpack_file", "creating epoch-0001/metadata.json", path=str(path)) as sleeper:
         train(make_line(LocalStore(str(elsewhere))))

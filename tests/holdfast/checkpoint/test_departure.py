@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.departure import Difference, find_first
+from holdfast.checkpoint.departure import Difference, find_departure, find_first
 
 
 def line(step: int, **changed: Any) -> dict[str, Any]:
@@ -123,3 +123,12 @@ def test_shares_are_compared_for_the_same_part_of_the_model() -> None:
     assert named(two, four) == named(four, two) == ()
     wrong = [{**each, "gradient": "x"} if each["rank"] == 3 else each for each in four]
     assert named(wrong, two) == ("gradient of rank 3 (share 1)",)
+
+
+def test_the_form_of_a_saved_state_is_compared_last() -> None:
+    lived = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0, "form": {"extras": "a", "progress": "b"}}]
+    again = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0, "form": {"extras": "c", "progress": "b"}}]
+    found = find_departure(lived, again)
+    assert found is not None
+    assert (found.step, found.fields) == (2, ("saved extras",))
+    assert find_departure(lived, again, tolerance=0.1) is None

@@ -79,7 +79,7 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """Return the state with another value at one path."""
+    """Return the state with a different value at one path."""
     if not path:
         return new
     if isinstance(value, tuple):

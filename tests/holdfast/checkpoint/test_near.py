@@ -123,6 +123,15 @@ def test_a_flipped_bit_in_a_copy_is_found_and_the_stores_part_is_read(
     assert not damaged.exists()
 
 
+def test_damaged_metadata_of_a_copy_is_told(run: LocalStore, tmp_path: Path) -> None:
+    near = make(run, tmp_path / "near")
+    saved = save(run, near)
+    (near.place / saved.path / "metadata.json").write_text("{")
+    reader = NearReader(near, commit_of(saved))
+    assert reader.store is None
+    assert "metadata.json" in reader.problem
+
+
 @READS
 def test_a_copy_that_lacks_a_part_is_used_for_the_others(run: LocalStore, tmp_path: Path, read: Any) -> None:
     near = make(run, tmp_path / "near")
@@ -281,78 +290,6 @@ def test_a_folder_that_vanishes_is_made_anew(run: LocalStore, tmp_path: Path) ->
     assert list_names(near.place) == [saved.path]
 
 
-# ---- saves between two commits
-
-
-def save_between(run: Store, near: Near, **fields: Any) -> Saved | None:
-    """Save into the near folder alone."""
-    saver = Saver(PART_BYTES, near=near, is_between=True)
-    saver.begin(run, to_payload(STATE), METADATA_FIELDS | fields, '{"step": 10, "loss": 1.0}\n')
-    return saver.wait()
-
-
-def test_a_save_between_commits_has_the_bytes_of_a_commits_save(run: LocalStore, tmp_path: Path) -> None:
-    near = make(run, tmp_path / "near")
-    saved = save_between(run, near)
-    assert saved is not None
-    assert run.list() == ["run.json"]
-    assert saved.metadata.parts == save(LocalStore(str(tmp_path / "other")), None).metadata.parts
-
-
-def test_each_save_deletes_the_one_between_commits_before_it(run: LocalStore, tmp_path: Path) -> None:
-    near = make(run, tmp_path / "near")
-    for number in (1, 2, 3):
-        assert save_between(run, near, **step(number)) is not None
-        assert list_names(near.place) == [f"epoch-0001-step-0000000{number}"]
-    kept = []
-    for number in (4, 5):
-        kept.append(save(run, near, **step(number)).path)
-        assert list_names(near.place) == kept
-    save_between(run, near, **step(6))
-    assert list_names(near.place) == [*kept, "epoch-0001-step-00000006"]
-
-
-def test_a_save_between_commits_that_ends_after_a_later_commits_copy_is_deleted(
-    run: LocalStore, tmp_path: Path
-) -> None:
-    near = make(run, tmp_path / "near")
-    later = save(run, near, **step(4))
-    save_between(run, near, **step(3))
-    assert list_names(near.place) == [later.path]
-
-
-def test_a_failed_save_between_commits_is_told_with_the_next_commit_and_only_once(
-    run: LocalStore, tmp_path: Path
-) -> None:
-    near = make(run, tmp_path / "near")
-    (tmp_path / "near").write_text("")
-    for number in (1, 2):
-        assert save_between(run, near, **step(number)) is None
-    saved = save(run, near, **step(3))
-    assert str(tmp_path / "near") in saved.near_problem
-    (tmp_path / "near").unlink()
-    small = make(run, tmp_path / "near", 1000)
-    said = []
-    for number in (4, 6):
-        save_between(run, small, **step(number))
-        said.append(save(run, small, **step(number + 1)).near_problem)
-    assert "has room for" in said[0]
-    assert said[1] == ""
-
-
-def test_a_commit_knows_its_parent_once_the_near_folder_has_it(run: LocalStore, tmp_path: Path) -> None:
-    saver, known = Saver(PART_BYTES, near=make(run, tmp_path / "near")), list[tuple[str, bool]]()
-
-    def note(saved: Saved) -> None:
-        known.append((saved.metadata.checkpoint_sha256, run.exists(f"{saved.path}/metadata.json")))
-
-    saver.begin(run, to_payload(STATE), METADATA_FIELDS, "", note_near=note)
-    saved = saver.wait()
-    assert saved is not None
-    assert known == [(saved.metadata.checkpoint_sha256, False)]
-    assert saver.has_last
-
-
 # ---- adoption
 
 
@@ -389,7 +326,7 @@ def test_a_copy_goes_on_where_a_killed_save_has_stopped(run: LocalStore, near: N
 
 def test_a_copy_takes_no_folder_with_other_bytes(run: LocalStore, near: Near) -> None:
     (saved,) = list_orphans(run, near)
-    run.create(f"{saved.path}/{PARTS[0]}", b"other bytes")
+    run.create(f"{saved.path}/{PARTS[0]}", b"different bytes")
     copied = copy_checkpoint(near.store, saved, run)
     assert copied.path == f"{saved.path}.2"
     read_payload(run, commit_of(copied))

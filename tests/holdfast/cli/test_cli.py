@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -181,13 +182,22 @@ def test_the_best_commit_has_a_name(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run_app(app, ["pin", run, "best"]) == 1
     assert "none has the metric 'recall'" in capsys.readouterr().err
     set_best("accuracy")
-    assert ask_rows("show", run, capsys=capsys)["best"] == "commit 2, accuracy 0.9, epoch-0002"
+    second = line.journal.read_commit(2)
+    said = f"commit 2, step 20, accuracy 0.9, {second.checkpoint_sha256[:12]}, epoch-0002"
+    assert ask_rows("show", run, capsys=capsys)["best"] == said
     assert ask_json("show", run, capsys=capsys)["best"] == {
-        "commit": 2, "step": 20, "path": "epoch-0002", "metric": "accuracy", "value": 0.9,
+        "commit": 2, "step": 20, "path": "epoch-0002", "checkpoint_sha256": second.checkpoint_sha256,
+        "metric": "accuracy", "value": 0.9,
     }  # fmt: skip
     assert run_app(app, ["pin", run, "best"]) == 0
     assert capsys.readouterr().out.startswith("commit 2 (epoch-0002) is pinned")
     assert run_app(app, ["compare", f"{run}@best", f"{run}@2"]) == 0
+    for number in (2, 3):
+        shutil.rmtree(tmp_path / "scored" / f"epoch-{number:04d}")
+    rows, shown = ask_rows("show", run, capsys=capsys), ask_json("show", run, capsys=capsys)
+    assert rows["best"] == f"{said}, which is gone: holdfast verify names the missing files"
+    assert rows["stored"].split(maxsplit=1)[1].startswith("epoch-0003, which is gone")
+    assert (shown["best"]["is_gone"], shown["is_gone"]) == (True, True)
 
 
 def test_show_names_and_saves_what_a_run_has_shown(
@@ -363,7 +373,7 @@ def test_pack_refuses_an_existing_file_before_reading(
 ) -> None:
     out = tmp_path / "packed.tar"
     out.write_bytes(b"mine")
-    monkeypatch.setattr("holdfast.cli.keeping.pack", None)
+    monkeypatch.setattr("holdfast.extensions.pack.command.pack", None)
     assert run_app(app, ["pack", run, str(out)]) == 1
     assert capsys.readouterr().err == f"error: {out} exists\nhint: give another name, or remove it\n"
     assert out.read_bytes() == b"mine"
@@ -537,86 +547,6 @@ def test_plan_says_what_a_share_of_audits_costs_and_finds(tmp_path: Path, capsys
     assert ask_json("plan", run, "--audit-share", "1", capsys=capsys)["audits"]["audits_a_day"] == 1
     assert run_app(app, ["plan", run, "--audit-share", "2"]) == 1
     assert "--audit-share 2: expected a share of the training time, such as 0.01" in capsys.readouterr().err
-
-
-def test_plan_replays_traces_and_puts_the_best_pool_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = make_line(open_store(str(tmp_path)), "run")
-    run = f"{tmp_path}/run"
-    took = {"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0}
-    line.commit(save_next(line).model_copy(update=took), "chunk")
-    mine = tmp_path / "mine.json"
-    mine.write_text('{"name": "mine", "source": "my pool", "span_s": 14400, "up": [[0, 3000], [3120, 7000]]}')
-    dense = "pccheck_gcp-a100-g16"
-    planned = ask_json("plan", run, "--trace", str(mine), "--trace", dense, capsys=capsys)["traces"]
-    assert [each["trace"] for each in planned] == ["pccheck/gcp-a100-g16", "mine"], "mine was down half of the time"
-    assert planned[0]["best"]["steps"] < planned[1]["best"]["steps"], "many losses call for short chunks"
-    for each in planned:
-        assert each["chosen"]["goodput"] <= each["best"]["goodput"] < each["best"]["limit"]
-        assert [notice["is_enough"] for notice in each["notices"]] == [True, True]
-    assert run_app(app, ["plan", run, "--trace", str(mine), "--trace", dense]) == 0
-    shown = capsys.readouterr().out
-    assert "trace     mine, from my pool\n          1 node, 2 preemptions, one in 0.956 h" in shown
-    assert re.search(
-        r"notice    of 30 s adds \d\.\d\d% if 90% of losses are announced; a last save needs 10 s\n", shown
-    )
-    *_, first, second = shown.splitlines()
-    assert (first.split()[0], second.split()[0]) == ("pccheck/gcp-a100-g16", "mine")
-    assert run_app(app, ["plan", run, "--trace", "none"]) == 1
-    assert "there is no trace 'none'" in capsys.readouterr().err
-
-
-def test_plan_shows_what_saves_on_the_node_and_the_choice_of_a_run_are_worth(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = make_line(open_store(str(tmp_path)), "run")
-    took = {"train_s": 10.0, "stall_s": 2.0, "save_s": 4.0, "restart_s": 10.0}
-    line.commit(save_next(line).model_copy(update=took), "chunk")
-    config, mine = tmp_path / "a.toml", tmp_path / "mine.json"
-    text = (
-        f'recipe = "m:f"\nrun = "run"\nstore = "{tmp_path}"\nepochs = 999\n[chunk]\nsteps = 4\n[compute]\nranks = 3\n'
-    )
-    config.write_text(text)
-    mine.write_text('{"name": "mine", "span_s": 423, "up": [[0, 185], [185, 307], [307, 423]]}')
-    trace = (str(config), "--trace", str(mine))
-    (planned,) = ask_json("plan", *trace, "--near-steps", "2", "--near-save-s", "0.5", "--pool", "2", capsys=capsys)[
-        "traces"
-    ]
-    best, own = planned["best"]["steps"], planned["chosen"]["steps"]
-    assert [(each["steps"], each["survives"]) for each in planned["near"]] == [
-        (steps, share) for steps in (best, own) for share in (None, 0, 1)
-    ]
-    assert planned["near"][0]["goodput"] == pytest.approx(planned["best"]["goodput"])
-    assert planned["near"][3]["goodput"] == pytest.approx(planned["chosen"]["goodput"])
-    assert (planned["pool"]["runs"], planned["pool"]["ranks"], planned["pool"]["preemptions"]) == (2, 3, 3)
-    assert run_app(app, ["plan", *trace, "--near-steps", "2", "--same-node", "0.25", "--pool", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(rf"^{best} steps +there after 25% of losses +\d+\.\d +\d+\.\d\d%$", shown, re.M), shown
-    assert "2 runs of 3 ranks, chunks of 4 steps; 3 preemptions that each end one run; rank hours:" in shown
-    config.write_text(text + f'[near]\nfolder = "{tmp_path}/near"\nevery_steps = 2\n')
-    assert len(ask_json("plan", *trace, "--same-node", "1", capsys=capsys)["traces"][0]["near"]) == 4
-    assert ask_json("plan", str(config), capsys=capsys)["traces"] == []
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--near-steps", "5"], "--near-steps and --pool replay a trace, and none is given\nhint: add --trace"),
-        (["--pool", "5"], "--near-steps and --pool replay a trace, and none is given\nhint: add --trace"),
-        (
-            ["--same-node", "1"],
-            "are about saves into the node's folder, and this run makes none\nhint: add --near-steps",
-        ),
-        (["--same-node", "1.5", "--near-steps", "5"], 'Invalid value "1.5" for --same-node. Must be <= 1.'),
-        (["--near-steps", "0"], 'Invalid value "0" for --near-steps. Must be >= 1.'),
-    ],
-)
-def test_plan_refuses_assumptions_that_say_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
-) -> None:
-    line = make_line(open_store(str(tmp_path)), "run")
-    line.commit(save_next(line).model_copy(update={"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0}), "chunk")
-    assert run_app(app, ["plan", f"{tmp_path}/run", *options]) == 1
-    assert said in capsys.readouterr().err
 
 
 def test_goodput_shows_where_the_time_went_and_what_is_missing(

@@ -3,6 +3,10 @@
 import itertools
 import json
 import math
+import operator
+import sys
+import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +321,46 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
 
 
 @pytest.mark.parametrize(
+    ("earlier", "advice", "field", "left"),
+    [
+        (
+            'log.observers = ["m:Own", "holdfast.attempt.published:KillCostFile"]',
+            "log.observers: holdfast.attempt.published:KillCostFile is gone: log.metrics exports the age of the newest "
+            "commit, which a kill costs",
+            "log.observers", ("m:Own",),
+        ),
+        (
+            "near = {most_bytes = 9, every_steps = 50}",
+            "near.every_steps is gone: a shorter chunk.steps saves more often, to near.folder first",
+            "near.most_bytes", 9,
+        ),
+        (
+            'on_spike = "skip"\nskip = "7"',
+            "on_spike is gone: a run names the command that explains a jump of its loss; holdfast skip leaves out the "
+            "batch",
+            "skip", "7",
+        ),
+        (
+            'log.sinks = ["wandb", "mlflow"]',
+            "log.sinks: mlflow is gone: holdfast docs metrics shows a class to copy, which continues the same curve as "
+            "my_mlflow:MLflow",
+            "log.sinks", ("wandb",),
+        ),
+    ],
+)  # fmt: skip
+def test_a_retired_setting_is_read_with_a_line_that_says_what_takes_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, earlier: str, advice: str, field: str, left: object
+) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(f'recipe = "m:f"\nrun = "a"\n{earlier}\n')
+    config = load_config(file)
+    assert [each.message for each in caplog.records] == [f"{file}: {advice}"]
+    assert operator.attrgetter(field)(config) == left
+    given = {"recipe": "m:f", "run": "a", **tomllib.loads(earlier)}
+    assert RunConfig.model_validate(given) == config, "as in a record of the run"
+
+
+@pytest.mark.parametrize(
     ("compute", "message"),
     [
         ({"ranks": 4, "mesh": {"shard": 3}}, "mesh has 3 ranks, but the run has 4"),
@@ -380,3 +424,38 @@ def test_a_mesh_of_ranks_that_its_tensor_dimension_does_not_divide_is_refused() 
     for ranks in (1, 3):
         with pytest.raises(ConfigError, match=f"compute.ranks = {ranks}: compute.mesh.tensor = 2 doesn't divide it"):
             Mesh(tensor=2).resize(ranks)
+
+
+def in_a_cell() -> None: ...
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("file", ["", "/notebooks/train.py"])
+def test_a_recipe_of_this_program_alone_is_refused_before_ranks_start(
+    is_named: bool, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook's kernel has no file; a script's name is known."""
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    if file:
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", file, raising=False)
+    monkeypatch.setattr(in_a_cell, "__module__", "__main__")
+    expected = 'set recipe = "train.py:in_a_cell"' if file else r"begin the cell with %%writefile in_a_cell\.py, .*"
+    with pytest.raises(ConfigError, match=expected):
+        parse_config({"recipe": "__main__:in_a_cell" if is_named else in_a_cell, "run": "a"})
+
+
+def test_a_function_is_given_by_its_name() -> None:
+    with pytest.raises(ConfigError, match='expected the name of the function: recipe = "json:dumps"'):
+        parse_config({"recipe": json.dumps, "run": "a"})
+    with pytest.raises(ConfigError, match="Input should be a valid string"):
+        parse_config({"recipe": lambda: None, "run": "a"})
+
+
+def test_the_form_has_a_title_for_each_field_and_no_markup() -> None:
+    """Prefect's form calls a field without a title "Field", and shows backticks as they are."""
+    schema = RunConfig.model_json_schema()
+    for section in (schema, *schema["$defs"].values()):
+        assert "`" not in section.get("description", "")
+        for name, field in section.get("properties", {}).items():
+            assert field.get("title"), name
+            assert "`" not in field.get("description", ""), name

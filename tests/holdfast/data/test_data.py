@@ -25,7 +25,7 @@ def test_positions_are_permuted_without_the_others(size: int, data: st.DataObjec
 
 
 def test_the_permutation_never_changes() -> None:
-    """With a changed order every existing run would resume with other samples."""
+    """With a changed order every existing run would resume with different samples."""
     assert permute(np.arange(10, dtype=np.uint64), 10, 1234, 0).tolist() == [2, 8, 9, 3, 1, 6, 5, 4, 7, 0]
     assert permute(np.array([0, 10**9], dtype=np.uint64), 10**12, 1234, 3).tolist() == [176181146050, 421356301651]
 

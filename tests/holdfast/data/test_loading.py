@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from holdfast import state
 from holdfast.data import Batches, Order, Share, combine, is_stream
-from holdfast.data.workers import shorten_socket_paths
+from holdfast.data.workers import make_loader, shorten_socket_paths
 from holdfast.errors import RecipeError, StateError
 from tests.support.varied import Counted, Numbers, Points
 
@@ -190,7 +190,7 @@ def test_an_error_leaves_the_process_generators_unchanged() -> None:
 
 
 class Forgetful(IterableDataset[int]):
-    """A stream of a given length, with other numbers in every pass and without a position of its own."""
+    """A stream of a given length, with different numbers in every pass and without a position of its own."""
 
     def __init__(self, size: int = 10) -> None:
         self.size, self.number, self.skip, self.given = size, 0, 0, 0
@@ -287,7 +287,7 @@ def test_a_stream_that_gives_other_samples_when_it_is_read_again_is_refused() ->
     batches = of_stream(Changing(), collate=list)
     batches.begin(0, STEPS)
     take(batches, 2 * GRAD_ACCUM)
-    with pytest.raises(RecipeError, match=r"the stream \(.*Changing\) gives other samples when it is read again"):
+    with pytest.raises(RecipeError, match=r"the stream \(.*Changing\) gives different samples when it is read again"):
         batches.begin(2, STEPS, batches.state_dict())
 
 
@@ -394,3 +394,16 @@ def test_a_position_that_the_data_cannot_take_is_refused() -> None:
     next(batches)
     with pytest.raises(StateError, match="no load_state_dict"):
         of_stream(Numbers()).begin(1, 9, batches.state_dict())
+
+
+@pytest.mark.parametrize("trains_on_gpu", [False, True])
+def test_batches_are_pinned_only_if_the_run_trains_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, trains_on_gpu: bool
+) -> None:
+    """A run with device = "cpu" may be on a machine with GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    state.include_gpus(trains_on_gpu)
+    try:
+        assert make_loader([0, 1], [[0]], 0, 0).pin_memory is trains_on_gpu
+    finally:
+        state.include_gpus(False)

@@ -74,8 +74,8 @@ REFUSED = [
         "run.batches",
     ),
     ("loop", "hf_shuffled_stream_in_a_stateful_loader", "its state leaves out the shuffle buffer", "run.batches"),
-    ("loop", "node_of_a_random_sampler", "its RandomSampler draws another order after a resume", "run.batches"),
-    ("loop", "stateful_loader_with_workers", "its worker processes draw other random numbers", "loader_workers"),
+    ("loop", "node_of_a_random_sampler", "its RandomSampler draws a different order after a resume", "run.batches"),
+    ("loop", "stateful_loader_with_workers", "its worker processes draw different random numbers", "loader_workers"),
     ("loop", "web_loader", "a resume can't restore the position of a WebLoader", "run.batches"),
     (
         "batches",
@@ -101,8 +101,13 @@ REFUSED = [
         "its position is known only after a batch is read",
         "num_workers=0",
     ),
-    ("loop_beside", "node_of_a_random_sampler", "its RandomSampler draws another order", "num_workers=0"),
-    ("loop_beside", "stateful_loader_with_workers", "its worker processes draw other random numbers", "num_workers=0"),
+    ("loop_beside", "node_of_a_random_sampler", "its RandomSampler draws a different order", "num_workers=0"),
+    (
+        "loop_beside",
+        "stateful_loader_with_workers",
+        "its worker processes draw different random numbers",
+        "num_workers=0",
+    ),
     (
         "loop_beside",
         "map_in_a_loader",
@@ -185,7 +190,7 @@ def test_others_are_refused_with_the_reason(tmp_path: Path, program: str, stream
 def test_a_stream_that_nobody_seeds_is_refused_on_resume(tmp_path: Path, stream: str) -> None:
     config = make_config(tmp_path, "recipe", stream)
     saved, _ = live(config, 4)
-    with pytest.raises(RecipeError, match="gives other samples when it is read again") as refused:
+    with pytest.raises(RecipeError, match="gives different samples when it is read again") as refused:
         live(config, TOTAL, saved)
     assert "seed the stream's shuffles" in refused.value.hint
 

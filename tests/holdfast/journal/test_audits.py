@@ -25,12 +25,9 @@ from holdfast.journal import (
     record_audit,
     record_name,
 )
-from holdfast.journal.audits import list_refused, list_waiting
+from holdfast.journal.audits import list_refused, list_waiting, read_audits
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
-from holdfast.looking.report import Gatherer
-from holdfast.looking.report.commits import describe_commits
-from holdfast.looking.report.sections import _list_facts
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train
 
@@ -57,7 +54,7 @@ def test_another_host_certifies_a_commit_with_the_same_bytes(line: Line) -> None
     commits = [train(line) for _ in range(3)]
     assert certified(line) == 0
     audit(line, commits[1], host="host")  # the host that trained it
-    audit(line, commits[1], found="0" * 64)  # other bytes
+    audit(line, commits[1], found="0" * 64)  # different bytes
     audit(line, commits[1], found="")  # the gate refused the start
     assert certified(line) == 0
     assert audit(line, commits[1]).number == 4
@@ -135,6 +132,13 @@ def test_retention_keeps_the_newest_certified_checkpoint(line: Line) -> None:
     assert [entry.commit for entry in report.pruned] == [2]
 
 
+def read_report_notes(journal: Journal) -> dict[int, str]:
+    """Return the note of each commit in the report's table."""
+    gathering = pytest.importorskip("holdfast.extensions.report.gathering")
+    commits = pytest.importorskip("holdfast.extensions.report.commits")
+    return {row[0]: row[16] for row in commits.describe_commits(gathering.Gatherer(journal).gather())["rows"]}
+
+
 def test_every_commit_is_certified_or_a_candidate(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
     commits = [train(line) for _ in range(4)]
     audit(line, commits[0], host="host")
@@ -142,12 +146,7 @@ def test_every_commit_is_certified_or_a_candidate(line: Line, capsys: pytest.Cap
         audit(line, commits[number], host)
     by_number = {each.number: each for each in commits}
     assert list_certified(line.journal, by_number) == {2: "b", 3: "c"}
-    history = Gatherer(line.journal).gather()
-    assert history.certified == {2: "b", 3: "c"}
-    facts = dict(_list_facts(history, []))
-    assert facts["certified"] == "2 of 4 commits, the others are candidates"
-    notes = {row[0]: row[16] for row in describe_commits(history)["rows"]}
-    assert notes == {1: "", 2: "certified by b", 3: "certified by c", 4: ""}
+    assert read_report_notes(line.journal) == {1: "", 2: "certified by b", 3: "certified by c", 4: ""}
     for number, said in ((3, "bytes; later commits are candidates\n"), (4, "bytes\n")):
         audit(line, commits[number - 1], "d")
         assert run_app(app, ["show", line.journal.store.url]) == 0
@@ -189,7 +188,7 @@ def test_a_commit_of_several_nodes_is_neither_certified_nor_blamed_on_one_of_the
 
 
 def test_a_certified_commit_that_the_gate_refuses_is_left_out_of_the_next_replay(line: Line) -> None:
-    """Its bytes are right. A rank that saves nothing may have held other values, which its probe shows."""
+    """Its bytes are right. A rank that saves nothing may have held different values, which its probe shows."""
     first, parent, commit = (train(line) for _ in range(3))
     audit(line, commit, found="")
     found = read_verdict(line.journal, commit)
@@ -229,3 +228,13 @@ def test_a_chain_of_doubted_parents_is_judged_at_any_length(line: Line) -> None:
         sys.setrecursionlimit(limit)
     assert found is not None
     assert (found.kind, found.ask and found.ask.commit) == ("undecided", 1)
+
+
+def test_an_audit_in_the_file_of_another_commit_certifies_nothing(line: Line) -> None:
+    train(line)
+    audit = AuditRecord(
+        commit=10**15, number=1, from_commit=0, notes=[], host="b", environment={}, created_at=now(),
+        checkpoint_sha256=line.journal.read_commit(1).checkpoint_sha256,
+    )  # fmt: skip
+    line.journal.store.create("audits/00000001-00000001.json", audit.to_bytes())
+    assert [*read_audits(line.journal, 1, [1])] == []

@@ -22,7 +22,7 @@ BEFORE, LATER = "2020-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
 
 def verdict(host: str = "node-1", *gpus: str, commit: int = 7, deviating: int = 1, at: str = BEFORE) -> AuditVerdict:
     """A verdict on a machine; ``at`` is when its last wrong training was put on record."""
-    reason = f"{host} ended on other bytes than b and c"
+    reason = f"{host} ended on different bytes than b and c"
     return AuditVerdict("machine", commit, reason, host=host, gpus=gpus, at=at, agreeing=2, deviating=deviating)
 
 
@@ -36,7 +36,7 @@ def test_a_machine_stays_in_quarantine_until_it_is_released(store: Store) -> Non
         release_machine(store, "node-1")
     record = quarantine_machine(store, "language", verdict())
     assert record
-    assert str(record).endswith(": commit 7 of run language: node-1 ended on other bytes than b and c")
+    assert str(record).endswith(": commit 7 of run language: node-1 ended on different bytes than b and c")
     quarantine_machine(store, "language", verdict("node/2 ü"))
     assert listed(store) == [("node-1", []), ("node/2 ü", [])]
     assert release_machine(store, "node-1").number == 2

@@ -7,11 +7,8 @@ import pytest
 
 from holdfast.cli.app import app
 from holdfast.journal import Journal, choose_runs, find_runs, runs
-from holdfast.looking.report import make_index, read_rows
-from holdfast.looking.watching import StoreReader
 from holdfast.store import Store, open_store
 from holdfast.store.local import LocalStore
-from tests.bench import crowd as crowd_bench
 from tests.bench.counting import Tally, counted
 from tests.support.makers import make_line, train
 
@@ -95,15 +92,16 @@ def test_a_list_says_how_to_see_the_rest(crowd: Store, capsys: pytest.CaptureFix
 
 
 def test_an_index_says_which_runs_it_has(crowd: Store) -> None:
+    index = pytest.importorskip("holdfast.extensions.report.index")
     chosen = choose_runs(crowd, 2)
-    page = make_index(crowd, read_rows(chosen), note=chosen.note)
+    page = index.make_index(crowd, index.read_rows(chosen), note=chosen.note)
     assert "2 of 12 runs, the newest." in page
     assert "run-01" in page
     assert "run-02" not in page
 
 
 def test_a_watch_of_a_large_store_adds_runs_that_begin(crowd: Store) -> None:
-    reader = StoreReader(crowd, 2)
+    reader = pytest.importorskip("holdfast.extensions.watch.reading").StoreReader(crowd, 2)
     assert [seen.run for seen in reader.begin()] == ["run-00", "run-01"]
     assert reader.note == "2 of 12 runs, the newest"
     Journal(crowd, "begun").begin("m:f")
@@ -113,6 +111,7 @@ def test_a_watch_of_a_large_store_adds_runs_that_begin(crowd: Store) -> None:
 
 @pytest.mark.usefixtures("is_distant")
 def test_requests_do_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd_bench = pytest.importorskip("tests.bench.crowd")
     monkeypatch.setattr(runs, "MOST_ASKED", 30)
     monkeypatch.setattr(crowd_bench, "MOST_SHOWN", 10)
     rows = crowd_bench.measure("folder", open_store(str(tmp_path)), (40, 80))

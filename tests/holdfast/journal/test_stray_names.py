@@ -147,3 +147,24 @@ def test_a_run_that_was_unpacked_far_from_its_beginning_is_found(tmp_path: Path)
     journal.store.create("commits/00700002.json", make_commit(7 * REACH + 2, path="epoch-0009").to_bytes())
     assert journal.newest_number() == 5 * REACH
     assert journal.numbers("commits") == [5 * REACH]
+
+
+@pytest.mark.parametrize("content", [b"", b"notes", None])
+def test_a_stray_file_with_a_number_in_reach_is_told_once(
+    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between it and the newest commit 94 numbers are free, and no commit has any of them."""
+    line = make_line(LocalStore(str(tmp_path)))
+    for _ in range(4):
+        train(line)
+    copied = (root(line) / "commits/00000004.json").read_bytes()
+    (root(line) / "commits/00000099.json").write_bytes(copied if content is None else content)
+    for start in range(2):
+        caplog.clear()
+        line = line if start == 0 else make_line(LocalStore(str(tmp_path)))
+        for _ in range(3):
+            train(line)
+            prune_by_policy(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
+        warned = [record.getMessage() for record in caplog.records]
+        assert len([each for each in warned if "lost" in each]) == 1
+        assert len(warned) == 2, warned  # the other is about the stray file, which the second start quarantines

@@ -224,7 +224,7 @@ def test_nodes_that_trained_together_are_told_apart_by_the_rank(
 def test_a_verdict_names_few_of_many_hosts() -> None:
     commit = commit_of().model_copy(update={"hosts": [f"node-{number:03d}" for number in range(64)]})
     found = judge_commit(commit, [attempt("node-000")], [audit("judge", "B")])
-    assert "on a host other than judge or node-000 or node-001 or node-002 or 61 others;" in str(found)
+    assert "on a host other than judge, node-000, node-001, node-002 or 61 others;" in str(found)
     assert found.ask
     assert len(found.ask.answered) == 65
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from holdfast.checkpoint import save
 from holdfast.cli import app, run_app
+from holdfast.cli.keeping import _describe_parts
 from holdfast.journal.finding import open_journal
 from holdfast.state import to_payload
 from holdfast.store import open_store
@@ -193,3 +194,11 @@ def test_taking_out_a_quarantined_commit_says_so(run: str, tmp_path: Path, capsy
     for command in ("export", "pack"):
         assert run_app(app, [command, run, "2", str(tmp_path / command)]) == 0
         assert "commit 2 is in quarantine: the run doesn't use it any more" in capsys.readouterr().out
+
+
+def test_an_export_of_several_modules_names_the_option_for_one() -> None:
+    assert _describe_parts(["maker.weight", "judge.weight", "judge.bias"]).startswith(
+        "these are maker, judge: --part maker"
+    )
+    assert _describe_parts(["weight", "bias"]) == ""
+    assert _describe_parts([f"{layer}.weight" for layer in range(7)]) == ""

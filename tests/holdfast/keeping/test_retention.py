@@ -4,8 +4,9 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from hypothesis import given
@@ -358,3 +359,23 @@ def test_without_the_last_report_a_prune_lists_all_commits(line: Line) -> None:
     for path in (Path(line.journal.store.url) / "prunes").iterdir():
         path.write_bytes(b"")
     assert numbers(run_prune(line, keep_last=1).pruned) == [11, 10, 5]
+
+
+@pytest.mark.parametrize("year", [1966, 9000])
+def test_a_clock_far_off_prunes_nothing(line: Line, year: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record may have such a time, so a prune couldn't write what it deletes."""
+    for _ in range(3):
+        train(line)
+    before = folders(line)
+
+    class Off(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls(year, 1, 2, tzinfo=tz)
+
+    monkeypatch.setattr("holdfast.journal.records.datetime", Off)
+    with pytest.raises(ConfigError, match=f"clock says {year}-01-02, and records have times from 1970 to 8999"):
+        run_prune(line, keep_last=1)
+    monkeypatch.undo()
+    assert folders(line) == before
+    assert verify_run(line.journal).problems == []

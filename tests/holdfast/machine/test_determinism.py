@@ -29,8 +29,6 @@ DEMANDED = {
     ),
     "torch.backends.cudnn.benchmark = True": "torch.backends.cudnn.benchmark is True, not False",
     "torch.backends.cudnn.deterministic = False": "torch.backends.cudnn.deterministic is False, not True",
-    "torch.set_float32_matmul_precision('high')": "torch.set_float32_matmul_precision is high, not highest",
-    "torch.backends.cuda.matmul.allow_tf32 = True": "torch.set_float32_matmul_precision is high, not highest",
     "torch.set_num_threads(1)": "torch.set_num_threads is 1, not 2",
 }
 CHOSEN = {
@@ -38,9 +36,16 @@ CHOSEN = {
     "torch.set_flush_denormal(True)": "torch.set_flush_denormal is True, not False",
     "torch.backends.cuda.enable_math_sdp(False)": "torch.backends.cuda.enable_math_sdp is False, not True",
 }
+TF32 = "torch.backends.cuda.matmul.fp32_precision is tf32, not ieee"
+CHOSEN |= {
+    "torch.backends.cuda.matmul.allow_tf32 = True": TF32,
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": TF32,
+    "torch.backends.mkldnn.conv.fp32_precision = 'bf16'": "torch.backends.mkldnn.conv.fp32_precision is bf16, not ieee",
+}
 CHANGES = DEMANDED | CHOSEN
 RESET = "torch.set_default_dtype(torch.float32); torch.set_flush_denormal(False); "
-RESET += "torch.backends.cuda.enable_math_sdp(True)"
+RESET += "torch.backends.cuda.enable_math_sdp(True); torch.backends.mkldnn.conv.fp32_precision = 'none'; "
+RESET += "torch.backends.cuda.matmul.fp32_precision = 'none'"
 
 
 def run(program: str, environment: dict[str, str], *arguments: str) -> Any:
@@ -57,6 +62,7 @@ def run(program: str, environment: dict[str, str], *arguments: str) -> Any:
 def test_the_preamble_has_the_variables_that_are_read_at_start() -> None:
     assert preamble(Determinism(threads=3)) == {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONHASHSEED": "0", "TORCHINDUCTOR_DETERMINISTIC": "1",
+        "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES": "0", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO": "0",
         "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3",
     }  # fmt: skip
     assert preamble(Determinism(mode="fast"))["TORCHINDUCTOR_DETERMINISTIC"] == "0"
@@ -190,7 +196,7 @@ def build() -> Recipe:
 
     def loss(model, x):
         calls.append(x)
-        if len(calls) == 4:  # the gate calls it once, after the chunk of two steps
+        if len(calls) == 4:  # the third step's, because one call is the gate's, after the chunk of two steps
             {change}
         return model(x).sum()
 

@@ -30,8 +30,8 @@ from tests.support.shares import write_config
 
 STARTS = 50
 HERE = SelfTest("node-3", "node-3, GPU 0", "H100", "right", "flags")
-OTHER_BITS = f"{platform.node()} gives other bits than {platform.node()} gave"
-AGAIN = "gave other bits when it computed the same again (matmul)"
+OTHER_BITS = f"{platform.node()} gives different bits than {platform.node()} gave"
+AGAIN = "gave different bits when it computed the same again (matmul)"
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_bit_that_is_always_wrong_is_found_beside_other_devices(
     assert (wrong.differing, find_fault([wrong])) == ((), "")
     fault = find_fault([right, right, wrong])
     assert fault == (
-        f"the self-test failed: rank 2 on {wrong.where} gave other bits than other devices of the same model (CPU)"
+        f"the self-test failed: rank 2 on {wrong.where} gave different bits than other devices of the same model (CPU)"
     )
 
 
@@ -136,12 +136,12 @@ OF_ANOTHER = {"torch": "another"}
 def test_other_bits_than_another_host_gave_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     judge(environment("node-4", B), environment("node-3", A))
     (line,) = caplog.messages
-    assert line.startswith("self-test: node-4 gives other bits than node-3 gave")
+    assert line.startswith("self-test: node-4 gives different bits than node-3 gave")
 
 
 def test_other_bits_than_the_same_host_gave_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     saved, current = environment("node-3", A), environment("node-3", B)
-    with pytest.raises(SelfTestFailed, match="node-3 gives other bits than node-3 gave"):
+    with pytest.raises(SelfTestFailed, match="node-3 gives different bits than node-3 gave"):
         judge(current, saved)
     judge(current, saved, health="warn")
     judge(environment("node-3", B, driver="580"), saved)
@@ -267,7 +267,7 @@ def test_a_machine_that_has_begun_to_be_wrong_is_refused(engine: Engine) -> None
 def test_doctor_compares_a_machine_with_the_attempts_of_a_run(engine: Engine) -> None:
     engine.run("epochs=1")
     good = engine.command("doctor", str(engine.run_folder))
-    assert (good.returncode, "no machine like this one had other bits" in words(good.stdout)) == (0, True)
+    assert (good.returncode, "no machine like this one had different bits" in words(good.stdout)) == (0, True)
     record = engine.journal().read_attempt(1)
     record.environment[KEY]["sha256"] = A
     (engine.run_folder / "attempts" / "00000001.json").write_bytes(record.to_bytes())

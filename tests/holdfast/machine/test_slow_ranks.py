@@ -16,6 +16,7 @@ from holdfast.journal import Journal
 from holdfast.machine.heartbeats import Beat, Heartbeat, Heartbeats, Phase, Place, RankStanding
 from holdfast.machine.slow_ranks import LEAST_STEPS, SlowRanks
 from holdfast.store import open_store
+from tests.conftest import IN_SOAK, IS_SOAK
 from tests.support.lives import Lives
 from tests.support.shares import write_config
 
@@ -107,7 +108,7 @@ def find_named(stderr: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=IN_SOAK)])
 def test_a_rank_that_sleeps_in_its_loss_is_named(nursery: Lives, tmp_path: Path, ranks: int) -> None:
     config = write_config(tmp_path, ranks, 40, chunk_steps=120, how="slow")
     done = nursery.call("tests.support.forked:train", config, [])
@@ -119,7 +120,7 @@ def test_a_rank_that_sleeps_in_its_loss_is_named(nursery: Lives, tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "others"), [(2, 0), (2, 2), (4, 2)])
+@pytest.mark.parametrize(("ranks", "others"), [(2, 2), *[(2, 0), (4, 2)] * IS_SOAK])
 def test_equal_ranks_are_not_named(nursery: Lives, tmp_path: Path, ranks: int, others: int) -> None:
     with busy(others):
         done = nursery.call("tests.support.forked:train", write_config(tmp_path, ranks, 40, chunk_steps=120), [])

@@ -8,7 +8,7 @@ from holdfast.attempt import live
 from holdfast.config import Compute, Log, RunConfig
 from holdfast.journal import Journal
 from holdfast.proof.audit import audit_commit
-from holdfast.recipe.permission import Trust
+from holdfast.recipe.trust import Trust
 from holdfast.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
@@ -26,7 +26,7 @@ def test_each_commit_that_ended_the_run_is_the_same_again(tmp_path: Path) -> Non
     commits = sorted(journal.candidates(), key=lambda each: each.number)
     assert [each.epoch for each in commits if each.step % 6 == 0][-2:] == [2, 3]
     for commit in commits[-2:]:
-        found = audit_commit(journal, commit, trust=Trust(recipe=config.recipe))
+        found = audit_commit(journal, commit, trust=Trust(config=config))
         assert found.is_identical, str(found)
 
 
@@ -44,6 +44,6 @@ def test_the_last_commit_of_a_trainer_is_the_same_again(program: str, tmp_path: 
     for _ in range(2):
         newest = journal.newest()
         assert newest is not None
-        found = audit_commit(journal, newest, trust=Trust(recipe=config.recipe))
+        found = audit_commit(journal, newest, trust=Trust(config=config))
         assert found.is_identical, str(found)
         (tmp_path / "runs/r/endings/00000001.json").unlink(missing_ok=True)

@@ -33,14 +33,14 @@ def test_a_flip_that_changes_bytes_is_found_and_its_machine_named(campaign: Camp
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sticky", [False, True])
 def test_ranks_that_part_are_replaced_and_not_saved(campaign: Campaign, is_sticky: bool) -> None:
-    """The reduction gives one of four ranks another gradient, once or in each step from step 5 on."""
+    """The reduction gives one of four ranks a different gradient, once or in each step from step 5 on."""
     flip = Flip("reduction", "node-1", step=5, rank=2, bit=20, element=7, is_sticky=is_sticky)
     case = Case(flip, ranks=4, virtual=4)
     found = campaign.find(case)
     assert found.flipped
     assert not found.changed
     if is_sticky:
-        assert "after step 6 the model of rank 2 has other values than those of the other ranks" in found.stopped
+        assert "after step 6 the model of rank 2 has different values than those of the other ranks" in found.stopped
         assert len(found.commits) == 1
     else:
         assert found.judge(case) == "trained again", found

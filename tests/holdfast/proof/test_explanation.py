@@ -15,7 +15,7 @@ from holdfast.errors import WrongUse
 from holdfast.journal import Journal
 from holdfast.journal.spikes import UsualLoss, make_usual
 from holdfast.proof.explanation import Explanation, explain_step
-from holdfast.recipe.permission import Trust
+from holdfast.recipe.trust import Trust
 from holdfast.store import open_store
 from tests.conftest import IS_SOAK
 from tests.support.spiking import BATCH, POISONED, SAMPLES, SPIKE_STEP
@@ -74,7 +74,7 @@ def train(folder: Path, recipe: str, settings: dict[str, Any], **fields: Any) ->
         retention=Retention(keep_last=9), compute=Compute(device="cpu", **fields), log=Log(folder=str(folder / "logs")),
     )  # fmt: skip
     assert live(config).complete
-    return Journal(open_store(config.store), "r"), Trust(recipe=config.recipe)
+    return Journal(open_store(config.store), "r"), Trust(config=config)
 
 
 def find_poisoned_step(journal: Journal) -> int:

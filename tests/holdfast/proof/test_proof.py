@@ -10,7 +10,7 @@ from holdfast import RunConfig
 from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
-from holdfast.proof.kills import FEWEST_STEPS, MOST_STEPS, Speed, choose_kills
+from holdfast.proof.kills import FEWEST_STEPS, MOST_STEPS, Speed, choose_kills, describe_phases
 from holdfast.proof.prove import check_proof_ranks
 from holdfast.proof.result import Proof, describe_found, list_not_reached, list_unchanged
 from holdfast.testing import assert_resumes
@@ -38,6 +38,20 @@ def test_kills_and_saves_surround_an_epochs_end(steps: int, kills: int) -> None:
                 assert not all(start % epoch for start in resumed), "a resume is at the end of an epoch"
 
 
+@pytest.mark.parametrize("epoch", [4, 8, 16, 30])
+def test_resumes_interrupt_every_period_and_lie_on_both_sides_of_an_epochs_end(epoch: int) -> None:
+    """State that changes at every k-th step is lost unseen by a resume at a multiple of k."""
+    for seed in range(50):
+        _, chunks = choose_kills(60, 3, epoch, random.Random(seed))
+        resumed = chunks[-4:-1]
+        assert all(any(step % period for step in resumed) for period in range(2, 9))
+        assert {step % 2 for step in resumed} == {0, 1}
+        assert describe_phases(resumed, epoch).endswith(
+            "inside every period of 2 to 8 steps; an epoch's last steps, an epoch's end, an epoch's first steps"
+        )
+    assert describe_phases([16], 16) == "step 16: inside every period of 2 to 8 steps except 2, 4, 8; an epoch's end"
+
+
 def choose_steps(within_s: float, **speed: Any) -> int:
     usual: dict[str, Any] = {
         "spent_s": 5.0, "start_s": 3.0, "step_s": 0.5, "epoch_s": 0.0, "own_epoch": 100, "own_steps": 10**6
@@ -63,7 +77,7 @@ def test_a_proof_has_enough_steps_however_slow_and_no_more_than_the_run() -> Non
 @pytest.mark.parametrize(
     ("ranks", "virtual", "said"),
     [
-        ([1, 2], 0, r"--ranks 1,2: without virtual ranks, equal bytes are not promised on another number of ranks"),
+        ([1, 2], 0, r"--ranks 1,2: without virtual ranks, equal bytes are not promised on a different number of ranks"),
         ([1, 0], 8, r"--ranks 1,0: expected numbers from 1 on"),
         ([1, 2, 4, 8], 8, r"--ranks 1,2,4,8: a run that is killed 2 times has 3 lives, too few for 4 numbers"),
     ],
@@ -113,6 +127,15 @@ def test_equal_bytes_are_proved_whatever_the_search_has_found() -> None:
     assert "m.py:3: meter.total (float, reached by loop): keep it; no byte depended on it in these steps" in str(proof)
     assert "teacher (Net, reached by loss): keep it; it did not change in these steps" in str(proof)
     assert str(proof).startswith("proved: ")
+
+
+def test_a_module_that_steps_change_is_named_first() -> None:
+    log, mean = describe_found(found("log", "a")), describe_found(found("mean", "a", is_plain=False))
+    lines = str(make_proof("a", "a", lost=[mean, log], products=[mean])).splitlines()
+    assert lines[1] == "  not kept, though steps change it: mean (float, reached by loop): keep it"
+    assert [line for line in lines if "no byte depended" in line] == [
+        "  not kept    log (float, reached by loop): keep it; no byte depended on it in these steps"
+    ]
 
 
 def test_other_bytes_are_explained_by_what_a_resume_has_lost() -> None:

@@ -21,7 +21,7 @@ from holdfast.journal import (
 )
 from holdfast.journal.holds import find_hold
 from holdfast.proof.audit import go_back_now, keep_verdict
-from holdfast.proof.rollback import choose_to_certify, roll_back, stop_run
+from holdfast.proof.rollback import choose_to_certify, find_base, roll_back, stop_run
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, train
@@ -47,11 +47,11 @@ def line(tmp_path: Path) -> Line:
     return line
 
 
-def certify(line: Line, number: int) -> None:
+def certify(line: Line, number: int, from_commit: int | None = None) -> None:
     sha256 = line.journal.read_commit(number).checkpoint_sha256
     record = AuditRecord(
-        commit=number, number=1, from_commit=number - 1, checkpoint_sha256=sha256, notes=[], host="c", environment={},
-        created_at=now(),
+        commit=number, number=1, from_commit=number - 1 if from_commit is None else from_commit,
+        checkpoint_sha256=sha256, notes=[], host="c", environment={}, created_at=now(),
     )  # fmt: skip
     record_audit(line.journal, record)
 
@@ -72,7 +72,9 @@ def list_candidates(line: Line) -> list[int]:
         ("a", 4, True, [3], [3, 2, 1]),
         ("a", 3, True, [1, 5], [2, 1]),  # commit 5 continues exactly, but from a wrong state
         ("a", 2, False, [], [2, 1]),  # a has audited another machine's commit wrongly
-        ("a", 2, False, [4], [5, 4, 3, 2, 1]),
+        ("a", 2, False, [4], [2, 1]),  # commit 4 may continue wrong bytes of 3
+        ("a", 2, False, [3, 4], [5, 4, 3, 2, 1]),
+        ("b", 5, True, [4], [4, 3, 2, 1]),  # not even a's commit 3 has to be certified: a is not in doubt
         ("b", 5, True, [], [4, 3, 2, 1]),
         ("other", 2, False, [], [5, 4, 3, 2, 1]),
         ("host", 1, True, [], [5, 4, 3, 2, 1]),  # nothing would be left
@@ -142,8 +144,19 @@ def test_nothing_is_rolled_back_to_checkpoints_that_are_lost(line: Line) -> None
     assert list_candidates(line) == [5, 4, 3, 2, 1]
 
 
+def test_a_run_whose_first_commit_is_wrong_begins_anew_or_stays(tmp_path: Path) -> None:
+    line = make_line(LocalStore(str(tmp_path)))
+    for _ in range(2):
+        train(line)
+    said = roll_back(line.journal, find_wrong(line, 1))
+    assert (
+        "host has trained commit 1 wrongly, and no checkpoint before it verifies; train a run of another name" in said
+    )
+    assert list_candidates(line) == [2, 1]
+
+
 def find_wrong(line: Line, number: int) -> AuditVerdict:
-    """Put two audits of a commit on record that agree on other bytes; return the verdict."""
+    """Put two audits of a commit on record that agree on different bytes; return the verdict."""
     for host in ("b", "c"):
         record = AuditRecord(
             commit=number, number=1, from_commit=number - 1, checkpoint_sha256="f" * 64, notes=[], host=host,
@@ -240,3 +253,31 @@ def test_an_attempt_does_not_commit_on_a_commit_that_was_quarantined_meanwhile(l
     assert line.head
     assert line.head.number == 2
     assert train(line).number == 7
+
+
+def test_two_faults_of_one_machine_are_both_taken_back(tmp_path: Path) -> None:
+    """An audit has certified commit 4, which continues the wrong commit 3 correctly; nobody has audited 3 yet."""
+    line = make_line(LocalStore(str(tmp_path)))
+    for _ in range(6):
+        train(line)
+    for number in (1, 4):
+        certify(line, number)
+    second = find_wrong(line, 6)
+    assert find_base(line.journal, second) == 1
+    assert "is rolled back to commit 1 " in roll_back(line.journal, second)
+    assert list_candidates(line) == [1]
+
+
+def test_an_audit_that_begins_before_several_commits_certifies_all_of_them(tmp_path: Path) -> None:
+    line = make_line(LocalStore(str(tmp_path)))
+    for _ in range(6):
+        train(line)
+    wrong = find_wrong(line, 6)
+    assert "--from 0 an audit of a later one certifies all up to it); in doubt are the commits 1-6" in roll_back(
+        line.journal, wrong
+    )
+    chosen = choose_to_certify(line.journal, wrong)
+    assert chosen
+    assert (chosen.number, find_base(line.journal, wrong)) == (5, 0)
+    certify(line, 5, from_commit=0)
+    assert "is rolled back to commit 5 " in "".join(keep_verdict(line.journal, wrong, "rollback"))

@@ -16,7 +16,7 @@ from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, s
 
 @pytest.fixture(autouse=True)
 def auditor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audit on another host than the one that has trained."""
+    """Audit on a different host than the one that has trained."""
     monkeypatch.setenv(VARIABLE, "auditor")
 
 

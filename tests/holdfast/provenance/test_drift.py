@@ -40,7 +40,7 @@ OLD, NEW = "a" * 64, "b" * 64
 
 
 def changed(**settings: Any) -> dict[str, Any]:
-    """Return the saved identity with other settings; a setting that is None is removed."""
+    """Return the saved identity with different settings; a setting that is None is removed."""
     fields = {**SAVED["settings"], **settings}  # type: ignore[dict-item]
     return {**SAVED, "settings": {name: value for name, value in fields.items() if value is not None}}
 
@@ -200,7 +200,7 @@ def test_a_setting_that_is_a_table_is_compared_with_its_default_as_a_whole() -> 
     for blocks, is_default in (({"depth": 2, "width": 3.0}, True), ({"depth": 2}, False), ({}, False)):
         (change,) = compare_identities({"settings": {}}, {"settings": {"blocks": blocks}}, defaults)
         assert is_harmless(change) == is_default, blocks
-    # The default got a new key, so the setting, which existed before, has another value.
+    # The default got a new key, so the setting, which existed before, has a different value.
     saved, current = {"blocks": {"depth": 2}}, {"blocks": {"depth": 2, "width": 3}}
     (change,) = compare_identities({"settings": saved}, {"settings": current}, defaults)
     assert (change.name, is_harmless(change)) == ("settings.blocks.width", False)

@@ -111,7 +111,7 @@ def test_the_recipes_own_package_counts_even_if_installed(
 
 def test_a_recipe_of_holdfasts_own_counts_with_what_it_imports_from_its_package() -> None:
     importlib.import_module("holdfast.recipes.language")
-    importlib.import_module("holdfast.recipes.conversations")  # another recipe's
+    importlib.import_module("holdfast.recipes.digits")  # another recipe's
     parts = ["holdfast.recipes", "holdfast.recipes.language", "holdfast.recipes.texts"]
     assert find_code(["holdfast.recipes.language"], {*sys.modules}) == parts
     before = {name for name in sys.modules if name not in parts}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.provenance.location import describe_error
+from holdfast.provenance.location import describe_error, find_hint
 from holdfast.provenance.ownership import is_own_file
 from holdfast.recipes import language
 
@@ -62,3 +62,13 @@ def test_an_error_of_a_loader_worker_is_one_line() -> None:
         next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1)))
     line = Broken.__getitem__.__code__.co_firstlineno + 1
     assert describe_error(caught.value) == f"{__file__}:{line}: KeyError: 'lost', in a loader worker"
+
+
+def test_an_operation_without_a_deterministic_form_has_a_hint() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert 'determinism.mode="fast"' in find_hint(caught.value)

@@ -93,7 +93,7 @@ def test_names_are_relative_to_the_recipes_or_the_working_folder(
     monkeypatch.chdir(tmp_path / "work")
     every = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert names(tmp_path / "home", *every) == {"data/a", "b", "where/c", "here/c", "d"}
-    # A checkout may lie in a hidden folder.
+    # A checkout may be in a hidden folder.
     hidden = tmp_path / ".hidden"
     (tmp_path / "home").rename(hidden)
     assert names(hidden, hidden / "data" / "a") == {"data/a"}

@@ -1,4 +1,4 @@
-"""A run without virtual ranks continues with other numbers of ranks, across kills."""
+"""A run without virtual ranks continues with different numbers of ranks, across kills."""
 
 import json
 import re
@@ -90,13 +90,13 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(nursery: Lives, tmp_path: Pat
     journal = journal_of(many)
     reasons = [journal.read_attempt(life + 1).lineage["environment"]["reasons"] for life in range(1, len(LIVES))]
     # The first chunk after the last change. A replay of a later one would begin DDP anew, which sums three ranks or
-    # more in another order in its first step.
+    # more in a different order in its first step.
     first = min(each.number for each in journal.candidates() if (each.attempt, each.why) == (len(LIVES), "chunk"))
     for options, said in (
         ([], "replayed to the same bytes"),
         (["--ranks", "2"], "--ranks 2: 4 ranks trained the steps"),
     ):
-        command = ("audit", str(many / "r"), "--commit", str(first), *options)
+        command = ("audit", str(many / "r"), "--trust-records", "--commit", str(first), *options)
         audited = nursery.call("tests.support.forked:command", *command)
         assert said in audited.stdout + audited.stderr
     found = [reason.partition(";")[0] for each in reasons for reason in each]

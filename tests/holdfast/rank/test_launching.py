@@ -90,7 +90,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def test_ranks_are_started_by_the_given_spawn(make: Make) -> None:
     _, said = make()
-    assert said.command == [sys.executable, "-m", RANK_MODULE]
+    assert said.command == [sys.executable, "-P", "-m", RANK_MODULE]
     assert said.environment[LONGEST_EPOCH_VARIABLE] == "7"
     assert "PYTHONHASHSEED" in said.environment
 

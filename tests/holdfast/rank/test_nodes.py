@@ -40,7 +40,7 @@ def test_nodes_rehearse_together(nodes: Nodes, undisturbed: str) -> None:
         nodes.start(node, "--set", "proof.rehearse=first", HOLDFAST_HOST=f"host-{node}")
     assert nodes.wait(0) == 0, nodes.said(0)
     assert nodes.wait(1) == 0, nodes.said(1)
-    assert "rehearsed: new ranks trained steps 9-12 from commit 1 exactly as the running ranks did" in nodes.said(0)
+    assert "exactly as the running ranks did" in nodes.said(0)
     assert {(*commit.hosts,) for commit in nodes.journal.candidates()} == {("host-0", "host-1")}
     assert nodes.list_commits()[LONG_STEPS] in undisturbed
 
@@ -57,7 +57,7 @@ def test_a_node_that_is_told_to_end_stops_all_and_another_takes_its_place(nodes:
     assert nodes.wait(1) == 0, nodes.said(1)
     assert nodes.said(0).count("waiting at 127.0.0.1:") == 2
     assert "run r is complete" in nodes.said(1)
-    assert nodes.list_commits()[LONG_STEPS] in undisturbed, "one rank ends on other bytes"
+    assert nodes.list_commits()[LONG_STEPS] in undisturbed, "one rank ends on different bytes"
 
 
 def test_nodes_with_other_code_or_settings_are_refused_by_name(nodes: Nodes, tmp_path: Path) -> None:

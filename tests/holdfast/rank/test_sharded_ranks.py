@@ -140,14 +140,6 @@ def test_near_copies_are_adopted_and_read_with_the_same_bytes(nursery: Lives, tm
     assert newest.checkpoint_sha256 == expected[0]
 
 
-def test_a_save_between_commits_beside_a_slow_save_is_whole(nursery: Lives, tmp_path: Path) -> None:
-    check(nursery, 2, "save_between_commits", str(tmp_path))
-
-
-def test_several_nodes_save_no_sharded_state_between_commits(nursery: Lives, tmp_path: Path) -> None:
-    check(nursery, 2, "leave_out_saves_between_commits", str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("recipe", "parallel"),
     [("averaged", "fsdp")] + [("wrapped", "ddp"), ("looped", "ddp"), ("wrapped", "fsdp")] * IS_SOAK,

@@ -78,7 +78,7 @@ def test_a_rehearsal_of_stages_finds_no_difference(nursery: Lives, tmp_path: Pat
     done = train(nursery, tmp_path, 'proof.rehearse = "on"', "proof.share = 1.0", "chunk.steps = 2")
     assert done.returncode == 0, done.stderr
     verdicts = [commit.verdict for commit in Journal(open_store(str(tmp_path)), "r").candidates()]
-    assert verdicts[0] == "continues exactly: rehearsed at steps 2, 4, 6"
+    assert verdicts[0].startswith("continues exactly: rehearsed from step")
 
 
 def train_parts(nursery: Lives, folder: Path, *lines: str) -> Any:

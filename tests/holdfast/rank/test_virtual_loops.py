@@ -62,7 +62,7 @@ def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp
     assert read(many) == ({step: expected[step] for step in read(many)[0]}, trail)
 
 
-@pytest.mark.parametrize(("parallel", "how"), [("ddp", ""), ("fsdp", "two")])
+@pytest.mark.parametrize(("parallel", "how"), [("fsdp", "two"), *[("ddp", "")] * IS_SOAK])
 def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parallel: str, how: str) -> None:
     options = ("--ranks", "1,3,2", "--steps", "8", "--kills", "2", "--seed", "3")
     path = write_config(tmp_path, 1, EPOCHS, parallel, "looped", how=how)

@@ -9,6 +9,7 @@ import pytest
 from holdfast.journal import Journal
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
+from tests.conftest import IN_SOAK
 from tests.support.device import ON_GPUS
 from tests.support.gpus import count_gpus
 from tests.support.lives import Lives
@@ -80,7 +81,7 @@ def test_the_number_of_ranks_and_their_shards_change_no_byte(nursery: Lives, tmp
 
 
 @pytest.mark.gpus(3)
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=IN_SOAK)])
 def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parallel: str) -> None:
     options = ("--ranks", "1,3,2", "--steps", "8", "--kills", "2", "--seed", "3")
     path = write_config(tmp_path, 1, 1, parallel=parallel)
@@ -91,7 +92,7 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
 
 
 @pytest.mark.gpus
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=IN_SOAK), 3])
 @pytest.mark.parametrize("function", ["exchange_early", "agree_on_order", "exchange_late", "refuse_parts"])
 def test_whole_gradients_are_exchanged_during_the_backward_pass(
     nursery: Lives, tmp_path: Path, ranks: int, function: str

@@ -18,9 +18,14 @@ from tests.support.waiting import await_equal
 HUNG_AFTER_S = 0.5
 # Trains two steps, so that one is measured, and then does what its argument says.
 RANK = """
-import sys, time
-from holdfast.machine.heartbeats import Phase, Place, begin, join, mark, within
+import sys, threading, time
+from holdfast.machine.heartbeats import Phase, Place, begin, join, mark, note_device, within
+def spin():
+    while True:
+        pass
 join()
+if sys.argv[1].startswith("gpu"):
+    note_device("cuda:0")
 if sys.argv[1] != "first":
     for step in (1, 2):
         begin(Phase.STEP, step)
@@ -34,8 +39,17 @@ if sys.argv[1] == "waits":
     begin(Phase.WAITING)
 if sys.argv[1] == "saves":
     begin(Phase.SAVING)
-while sys.argv[1] == "computes":
-    pass
+if sys.argv[1] == "gpu, polled":
+    threading.Thread(target=spin, daemon=True).start()
+if sys.argv[1] == "gpu, awaited":
+    mark(Place.DEVICE)
+if sys.argv[1] in ("computes", "gpu, computes", "gpu, awaited"):
+    spin()
+while sys.argv[1] == "gpu, fed":
+    ended = time.thread_time() + 0.005
+    while time.thread_time() < ended:
+        pass
+    time.sleep(0.1)
 time.sleep(1000)
 """
 Start = Callable[..., tuple[Watch, list[int]]]
@@ -46,7 +60,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a process for each rank, which ends after the test; return the watch over them, and their ids."""
     ranks: list[subprocess.Popen[bytes]] = []
 
-    def start(*does: str) -> tuple[Watch, list[int]]:
+    def start(*does: str, has_others: bool = False) -> tuple[Watch, list[int]]:
         heartbeats = Heartbeats(len(does))
         for rank, each in enumerate(does):
             own = os.environ | {HEARTBEATS_VARIABLE: str(heartbeats.path), "RANK": str(rank)}
@@ -55,7 +69,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         phases = 1 if "first" in does else 3
         await_equal(lambda: [each.phases >= phases for each in heartbeats.read().values()], [True] * len(does))
         heartbeats.close()
-        return Watch(heartbeats, HUNG_AFTER_S), [each.pid for each in ranks]
+        return Watch(heartbeats, HUNG_AFTER_S, has_others=has_others), [each.pid for each in ranks]
 
     yield start
     for each in ranks:
@@ -91,6 +105,24 @@ def test_a_rank_that_computes_does_not_hang(start: Start) -> None:
 
 def test_ranks_that_wait_for_one_that_computes_do_not_hang(start: Start) -> None:
     assert look_until_late(start("syncs", "computes")[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("does", "hangs"),
+    [
+        ("gpu, polled", True),  # a thread of NCCL polls, and the thread that trains waits
+        ("gpu, awaited", True),  # it is known to wait for its GPU, and spins
+        ("gpu, fed", False),  # it launches an evaluation's work, and waits most of the time
+        ("gpu, computes", False),
+    ],
+)
+def test_a_rank_that_waits_for_its_gpu_does_not_compute(start: Start, does: str, hangs: bool) -> None:
+    assert look_until_late(start(does)[0]) == ([0] if hangs else [])
+
+
+@pytest.mark.parametrize("does", ["gpu, polled", "gpu, awaited"])
+def test_a_gpu_may_wait_for_other_machines(start: Start, does: str) -> None:
+    assert look_until_late(start(does, has_others=True)[0]) == []
 
 
 @pytest.mark.parametrize("does", ["first", "waits", "saves"])

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fsdp_imported")]
 
 
 def prove(nursery: Lives, path: str) -> "subprocess.CompletedProcess[str]":
-    options = ("--steps", "10", "--kills", "3", "--seed", "7")
+    options = ("--steps", "10", "--kills", "3" if IS_SOAK else "2", "--seed", "7")
     return nursery.call("tests.support.forked:command", "prove", path, *options)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,19 +108,11 @@ def test_a_missing_module_differs_from_one_that_fails() -> None:
     assert "PYTHONPATH" in caught.value.hint
 
 
-def test_a_recipe_whose_library_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    class WithoutOpenSpiel(MetaPathFinder):
-        @classmethod
-        def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
-            if name == "pyspiel":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    for name in [name for name in sys.modules if name.startswith(("holdfast.recipes.cards", "pyspiel"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [WithoutOpenSpiel, *sys.meta_path])
-    with pytest.raises(RecipeError, match="No module named 'pyspiel'") as caught:
-        function.find_program("holdfast.recipes.cards:cards")
-    assert caught.value.hint == "pip install 'holdfast-train[cards]'"
+@pytest.mark.parametrize("name", ["cards", "chat"])
+def test_a_recipe_that_left_the_wheel_is_named_with_its_place(name: str) -> None:
+    with pytest.raises(RecipeError, match=f"there is no module holdfast.recipes.{name}") as caught:
+        function.find_program(f"holdfast.recipes.{name}:{name}")
+    assert caught.value.hint.startswith(f"it is now examples.{name}:{name}, in Holdfast's repository")
 
 
 # ---- settings as a pydantic model, and the device

@@ -7,8 +7,8 @@ import pytest
 from holdfast.attempt import Observer
 from holdfast.config import parse_config
 from holdfast.errors import ConfigError
-from holdfast.looking.sinks import Sink, check_usable
-from holdfast.recipe.named import import_class
+from holdfast.looking.sinks import Sink
+from holdfast.recipe.named import check_class, import_class
 from holdfast.recipe.permission import RECIPES
 from holdfast.store import open_store
 from holdfast.store.permission import STORES
@@ -64,11 +64,12 @@ def test_anything_else_is_refused(module: Path, name: str, message: str) -> None
 
 def test_what_the_operator_does_not_allow_is_not_imported(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RECIPES, "holdfast.recipes")
-    for refused in (lambda name: check_usable([name]), lambda name: import_class("log.observers", name, Observer)):
+    checks = (lambda name: check_class("log.sinks", name), lambda name: import_class("log.observers", name, Observer))
+    for refused in checks:
         with pytest.raises(ConfigError, match=r"is not allowed on this machine"):
             refused(f"{module.stem}:Mine")
     monkeypatch.setenv(RECIPES, f"holdfast.recipes, {module.stem}")
-    check_usable([f"{module.stem}:Mine"])
+    check_class("log.sinks", f"{module.stem}:Mine")
     assert not module.exists()
 
 

@@ -23,10 +23,10 @@ def probe(sha256: str = OLD, sample: tuple[float | None, ...] = (), **values: fl
             probe(),
             probe(NEW),
             0.0,
-            "the probe gives another result than at the save (a difference of 0, relative to its largest number)",
+            "the probe gives a different result than at the save (a difference of 0, relative to its largest number)",
         ),
         (probe(sample=(4.0,)), probe(NEW, (3.0,)), 0.0, "(a difference of 0.25, relative to its largest number)"),
-        (probe(sample=(4.0,)), probe(NEW, (3.0, 3.0)), 0.0, "the probe gives another result than at the save"),
+        (probe(sample=(4.0,)), probe(NEW, (3.0, 3.0)), 0.0, "the probe gives a different result than at the save"),
         (probe(sample=(4.0,)), probe(NEW, (3.0,)), 0.25, ""),
         (
             probe(sample=(4.0,)),

@@ -14,6 +14,7 @@ import torch
 from holdfast import state
 from holdfast.checkpoint import differences
 from holdfast.config import ChunkLength, RunConfig
+from holdfast.errors import StateError
 from holdfast.journal import Journal
 from holdfast.state import capture_rng, generators
 from holdfast.store import open_store
@@ -223,3 +224,43 @@ def test_a_restored_generator_spawns_what_the_saved_one_would_have_spawned(made:
         assert restored.spawn(1)[0].random() == np.random.Generator(made(3)).spawn(3)[2].random()
     state.write_generator(saved, built)
     assert saved.spawn(1)[0].random() == np.random.Generator(made(3)).spawn(1)[0].random()
+
+
+class OnGpu(torch.Generator):
+    """A generator that says it is on a GPU if it is made there, and computes on the CPU."""
+
+    def __new__(cls, device: str = "cpu") -> "OnGpu":
+        return super().__new__(cls)
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.on = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.on
+
+
+OnGpu.__module__, OnGpu.__name__ = torch.Generator.__module__, torch.Generator.__name__
+
+
+@pytest.mark.parametrize("built", ["nothing", "a generator on the CPU"])
+def test_a_generator_made_on_a_gpu_after_keep_is_made_there_again(monkeypatch: pytest.MonkeyPatch, built: str) -> None:
+    monkeypatch.setitem(generators.KINDS, OnGpu, generators.KINDS[torch.Generator])
+    monkeypatch.setattr(torch, "Generator", OnGpu)
+
+    def build() -> tuple[dict[str, Any], Any]:
+        kept = {} if built == "nothing" else {"generator": OnGpu()}
+        return kept, state.as_stateful("kept", kept)
+
+    kept, stateful = build()
+    kept["generator"] = OnGpu("cuda").manual_seed(7)
+    saved = state.from_payload(state.to_payload(stateful.state_dict()))
+    again, restored = build()
+    restored.load_state_dict(saved)
+    assert (again["generator"].device, again["generator"].initial_seed()) == (torch.device("cuda"), 7)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_a_generator_of_a_missing_device_is_refused() -> None:
+    with pytest.raises(StateError, match="on the device 'cuda', and there is no such device here"):
+        generators.make_generator({"kind": "torch.Generator", "device": "cuda"})

@@ -248,11 +248,11 @@ def test_a_missing_bucket(scheme: str, request: pytest.FixtureRequest) -> None:
     ("verb", "broken", "message"),
     [
         ("create again", {"create": lambda self, name, data: self.replace(name, data)}, "both commit"),
-        ("read a range", {"read": lambda self, name, start=0, stop=None: read(self, name)}, "other bytes"),
-        ("look", {"size_bytes": lambda self, name: 3}, "another size"),
+        ("read a range", {"read": lambda self, name, start=0, stop=None: read(self, name)}, "different bytes"),
+        ("look", {"size_bytes": lambda self, name: 3}, "a different size"),
         ("list after", {"list": lambda self, folder="", after="": list_all(self, folder)}, "sort before"),
-        ("list after", {"list": lambda self, folder="", after="": []}, "other names"),
-        ("copy", {"copy": lambda self, source, name: self.create(name, b"") or True}, "another size"),
+        ("list after", {"list": lambda self, folder="", after="": []}, "different names"),
+        ("copy", {"copy": lambda self, source, name: self.create(name, b"") or True}, "a different size"),
         ("delete a folder", {"delete_folder": lambda self, folder: None}, "still there"),
     ],
 )

@@ -24,7 +24,7 @@ CONTENT_ID = "8610013f0ae91e40bf80db24c561ee45332c8446a8d731e69084e60f33d22354"
 def make_config(folder: Path, *settings: str) -> RunConfig:
     """Return the configuration of a recipe that needs minutes and libraries, for this model neither."""
     places = [f"store={folder}/runs", f"log.folder={folder}/logs"]
-    return load_config(ROOT / "holdfast/recipes/chat.toml", [*places, "epochs=2", "chunk.steps=4", *settings])
+    return load_config(ROOT / "examples/chat/chat.toml", [*places, "epochs=2", "chunk.steps=4", *settings])
 
 
 def journal_of(config: RunConfig) -> Journal:

@@ -66,11 +66,11 @@ def read_trail(config: RunConfig, folder: Path) -> list[dict[str, Any]]:
 def test_what_an_epochs_end_logs_is_recorded_in_every_epoch(tmp_path: Path) -> None:
     lines = read_trail(make_config(tmp_path, "logs_at_the_end"), tmp_path)
     found = [(line["step"], line["logged"]["held_out"]) for line in lines if "held_out" in line.get("logged", {})]
-    assert found == [(PER_EPOCH + 1, 0.5), (2 * PER_EPOCH + 1, 1.5), (TOTAL, 2.5)]
+    assert found == [(PER_EPOCH, 0.5), (2 * PER_EPOCH, 1.5), (TOTAL, 2.5)]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")  # of torch: a resumed process may begin with the scheduler
-def test_code_at_the_last_epochs_end_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+def test_code_at_an_epochs_end_is_in_the_checkpoint_of_that_end(tmp_path: Path) -> None:
     assert_same_wherever_it_is_cut(make_config(tmp_path, "logs_at_the_end"))
     _, training = live(make_config(tmp_path, "logs_at_the_end"), TOTAL)
     assert training.schedulers[0].last_epoch == EPOCHS
@@ -100,7 +100,9 @@ def test_the_objects_inside_a_kept_environment_are_restored(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("unreadable", r"run\.keep\(env=\.\.\.\): env\.data is a builtins\.list_iterator, whose state can't be read"),
+        ("unreadable", r"run\.keep\(env=\.\.\.\): the state of env\.data, a builtins\.list_iterator, can't be read"),
+        ("elsewhere", r"env\.data is a multiprocessing\.\w+\.SimpleQueue: a part of the state is in other processes"),
+        ("unseeded", r"a step has made env\.env\.second_random with a seed from the operating system"),
         ("turns", r"run\.keep\(env=\.\.\.\): env\.env\.facing was another object, or None, when run.keep was called"),
         ("grows", r"run\.keep\(env=\.\.\.\): env\.env\.second was another object, or None, when run.keep was called"),
     ],
@@ -108,6 +110,14 @@ def test_the_objects_inside_a_kept_environment_are_restored(tmp_path: Path) -> N
 def test_an_environment_whose_objects_cannot_be_restored_is_refused(tmp_path: Path, how: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         live(make_config(tmp_path, "acts_in_a_wrapped_environment", how=how), 3)
+
+
+def test_the_parts_of_a_kept_algorithm_are_restored(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "keeps_an_algorithm")
+    assert_same_wherever_it_is_cut(config)
+    _, training = live(config, 1)
+    assert [*training.recipe.extras] == ["algorithm", "modes", "gradients", "accumulation"]
+    assert [each["lr"] for each in training.recipe.optimizer.param_groups] == [0.1, 0.01]  # each optimizer once
 
 
 def test_a_sampler_without_an_end_is_drawn_as_it_is_used(tmp_path: Path) -> None:

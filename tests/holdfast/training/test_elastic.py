@@ -1,4 +1,4 @@
-"""What of a checkpoint continues with another number of ranks: the generators, extras and position of each."""
+"""What of a checkpoint continues with a different number of ranks: the generators, extras and position of each."""
 
 import copy
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_a_stream_goes_on_if_all_ranks_are_at_one_position(tmp_path: Path) -> No
 
 
 def test_a_stream_that_is_read_again_is_refused(tmp_path: Path) -> None:
-    """Each rank has read other samples, so that it can't be told whether the stream gives the same ones again."""
+    """Each rank has read different samples, so that it can't be told whether the stream gives the same ones again."""
     training = make(tmp_path, "tests.support.varied:streamed", keeps_position=False)
     train_to(training, STEPS)
     with pytest.raises(ConfigError, match=r"compute.ranks = 1: .* a position of its own") as refused:

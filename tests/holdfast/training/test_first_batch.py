@@ -79,7 +79,7 @@ def test_a_model_whose_code_has_changed_trips_the_gate(tmp_path: Path) -> None:
     training = make(tmp_path)
     train_to(training, 2)
     payload, metadata = save_state(training, tmp_path)
-    with pytest.raises(GateTripped, match="the probe gives another result"):
+    with pytest.raises(GateTripped, match="the probe gives a different result"):
         resume(make(tmp_path, scale=1.5), payload, metadata, Gate(), lambda *skipped: None)
 
 

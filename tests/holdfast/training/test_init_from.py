@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from holdfast import Anneal, Recipe, Schedule, checkpoint, state
 from holdfast.config import InitFrom
 from holdfast.errors import ConfigError, StateError
-from holdfast.training import Training, begin_from, capturing
+from holdfast.training import Training, capturing
+from holdfast.training.init_from import begin_from
 from tests.support import trainings
 from tests.support.trainings import Saved, save_state, train_to
 from tests.support.varied import Average, Points

@@ -15,7 +15,8 @@ from holdfast.errors import ConfigError
 from holdfast.journal import Journal
 from holdfast.provenance.model_files import hash_model
 from holdfast.store import open_store
-from holdfast.training import Training, begin_from_folder
+from holdfast.training import Training
+from holdfast.training.init_from import begin_from_folder
 from tests.support import movers
 from tests.support.trainings import make
 

@@ -50,12 +50,16 @@ def test_a_loop_that_keeps_its_state_loses_nothing(tmp_path: Path, loop: str) ->
     [
         ("forgets_the_datasets_stage", "pool.stage", "run.keep(pool=vars(pool))"),
         ("forgets_samples", "pool.items", "run.keep(items=pool.items)"),
-        ("forgets_the_transforms_strength", "loader.dataset.transform.strength", "in a dict"),
+        (
+            "forgets_the_transforms_strength",
+            "loader.dataset.transform.strength",
+            "run.keep(transform=vars(loader.dataset.transform))",
+        ),
         ("forgets_the_memory", "memory.items", "run.keep(items=memory.items)"),
         ("forgets_an_average", "average", "run.keep(average=average)"),
         ("forgets_a_ring", "ring", "run.keep(ring=ring)"),
-        ("forgets_the_hidden_state", "model.hidden", 'register_buffer("hidden", ...)'),
-        ("forgets_the_trainers_best", "self.best", "in a dict"),
+        ("forgets_the_hidden_state", "model.hidden", 'self.register_buffer("hidden", torch.zeros('),
+        ("forgets_the_trainers_best", "self.best", 'use state["best"] in place of self.best'),
         ("forgets_the_place_in_a_cycle", "batches", "the loader"),
     ],
 )
@@ -81,10 +85,10 @@ def test_an_error_in_an_object_of_the_users_ends_no_search(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("loop", "message"),
     [
-        ("grows", "the model has other tensors than when the loop began: 1.bias, 1.weight"),
+        ("grows", "the model has different tensors than when the loop began: 1.bias, 1.weight"),
         ("rounds_its_weights", "after step 2 0.weight is torch.bfloat16, and was torch.float32 when the loop began"),
-        ("grows_in_a_list", r"other tensors than when the loop began: extras.models\[0\].1.bias, extras.models"),
-        ("regroups_in_a_list", r"after step 2 optimizers\[0\] has other parameter groups than when the loop began"),
+        ("grows_in_a_list", r"different tensors than when the loop began: extras.models\[0\].1.bias, extras.models"),
+        ("regroups_in_a_list", r"after step 2 optimizers\[0\] has different parameter groups than when the loop began"),
         ("replaces_a_loss", r"state\['object'\] is a new L1Loss, and a resume would load its state into the MSELoss"),
         ("replaces_a_layer", r"is a new Conv1d, and its stride isn't that of the one that was there"),
         ("replaces_an_optimizer", "is a new Adam, and a resume would load its state into the Adam that was there"),

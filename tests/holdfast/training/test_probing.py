@@ -194,7 +194,7 @@ def test_the_probe_depends_on_the_last_bit_of_a_weight(tmp_path: Path, own: bool
         kept = weights[number].clone()
         weights[number] = kept.nextafter(torch.tensor(math.inf))
         found = measure_probe(training)
-        assert compare_probes(first, found, 0.0).startswith("the probe gives another result than at the save")
+        assert compare_probes(first, found, 0.0).startswith("the probe gives a different result than at the save")
         assert compare_probes(first, found, 1e-6) == ""
         weights[number] = kept
     assert measure_probe(training) == first

@@ -1,4 +1,4 @@
-"""Steps that change groups, caches and layers: each is resumed to the same bytes, or refused in that step."""
+"""Steps that change groups, caches and layers: each is resumed to the same bytes, or refused before a commit."""
 
 from pathlib import Path
 from typing import Any
@@ -54,24 +54,36 @@ def test_a_program_that_builds_other_groups_is_refused_after_its_steps_have_chan
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("adapter", r"after step 3 the model has other tensors than when the loop began: 0\.bias, 0\.down\.bias"),
-        ("layer", r"after step 3 the model has other tensors .*: 6\.bias, 6\.weight;"),
-        ("removed", r"after step 3 the model has other tensors .*: 5\.bias, 5\.weight;"),
-        ("buffer", r"after step 3 the model has other tensors .*: more;"),
+        ("adapter", r"after step 3 the model has different tensors than when the loop began: 0\.bias, 0\.down\.bias"),
+        ("layer", r"after step 3 the model has different tensors .*: 6\.bias, 6\.weight;"),
+        ("buffer", r"after step 3 the model has different tensors .*: more;"),
         ("tied", r"after step 3 the model has other layers, or ties .*: 5\.weight;"),
         (
             "parametrized",
-            r"after step 3 the model has other tensors .*: 0\.parametrizations\.weight\.original,",
+            r"after step 3 the model has different tensors .*: 0\.parametrizations\.weight\.original,",
         ),
         ("kind", r"after step 3 the model has other layers, or ties .*: 0;"),
-        ("loose", r"after step 3 an optimizer has a parameter of shape \(2,\)"),
         ("left state", r"after step 3 an optimizer has a state of 0\.bias, which it doesn't step any more"),
         ("stale", r"after step 3 an optimizer has a parameter of shape \(2, 2\)"),
     ],
 )
-def test_a_change_that_no_resume_could_build_is_refused_in_its_step(tmp_path: Path, how: str, message: str) -> None:
+def test_a_change_that_no_resume_could_build_is_refused_in_an_early_step(
+    tmp_path: Path, how: str, message: str
+) -> None:
     with pytest.raises(RecipeError, match=message):
         live(make_config(tmp_path, "changes_its_structure", how=how), TOTAL)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("removed", r"the model has different tensors .*: 5\.bias, 5\.weight;"),
+        ("loose", r"an optimizer has a parameter of shape \(2,\)"),
+    ],
+)
+def test_such_a_change_in_a_later_step_is_refused_before_the_save(tmp_path: Path, how: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=f"after step {TOTAL} {message}"):
+        live(make_config(tmp_path, "changes_its_structure", how=how, at=6), TOTAL)
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,8 @@ def test_a_model_whose_output_has_changed_trips_the_probe(tmp_path: Path, averag
     assert loss is not None
     other = metadata.probe.model_copy(update={"sha256": "0" * 64, "values": {"loss": loss * 1.01}})
     changed = payload, metadata.model_copy(update={"probe": other})
-    said = r"restored exactly, but the probe gives another result .*: the model, .* reads state that no checkpoint has"
+    said = r"restored exactly, but the probe gives a different result .*: the model, "
+    said += r".* reads state that no checkpoint has"
     with pytest.raises(GateTripped, match=said) as caught:
         resume_from(training, changed, "exact", 1.0)
     assert (caught.value.data["check"], caught.value.data["step"]) == ("results", STEPS)
@@ -240,7 +241,7 @@ def test_a_model_whose_output_has_changed_trips_the_probe(tmp_path: Path, averag
         resume_from(training, changed, "tolerance", 1e-6)
     assert caught.value.data["check"] == "results"
     assert resume_from(training, changed, "tolerance", 0.5).note == ""
-    assert resume_from(training, changed, "record").note.startswith("the probe gives another result")
+    assert resume_from(training, changed, "record").note.startswith("the probe gives a different result")
 
 
 # ---- what doesn't fit
@@ -309,7 +310,7 @@ def test_built_values_that_change_without_a_known_cause_are_drift(
     resume_from(make(tmp_path, f"{__name__}:by_environment"), saved)
     monkeypatch.setenv("TEST_LR", "0.2")
     for how in ("exact", "tolerance"):
-        with pytest.raises(ConfigDrift, match=r"the recipe builds other values of optimizer.0.lr than") as caught:
+        with pytest.raises(ConfigDrift, match=r"the recipe builds different values of optimizer.0.lr than") as caught:
             resume_from(make(tmp_path, f"{__name__}:by_environment"), saved, how, 1.0)
         assert "resume.accept_drift" in caught.value.hint
         assert caught.value.data["fields"] == {"optimizer.0.lr": []}

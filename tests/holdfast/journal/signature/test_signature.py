@@ -47,7 +47,7 @@ def test_the_envelope_is_canonical_json_around_the_statement() -> None:
     [
         ({"run": "other"}, "was made for run 'run', not 'other'"),
         ({"record_name": "commits/00000008.json"}, "was made for 'commits/00000007.json'"),
-        ({"record": RECORD + b" "}, "was made for other bytes"),
+        ({"record": RECORD + b" "}, "was made for different bytes"),
         ({"files": FILES | {"epoch-0004/rng.json": "33" * 32}}, "was made for other files: 'epoch-0004/rng.json'"),
         ({"files": FILES | {"epoch-0004/more": "33" * 32}}, "was made for other files: 'epoch-0004/more'"),
         ({"files": {"epoch-0004/rng.json": "22" * 32}}, "other files: 'epoch-0004/checkpoint.safetensors'"),
@@ -116,7 +116,7 @@ def test_any_of_several_signatures_is_enough() -> None:
         (STATEMENT, "application/json", "'application/json'"),
         (STATEMENT | {"subject": []}, PAYLOAD_TYPE, "was made for 'nothing'"),
         (STATEMENT | {"subject": [*STATEMENT["subject"], STATEMENT["subject"][1]]}, PAYLOAD_TYPE, "other files"),
-        (STATEMENT | {"subject": [{"name": NAME, "digest": {"sha512": ""}}]}, PAYLOAD_TYPE, "other bytes"),
+        (STATEMENT | {"subject": [{"name": NAME, "digest": {"sha512": ""}}]}, PAYLOAD_TYPE, "different bytes"),
         (STATEMENT | {"predicate": {}}, PAYLOAD_TYPE, "not over a statement about a commit"),
         (b"\xff", PAYLOAD_TYPE, "not over a statement about a commit"),
         (b"[" * 100_000, PAYLOAD_TYPE, "not over a statement about a commit"),

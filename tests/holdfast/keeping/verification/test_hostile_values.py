@@ -22,12 +22,10 @@ from holdfast.config import Retention, parse_config
 from holdfast.errors import ConfigError, RecordDamaged
 from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.endings import Ending
-from holdfast.journal.records import MOST_VALUES
+from holdfast.journal.records import MOST_DEPTH, MOST_VALUES
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.ledger.goodput import make_ledger
 from holdfast.ledger.history import read_losses
-from holdfast.looking.report import Gatherer, make_page
-from holdfast.looking.watching import RunReader
 from holdfast.store.local import LocalStore
 from holdfast.terminal import printable
 from tests.support.makers import STEPS_PER_EPOCH, head_step, make_line, train
@@ -158,11 +156,14 @@ def test_a_commit_with_a_number_that_no_run_has_is_damaged_and_the_rest_is_shown
     journal = Journal(LocalStore(str(store)), "run")
     with pytest.raises(RecordDamaged, match=rf"commits/00000004.json can't be read: {field}: "):
         journal.read_commit(4)
-    history = Gatherer(journal).gather()
-    assert any(line.startswith(f"commits/00000004.json can't be read: {field}") for line in history.problems)
-    assert "commits/00000004.json" in make_page(history)
-    assert [commit.number for commit in RunReader(journal).begin().commits] == [1, 2, 3, 5]
     assert any("commits/00000004.json" in line for line in make_ledger(journal).missing)
+    reading = pytest.importorskip("holdfast.extensions.watch.reading")
+    assert [commit.number for commit in reading.RunReader(journal).begin().commits] == [1, 2, 3, 5]
+    gathering = pytest.importorskip("holdfast.extensions.report.gathering")
+    history = gathering.Gatherer(journal).gather()
+    assert any(line.startswith(f"commits/00000004.json can't be read: {field}") for line in history.problems)
+    page = pytest.importorskip("holdfast.extensions.report.page")
+    assert "commits/00000004.json" in page.make_page(history)
 
 
 def test_terminal_control_characters_are_escaped() -> None:
@@ -237,3 +238,18 @@ def test_a_record_of_many_values_is_damaged_and_takes_no_memory(line: Line) -> N
         tracemalloc.stop()
     line.journal.store.replace(name, data)
     assert check(line).problems == [f"{name} can't be read: it has more than 500000 values"]
+
+
+@pytest.mark.parametrize("depth", [MOST_DEPTH, MOST_DEPTH + 1])
+def test_a_record_that_is_nested_too_deeply_is_damaged(line: Line, depth: int) -> None:
+    """pydantic can't write such a record, and the comparison of settings would recurse too deeply."""
+    nested: Any = []
+    for _ in range(depth - 4):  # the record, config, settings and the list itself
+        nested = {"a": nested}
+    name = "config.snapshot.json"
+    fields = json.loads(line.journal.store.read(name))
+    del fields["record_sha256"]
+    fields["config"] = fields["config"] | {"settings": {"deep": nested}}
+    line.journal.store.replace(name, seal(fields))
+    (problem,) = check(line).problems
+    assert ("it has values nested deeper than 200 levels" in problem) == (depth > MOST_DEPTH), problem

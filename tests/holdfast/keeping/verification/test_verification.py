@@ -13,10 +13,17 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.checkpoint import METRICS, PAYLOAD
 from holdfast.config import Retention, RunConfig
-from holdfast.errors import RunUnknown
-from holdfast.journal import ConfigRecord, Journal, find_conflict
-from holdfast.keeping.pack import pack, unpack
-from holdfast.keeping.retention import prune_by_policy
+from holdfast.errors import ConfigError, RecordDamaged, RunUnknown
+from holdfast.journal import (
+    AttemptRecord,
+    ConfigRecord,
+    Journal,
+    RunRecord,
+    find_conflict,
+    list_trainers,
+    read_record,
+)
+from holdfast.keeping.retention import prune_by_policy, prune_run
 from holdfast.keeping.verification import verify_run
 from holdfast.provenance.fingerprint import fingerprint, to_plain
 from holdfast.store.local import LocalStore
@@ -155,7 +162,7 @@ def test_a_lost_newest_commit_is_found_by_any_record_that_names_it(line: Line, l
 def test_a_record_under_anothers_name_is_damage(line: Line, name: str) -> None:
     other = f"{name[:-6]}9.json"
     (root(line) / name).rename(root(line) / other)
-    assert f"{other} holds the record of another number, {name[-6]}" in check(line).problems
+    assert f"{other} holds the record of a different number, {name[-6]}" in check(line).problems
 
 
 @pytest.mark.parametrize("says", [SETTINGS, "f" * 64])
@@ -176,6 +183,7 @@ def test_settings_under_a_wrong_fingerprint_are_damage(line: Line, says: str) ->
         ({"settings": {"lr": "0.1"}}, ""),  # a text of which the recipe makes the number
         ({"settings": {"lr": 0.1, "do": "it"}}, "its configuration has settings.do = 'it', but its fingerprint is of"),
         ({"epochs": "many"}, "config.epochs: Input should be a valid integer"),
+        ({"compute": {"nodes": 2, "later": 1}}, "config.compute: Value error, nodes = 2 needs a rendezvous"),
         ({"settings": {}, "epochs": 77, "later": {"version": 3}}, ""),  # a default, an operational setting, a newer one
     ],
 )
@@ -231,8 +239,8 @@ def test_a_record_that_was_replaced_is_found_through_its_successor(line: Line) -
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"previous_checkpoint_sha256": "f" * 64}, "was trained from another checkpoint than that of commit 6"),
-        ({"parent": 5}, "was trained from another checkpoint than that of commit 5"),
+        ({"previous_checkpoint_sha256": "f" * 64}, "was trained from a different checkpoint than that of commit 6"),
+        ({"parent": 5}, "was trained from a different checkpoint than that of commit 5"),
         ({"parent": 7}, "was trained from commit 7, which is later"),
     ],
 )
@@ -304,15 +312,16 @@ def test_a_missing_or_wrong_signature_is_a_problem(line: Line, keys: Keys) -> No
     found = check(line, trusted_keys=[keys[0][1]]).problems
     assert found[:2] == [lost, "commit 2 of run 'run' is not signed"]
     assert "signature of commits/00000005.json was made for 'commits/00000006.json'" in found[2]
-    assert "signature of commits/00000007.json was made for other bytes" in found[3]
+    assert "signature of commits/00000007.json was made for different bytes" in found[3]
     assert len(found) == 4
 
 
 def test_a_run_that_was_unpacked_begins_with_its_checkpoint(line: Line, tmp_path: Path) -> None:
+    packing = pytest.importorskip("holdfast.extensions.pack.pack")
     packed = io.BytesIO()
-    pack(line.journal, line.journal.read_commit(6), packed)
+    packing.pack(line.journal, line.journal.read_commit(6), packed)
     packed.seek(0)
-    there = unpack(packed, LocalStore(str(tmp_path / "other")))
+    there = packing.unpack(packed, LocalStore(str(tmp_path / "other")))
     report = verify_run(there, everything=True, deep=True)
     assert (report.problems, report.notes) == ([], ["latest.json is missing; the next attempt writes it again"])
     assert numbers(report.checkpoints) == [6]
@@ -321,3 +330,44 @@ def test_a_run_that_was_unpacked_begins_with_its_checkpoint(line: Line, tmp_path
     assert verify_run(Journal(LocalStore(str(tmp_path / "other")), "run")).problems == [
         "commits/00000006.json is missing"
     ]
+
+
+FORGERIES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another machine": ("attempts/00000001.json", {"host": "forged"}, "attempts/00000001.json"),
+    "other sources": ("attempts/00000001.json", {"environment": {"sources": {"a": "b"}}}, "attempts/00000001.json"),
+    "accepted drift": ("attempts/00000001.json", {"lineage": {"drift": ["seed"]}}, "attempts/00000001.json"),
+    "a later first commit": ("run.json", {"first_commit": 2}, "run.json"),
+    "another run": ("run.json", {"run": "other"}, "run.json"),
+    "another run's settings": ("config.snapshot.json", {"config": CONFIG | {"run": "other"}}, "config.snapshot.json"),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "found"), FORGERIES.values(), ids=FORGERIES)
+def test_a_forged_record_on_which_a_signed_commit_rests_is_found(
+    line: Line, keys: Keys, name: str, changes: dict[str, Any], found: str
+) -> None:
+    """The forger has computed all hashes again, but can't sign the commits that name them."""
+    classes = {"attempts": AttemptRecord, "run.json": RunRecord, "config.snapshot.json": ConfigRecord}
+    cls = classes[name.partition("/")[0]]
+    forged = read_record(line.journal.store, cls, name).model_copy(update=changes)
+    line.journal.store.replace(name, forged.to_bytes())
+    problems = check(line, trusted_keys=[keys[0][1]]).problems
+    assert [problem for problem in problems if problem.startswith(found)]
+    if name.startswith("attempts/"):
+        with pytest.raises(RecordDamaged, match="isn't the record on which commit 5 rests: it was changed"):
+            list_trainers(fresh(line), line.journal.read_commit(5))
+    if name == "config.snapshot.json":
+        with pytest.raises(ConfigError, match="has the settings of a run 'other', so nothing is pruned"):
+            prune_run(fresh(line))
+
+
+def test_a_signature_covers_what_a_commit_names_and_nothing_else(line: Line, keys: Keys) -> None:
+    report = check(line, trusted_keys=[keys[0][1]])
+    assert {"run.json", "attempts/", "configs/", "commits/", "config.snapshot.json"} <= report.covered.keys()
+    assert report.uncovered.keys() == {
+        "checkpoint/", "folders/", "index/", "latest.json", "metrics/", "pins/", "pruned/", "prunes/", "quarantine/",
+        "signatures/",
+    }  # fmt: skip
+    assert report.coverage[-1].endswith("the newest signed commit is 7")
+    line.journal.store.create("attempts/00000002.json", line.journal.store.read("attempts/00000001.json"))
+    assert check(line, trusted_keys=[keys[0][1]]).uncovered["attempts/"] == ["attempts/00000002.json"]

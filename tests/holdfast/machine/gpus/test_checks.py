@@ -159,6 +159,51 @@ def test_a_machine_whose_gpus_nobody_describes_is_not_refused(machine: Machine) 
     assert check_gpus(Compute(ranks=2)) == 0
 
 
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch see no GPU, as with a driver that has failed, or in a build for the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize(("device", "is_built"), [("auto", False), ("auto", True), ("cuda", True)])
+def test_a_run_whose_gpus_torch_can_not_use_is_refused(
+    blind: None, machine: Machine, monkeypatch: pytest.MonkeyPatch, device: Any, is_built: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
+    machine(HOPPER, HOPPER)
+    with pytest.raises(GpuUnhealthy, match=r"^nvidia-smi lists 2 GPUs, but torch sees none") as refused:
+        choose_cuda(Compute(device=device))
+    assert 'compute.device = "cpu" trains on the CPU' in refused.value.hint
+    assert not choose_cuda(Compute(device="cpu"))
+    assert not choose_cuda(Compute(gpu_health="warn"))
+    machine(HOPPER, visible="MIG-0a1b")
+    with pytest.raises(GpuUnhealthy, match=r"a part of a GPU \(MIG\)"):
+        choose_cuda(Compute(device=device))
+
+
+def test_a_gpu_whose_driver_does_not_answer_is_refused(
+    blind: None, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "DEVICES", tmp_path)
+    machine(text="Failed to initialize NVML: Driver/library version mismatch\n", exit_code=18)
+    assert not choose_cuda(Compute())
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(GpuUnhealthy, match=r"^this machine has .*/nvidia0, but torch sees none"):
+        choose_cuda(Compute())
+
+
+@pytest.mark.parametrize("hidden", ["-1", " "])
+def test_hidden_gpus_leave_a_run_to_the_cpu(
+    blind: None, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    monkeypatch.setattr(checks, "DEVICES", tmp_path)
+    (tmp_path / "nvidia0").touch()
+    machine(HOPPER, visible=hidden)
+    assert not choose_cuda(Compute())
+    machine(text=NO_DRIVER, exit_code=9, visible=hidden)
+    assert not choose_cuda(Compute())
+
+
 # ---- a run
 
 
@@ -184,14 +229,14 @@ def test_a_refused_number_says_that_all_stands_for_it() -> None:
     assert explain_ranks(other, 3) is other
 
 
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees other GPUs than the program prints")
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees different GPUs than the program prints")
 
 
 @no_gpu
 @pytest.mark.slow
 def test_all_trains_as_the_number_that_it_stands_for(engine: Engine, tmp_path: Path) -> None:
     two = on(tmp_path, HOPPER, HOPPER)
-    started = engine.run("compute.ranks=all", "epochs=1", **two)
+    started = engine.run("compute.ranks=all", "compute.gpu_health=warn", "epochs=1", **two)
     assert started.returncode == 0, started.stderr
     assert 'compute.ranks = "all" is 2 here' in started.stderr
     ranks, fingerprint = recorded(engine)
@@ -201,13 +246,14 @@ def test_all_trains_as_the_number_that_it_stands_for(engine: Engine, tmp_path: P
         diff = engine.command("diff", str(engine.run_folder), str(engine.config), *options, **two)
         assert "compute.ranks" not in diff.stdout, diff.stderr
 
-    went_on = engine.run("compute.ranks=all", "epochs=2", **two, CUDA_VISIBLE_DEVICES="1")
+    went_on = engine.run("compute.ranks=all", "compute.gpu_health=warn", "epochs=2", **two, CUDA_VISIBLE_DEVICES="1")
     assert went_on.returncode == 0, went_on.stderr
     assert "ranks: saved 2, here 1" in went_on.stderr
     ranks, other = recorded(engine)
     assert ranks == 1
     assert other != fingerprint
-    refused = engine.run("compute.ranks=all", "epochs=3", **on(tmp_path, HOPPER, HOPPER, HOPPER))
+    three = on(tmp_path, HOPPER, HOPPER, HOPPER)
+    refused = engine.run("compute.ranks=all", "compute.gpu_health=warn", "epochs=3", **three)
     assert refused.returncode == 1
     assert 'error: compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t' in refused.stderr
     assert "hint: numbers of ranks that divide the batch: 1, 2, 4" in refused.stderr
@@ -217,7 +263,7 @@ def test_all_trains_as_the_number_that_it_stands_for(engine: Engine, tmp_path: P
 def test_a_run_goes_on_with_all_and_with_the_number(engine: Engine, reference: Reference, tmp_path: Path) -> None:
     one = on(tmp_path, HOPPER)
     for settings in (("compute.ranks=all", "epochs=1"), ("epochs=2",), ("compute.ranks=all",)):
-        done = engine.run(*settings, **one)
+        done = engine.run(*settings, "compute.gpu_health=warn", **one)
         assert done.returncode == 0, done.stderr
     assert recorded(engine)[0] == 1
     assert_same_bytes(engine, reference)
@@ -241,6 +287,18 @@ def test_a_run_refuses_an_unhealthy_gpu(engine: Engine, tmp_path: Path) -> None:
 
 @no_gpu
 @pytest.mark.slow
+def test_a_run_on_a_gpu_does_not_go_on_with_the_cpu(engine: Engine, tmp_path: Path) -> None:
+    refused = engine.run("epochs=1", **on(tmp_path, HOPPER))
+    assert refused.returncode == 3, refused.stderr
+    assert "error: nvidia-smi lists 1 GPU, but torch sees none" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    trained = engine.run("epochs=1", "compute.gpu_health=warn", **on(tmp_path, HOPPER))
+    assert trained.returncode == 0, trained.stderr
+    assert "nvidia-smi lists 1 GPU, but torch sees none: training runs on the CPU" in trained.stderr
+
+
+@no_gpu
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "error"),
     [("compute.ranks=4", "error: compute.ranks = 4: this machine has 2 GPUs"),
@@ -257,7 +315,7 @@ def test_a_run_refuses_gpus_that_the_machine_does_not_have(
 @pytest.mark.slow
 def test_a_gpu_that_fails_during_training_is_named(engine: Engine, tmp_path: Path) -> None:
     """Ranks that died are not started again on a GPU that reports a fault."""
-    healthy = on(tmp_path, HOPPER)
+    healthy = on(tmp_path)  # a GPU is there once it is sick, so that torch needn't see it before
     struck = tmp_path / "struck"
     program = tmp_path / "bin" / "nvidia-smi"
     (tmp_path / "bin" / "sick").write_text(print_gpus(HOPPER | SICK))

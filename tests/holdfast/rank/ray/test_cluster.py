@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.checkpoint.departure import MOST_SHADOWED
 from tests.conftest import IN_SOAK, has_not_ended, kill_tree
 from tests.support.machines import LONG, LONG_STEPS, Nodes, nodes_in
 from tests.support.processes import command_of
@@ -77,7 +78,8 @@ def test_however_the_attempt_ends_what_was_trained_is_kept(run: Nodes, undisturb
     assert newest.why == "preempted"
 
     attempt = run.start(0)
-    run.await_step(newest.step + 16)
+    # Past the steps that are compared with those of the stopped ranks: there the ranks wait at a commit.
+    run.await_step(newest.step + MOST_SHADOWED + 8)
     attempt.kill()  # the process that carries its ranks lives on, until they have saved
     attempt.wait()
 

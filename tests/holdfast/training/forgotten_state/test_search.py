@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import Recipe
-from holdfast.checkpoint.found import Found, find_suspects
+from holdfast.checkpoint.found import Found, find_suspects, leave_out_repeated
 from holdfast.training import find_forgotten
 from tests.support import careless, varied
 from tests.support.careless import fit, make, net
@@ -346,7 +346,7 @@ def test_a_reading_of_a_clock_is_no_suspect_and_what_is_computed_from_it_is() ->
     timed.total += time.perf_counter() - timed.began
     timed.near = torch.tensor(time.perf_counter() - 0.1).item()  # a float of 32 bits
     names = [each.name for each in find_suspects(find_forgotten(recipe).found, before)]
-    assert names == ["timed.laps", "timed.total", "timed.near"]
+    assert names == ["timed.total", "timed.near", "timed.laps"]
 
 
 def test_loggers_of_python_are_not_entered() -> None:
@@ -363,3 +363,45 @@ def test_loggers_of_python_are_not_entered() -> None:
 def test_the_search_counts_what_it_has_looked_at() -> None:
     assert find_forgotten(make(net(), fit)).looked_at > 0
     assert find_forgotten(make(nn.Linear(1, 1), torch.nn.functional.mse_loss, data=[0])).looked_at == 0
+
+
+class ReplayBuffer:
+    def __init__(self) -> None:
+        self.items = np.zeros(8)
+        self.names: list[str] = []
+        self.position = 0
+
+
+class LapTimer:
+    def __init__(self) -> None:
+        self.total, self.laps = 0.0, 0
+
+
+def test_suspects_are_ordered_by_how_likely_they_change_a_step_and_loggers_come_last() -> None:
+    timer, history, rows = LapTimer(), [0.0], ["row"]
+    buffer, noise, teacher = ReplayBuffer(), torch.Generator(), nn.Linear(1, 1)
+    recipe = make(net(), lambda model, batch: use(timer, history, rows, buffer, noise, teacher))
+    before = find_forgotten(recipe).found
+    timer.total, timer.laps = 1.5, 3
+    history.append(1.0)
+    rows.append("another")
+    buffer.items[0], buffer.position = 1.0, 1
+    noise.manual_seed(3)
+    with torch.no_grad():
+        teacher.weight += 1
+    found = [each.name for each in find_suspects(find_forgotten(recipe).found, before)]
+    assert found[:2] == ["teacher", "noise"]
+    assert {*found[2:4]} == {"buffer.items", "buffer.position"}
+    assert found[4] == "rows"
+    assert {*found[5:]} == {"history", "timer.total", "timer.laps"}
+
+
+def test_one_line_that_keeps_an_object_is_told_once() -> None:
+    told = {"kind": "int", "reached_by": "loop", "sha256": "1"}
+    rows = [
+        ("rb.items", "run.keep(items=rb.items)"), ("rb.position", "run.keep(rb=vars(rb))"),
+        ("rb.full", "run.keep(rb=vars(rb))"), ("total", 'state = {"total": total}; run.keep(state=state)'),
+    ]  # fmt: skip
+    suspects = [Found(name=name, remedy=remedy, **told) for name, remedy in rows]
+    left = [(each.name, each.remedy) for each in leave_out_repeated(suspects)]
+    assert left == [("rb.items", "run.keep(rb=vars(rb))"), rows[3]]

@@ -10,7 +10,6 @@ from torch import nn
 
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.machine.part import PART_VARIABLE, RankPart
 from holdfast.training import Training, go_back
 from holdfast.training.loop import steps, train_step
 from holdfast.training.recording import read_lines
@@ -152,17 +151,6 @@ def test_a_rehearsal_leaves_the_facts_of_the_first_step(tmp_path: Path) -> None:
     assert ["parts" in line for line in read_lines(training)] == [True, True]
     training.record.drop_detail()
     assert ["parts" in line for line in training.record.lines] == [True, False]
-
-
-def test_a_part_is_trained_alone_to_the_same_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Training(make_config(tmp_path))
-    monkeypatch.setenv(PART_VARIABLE, RankPart(1, 4, (3, 2)).to_text())
-    part = Training(make_config(tmp_path))
-    for training in (whole, part):
-        train_to(training, 1)
-    expected = {each["share"]: each for each in read_lines(whole)[0]["parts"] if "share" in each}
-    *shares, _ = read_lines(part)[0]["parts"]
-    assert shares == [{**expected[share], "rank": 1} for share in (3, 2)]
 
 
 def test_a_parameter_that_no_share_uses_has_no_gradient(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Whether a run continues exactly, as the records of its rehearsals and of its last attempt say."""
+
+from holdfast.errors import StoreError
+from holdfast.journal.journal import Journal
+from holdfast.journal.records import Commit, EndingRecord
+
+INEXACT = "inexact"  # the reason in the ending of an attempt that `holdfast.errors.Inexact` has ended
+
+
+def describe_resume(journal: Journal, commit: Commit) -> str:
+    """Return a sentence on a run's rehearsals up to its newest commit; see `describe_exactness`."""
+    try:
+        number = journal.attempts()
+        ended = journal.read_ending(number) if number else None
+    except StoreError:  # verify names the file, and the other views are about the commits
+        ended = None
+    return describe_exactness(commit, ended)
+
+
+def describe_exactness(commit: Commit, ended: EndingRecord | None) -> str:
+    """Return the verdict of a run's newest commit; or the difference that has ended the last attempt.
+
+    Args:
+        ended: the ending of the last attempt; None if it hasn't ended.
+    """
+    return commit.verdict if ended is None or ended.reason != INEXACT else ended.message.partition(";")[0]

@@ -1,0 +1,51 @@
+"""How this process waits for its GPUs: it sleeps, where CUDA would spin.
+
+A process that spins looks like one that computes, so a rank whose GPU hangs couldn't be told from a rank that compiles.
+The spinning also takes a core from the loader's workers.
+
+Source: the CUDA driver API, cuDevicePrimaryCtxSetFlags and CU_CTX_SCHED_BLOCKING_SYNC.
+"""
+
+import ctypes
+import logging
+from typing import Any
+
+LIBRARY = "libcuda.so.1"
+BLOCKING_SYNC, SCHEDULING = 0x04, 0x07  # CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_MASK
+
+log = logging.getLogger(__name__)
+
+
+def sleep_in_waits(driver: Any = None) -> None:
+    """Let this process sleep while it waits for a GPU. Call it before torch uses one.
+
+    A way of waiting that somebody has chosen for a GPU stays. If the driver refuses, log a warning: the process spins
+    then.
+
+    Args:
+        driver: the library of the CUDA driver; by default it is loaded.
+    """
+    try:
+        driver = driver or ctypes.CDLL(LIBRARY)
+        count = ctypes.c_int()
+        _check(driver.cuInit(0), "cuInit")
+        _check(driver.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
+        for number in range(count.value):
+            _sleep_for(driver, number)
+    except (OSError, AttributeError) as error:
+        log.warning("a wait for a GPU takes a core, and a GPU that hangs is found only after an hour: %s", error)
+
+
+def _sleep_for(driver: Any, number: int) -> None:
+    device, flags, is_active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    _check(driver.cuDeviceGet(ctypes.byref(device), number), "cuDeviceGet")
+    state = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(is_active))
+    _check(state, "cuDevicePrimaryCtxGetState")
+    if not flags.value & SCHEDULING:
+        set_flags = driver.cuDevicePrimaryCtxSetFlags_v2
+        _check(set_flags(device, ctypes.c_uint(flags.value | BLOCKING_SYNC)), "cuDevicePrimaryCtxSetFlags")
+
+
+def _check(code: int, name: str) -> None:
+    if code:
+        raise OSError(f"{name} returned {code}")

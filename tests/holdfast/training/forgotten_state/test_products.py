@@ -1,0 +1,32 @@
+"""A module that steps change and that no checkpoint contains is warned of at the first save."""
+
+import torch
+from torch import nn
+
+from holdfast.training.forgotten_state.products import describe_products, sum_unkept
+from tests.support.careless import fit, make, net
+
+
+def test_an_average_that_only_an_evaluation_reads_is_warned_of_and_a_teacher_is_not() -> None:
+    mean, teacher = nn.Linear(1, 1), nn.Linear(1, 1)
+    model = net()
+    recipe = make(
+        model,
+        lambda model, batch: fit(model, batch) + teacher(torch.ones(1)).detach().sum(),
+        evaluate=lambda model: {"mean": mean.weight.sum()},
+    )
+    before = sum_unkept(recipe)
+    with torch.no_grad():
+        model[0].weight.add_(1)  # type: ignore[operator]
+    assert describe_products(recipe, before) == []
+    mean.weight.data.add_(1)
+    (line,) = describe_products(recipe, before)
+    assert line.startswith(f"{__file__}:")
+    assert "steps change mean (Linear), and no checkpoint contains it" in line
+    assert line.endswith('extras={"mean": mean}')
+
+
+def test_a_module_that_cannot_be_read_is_left_out() -> None:
+    lazy, meta = nn.LazyLinear(1), nn.Linear(1, 1, device="meta")
+    recipe = make(net(), fit, evaluate=lambda model: {"n": len([lazy, meta])})
+    assert describe_products(recipe, sum_unkept(recipe)) == []
