@@ -23,6 +23,12 @@ kill. The changes are the same in all of them:
 4. Record numbers with `run.log(...)`, for `holdfast show`, the report and metric sinks.
 5. Delete the code that saves and restores: the run does both.
 
+`holdfast convert train.py` prints these changes for a script of one file, and asks where you have to decide. It reads
+the script and executes none of it. `--write` writes the result beside the script, as `train_held.py` and
+`train_held.toml`. `--prove` proves it at once, and so names the state that the command didn't find. The command
+follows the script's own functions. It asks about a second loop, about state that a different function changes, and
+about sums that a resume inside an epoch begins anew.
+
 In the diffs, delete the lines that begin with `-` and add those that begin with `+`. The diffs ignore indentation, as
 `git diff -w` does.
 
@@ -41,21 +47,33 @@ lists the forms of state that a run can keep.
 
 ## What else an epoch loop has
 
-- **A number of epochs.** Set `epochs` in the configuration. A scheduler's own length, such as `T_max`, stays in the
-  script.
+- **A number of epochs.** Set `epochs` in the configuration, and delete the script's own number. Where the script reads
+  it, write `run.config.epochs`. A scheduler's own length, such as `T_max`, stays in the script as a number.
+- **A schedule with an end,** such as `OneCycleLR`. You can't lengthen a run beyond this end by raising `epochs`: the
+  schedule is part of the run's state, and `OneCycleLR` raises an error after its last step. To train further, begin a
+  new run from the weights, with a cycle of its own: `holdfast train train.toml --set run=second
+  --set init_from.run=first`.
+- **`SummaryWriter` or `wandb.init`.** Delete them, call `run.log(...)`, and write `sinks = ["tensorboard"]` or
+  `sinks = ["wandb"]` under `[log]` in the configuration. Otherwise each resume, and each process of a rehearsal and of
+  `prove`, begins a new file or a new run there. [metrics.md](metrics.md) shows the sinks.
 - **A validation that chooses the best weights.** Write a function `validate` that takes the model and returns numbers
   by name, such as `{{"accuracy": 0.97}}`. Call `run.observe(evaluate=validate)` before the loop. The run then calls
   `validate` after each epoch, in `eval()` mode and without gradients, and stores its numbers in the commit.
 - **`torch.save` of the best weights.** Write `keep_best = {{ metric = "accuracy", mode = "max" }}` under `[retention]`.
   The metric must be one that `validate` returns: a metric that only the loop logs is refused, at the latest at the end
   of the first epoch. `holdfast show first` names the best commit, `holdfast watch first` lists each commit's numbers,
-  and `holdfast export first best best.pt --form torch` writes the best weights.
+  and `holdfast export first best best.pt --form torch` writes the best weights. If you keep several modules, add
+  `--part student`: the file then has the names that `student.load_state_dict` expects, without the prefix `student.`
 - **Other files that the script writes.** Expect them to be written more than once: a resume and a
   [rehearsal](../holdfast/RESUME.md#a-rehearsal) repeat some steps, and `prove` runs the script in the current folder.
+- **An index of the batches.** Write `enumerate(run.batches(), run.batch_number)`. Without `run.batch_number` the index
+  begins at 0 again after a resume inside an epoch.
 - **A sum over an epoch that the script prints,** such as `total += loss.item()`. After a resume inside an epoch a local
-  `total` begins at 0, so the printed number is too small. Put the sum into a dict that you pass to `run.keep`, and set
-  it to 0 at the epoch's end. Or call `run.log(loss=loss)`: the run prints the right mean.
+  `total` begins at 0, so the printed number is of the later batches only. Put the sum into a dict that you pass to
+  `run.keep`, and set it to 0 at the epoch's beginning. Or call `run.log(loss=loss)`: the run prints the right mean.
 - **Seeds at the top of the module.** Set `seed` in the configuration, or move the calls into the function.
+- **A notebook.** A rank is another process and can't import a cell. Begin the cell with `%%writefile train.py`, and
+  run `!holdfast train train.toml`.
 - **`print`.** The output goes to `logs/<run>/attempt-<number>.log`.
 
 ## nanoGPT

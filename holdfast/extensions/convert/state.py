@@ -1,0 +1,362 @@
+"""Find the state of a loop: the objects to keep, and the plain variables that a pass hands to the next pass."""
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.extensions.convert.finding import Finder, Loops, counter_of
+from holdfast.extensions.convert.script import (
+    FUNCTIONS,
+    called,
+    class_of,
+    dotted,
+    function_of,
+    names_in,
+    parent_of,
+    walk_own,
+)
+
+Kind = Literal["module", "optimizer", "scheduler", "scaler", "generator", "container", "object", ""]
+ORDER: tuple[Kind, ...] = ("module", "optimizer", "scheduler", "scaler")
+MODULES = re.compile(r"(^|\.)(nn|models|timm|torchvision)\.|from_pretrained|create_model|DataParallel|DDP$|AutoModel")
+LOSSES = re.compile(r"Loss$|^(torch\.)?nn\.functional|^F\.")
+OPTIMIZERS = re.compile(
+    r"(^|\.)optim\.(?!lr_scheduler|swa_utils)|configure_optimizers|(^|\.)(SGD|Adam\w*|RMSprop|Adagrad|Adadelta|LBFGS|Lion|"
+    r"NAdam|RAdam|Muon|Adafactor)$"
+)
+SCHEDULERS = re.compile(r"lr_scheduler\.|(LR|WarmRestarts|ReduceLROnPlateau)$|get_\w*schedule|get_scheduler")
+GENERATORS = re.compile(r"(^|\.)(Generator|default_rng|RandomState|Random)$")
+CONTAINERS = {"dict", "list", "deque", "collections.deque", "defaultdict", "collections.defaultdict", "Counter", "set"}
+CHANGES = {"append", "appendleft", "extend", "add", "update", "push", "pop", "insert", "setdefault", "clear", "remove"}
+MODEL = re.compile(r"model|net$|generator|discriminator|critic|actor|encoder|decoder|agent", re.IGNORECASE)
+ENVIRONMENTS = re.compile(r"(^|\.)(make|make_vec)$|Env$|VectorEnv$")
+CLOCKS = re.compile(r"(^|\.)(time|perf_counter|monotonic|process_time)$|datetime\.now|Event$")
+NOT_STATE = {"summarywriter", "tqdm", "argparse", "argumentparser", "dataloader", "progress", "logger", "accelerator"}
+
+
+@dataclass
+class State:
+    """The state of a loop.
+
+    Attributes:
+        kept: the objects to keep, as expressions by name.
+        carried: the plain variables that a pass hands to the next, with the value at the beginning.
+        unclear: variables that a pass hands to the next, and for which a person has to decide, with the reason.
+    """
+
+    kept: dict[str, str]
+    carried: dict[str, str]
+    unclear: dict[str, str]
+
+
+class StateFinder:
+    """Finds the state of the loop that `Finder` has found."""
+
+    def __init__(self, finder: Finder, found: Loops) -> None:
+        self._script, self._found = finder.script, found
+        self._code = finder.list_code(found)
+        around = function_of(found.outer)
+        self._scope: ast.AST = around or finder.script.tree
+        self._modules = self._find_modules()
+
+    def find(self) -> State:
+        kept = {self._name_of(text): text for text in self._list_kept()}
+        carried, unclear = self._find_carried({*kept.values()})
+        return State(kept, carried, unclear)
+
+    def _name_of(self, text: str) -> str:
+        return text.rpartition(".")[2].lstrip("_")
+
+    # ---- objects
+
+    def _list_kept(self) -> list[str]:
+        """Return the expressions of the objects to keep that the loop's function sees: first the modules."""
+        used, kinds = self._used_expressions(), self._kinds()
+        found = [text for text, kind in kinds.items() if kind and (kind != "container" or text in used)]
+        return sorted(found, key=lambda text: ORDER.index(kinds[text]) if kinds[text] in ORDER else len(ORDER))
+
+    def _kinds(self) -> dict[str, Kind]:
+        """Return what each variable is that lives when the loop begins, by how it was made and by its methods."""
+        found = dict[str, Kind]()
+        scopes = [self._scope, *self._outer_scopes()]
+        used = names_in([self._scope] if isinstance(self._scope, FUNCTIONS) else self._code, ast.Load)
+        line = self._found.outer.lineno
+        for scope in reversed(scopes):
+            for node in ast.walk(scope):
+                if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+                    continue
+                own = function_of(node)
+                if own is not scope and not (scope is self._script.tree and own is None):
+                    continue
+                if scope is self._scope and node.lineno >= line:
+                    continue
+                kind = self._kind_of(node.value)
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    text = dotted(target)
+                    is_seen = scope is self._scope or text.partition(".")[0] in used
+                    if text and is_seen and (kind or text not in found) and not isinstance(target, ast.Subscript):
+                        found[text] = kind
+        if isinstance(self._scope, FUNCTIONS):
+            found |= self._attributes(self._scope)
+            for parameter in (*self._scope.args.args, *self._scope.args.kwonlyargs):
+                if parameter.arg not in ("self", "cls"):
+                    found[parameter.arg] = ""
+        return {text: kind or self._kind_by_use(text) for text, kind in found.items()}
+
+    def _outer_scopes(self) -> list[ast.AST]:
+        """Return the scopes whose variables the loop's function sees besides its own."""
+        around = parent_of(self._scope)
+        scopes = list[ast.AST]()
+        while around is not None:
+            if isinstance(around, (*FUNCTIONS, ast.Module)):
+                scopes.append(around)
+            around = parent_of(around)
+        return scopes
+
+    def _attributes(self, scope: ast.AST) -> dict[str, Kind]:
+        """Return the kinds of the attributes that a method's object has got in ``__init__``."""
+        own = class_of(scope)
+        found = dict[str, Kind]()
+        for node in ast.walk(own) if own is not None else ():
+            if isinstance(node, ast.Assign) and (text := dotted(node.targets[0])).startswith("self."):
+                kind = self._kind_of(node.value)
+                found[text] = kind or found.get(text) or self._kind_by_use(text, own)
+        return {text: kind for text, kind in found.items() if kind not in ("container", "object")}
+
+    def _kind_of(self, value: ast.expr) -> Kind:
+        name = called(value)
+        last = name.rpartition(".")[2]
+        if isinstance(value, (ast.Dict, ast.List, ast.Set)) or name in CONTAINERS:
+            return "container"
+        if not name or last.lower() in NOT_STATE or LOSSES.search(name):
+            return ""
+        if last in self._modules:
+            return "module"
+        for kind, pattern in (("scheduler", SCHEDULERS), ("optimizer", OPTIMIZERS), ("generator", GENERATORS)):
+            if pattern.search(name):
+                return kind  # type: ignore[return-value]
+        if last == "GradScaler":
+            return "scaler"
+        if MODULES.search(name) or last in ("AveragedModel", "deepcopy"):
+            return "module"
+        if ENVIRONMENTS.search(name) or (last in self._classes() and self._is_changed_by(value)):
+            return "object"
+        return ""
+
+    def _is_changed_by(self, value: ast.expr) -> bool:
+        """Return whether the loop calls methods of the object that an expression makes, or passes the object on."""
+        names = {dotted(each) for each in getattr(parent_of(value), "targets", [])}
+        calls = [each for each in ast.walk(self._found.outer) if isinstance(each, ast.Call)]
+        methods = {dotted(each.func.value) for each in calls if isinstance(each.func, ast.Attribute)}
+        passed = {dotted(argument) for each in calls for argument in (*each.args, *(k.value for k in each.keywords))}
+        return bool(names & (methods | passed))
+
+    def _kind_by_use(self, text: str, within: ast.AST | None = None) -> Kind:
+        """Return what a variable is by the methods that are called on it."""
+        called_on, is_called = set[str](), False
+        for node in ast.walk(within or self._scope):
+            if isinstance(node, ast.Call):
+                is_called = is_called or dotted(node.func) == text
+                if isinstance(node.func, ast.Attribute) and dotted(node.func.value) == text:
+                    called_on.add(node.func.attr)
+        if called_on & {"zero_grad", "param_groups"} and "step" in called_on:
+            return "optimizer"
+        if called_on & {"parameters", "named_parameters", "train", "eval"} and "fit" not in called_on:
+            return "module"
+        if is_called and MODEL.search(text):
+            return "module"
+        if "scale" in called_on and "update" in called_on:
+            return "scaler"
+        if "step" in called_on and re.search(r"sched", text, re.IGNORECASE):
+            return "scheduler"
+        return "container" if called_on & CHANGES and text in self._used_expressions() else ""
+
+    def _find_modules(self) -> set[str]:
+        """Return the names of the script's classes that are modules."""
+        bases = {
+            each.name: {dotted(base).rpartition(".")[2] for base in each.bases}
+            for each in ast.walk(self._script.tree)
+            if isinstance(each, ast.ClassDef)
+        }
+        found = {name for name, own in bases.items() if any(base.endswith("Module") for base in own)}
+        for _ in bases:
+            found |= {name for name, own in bases.items() if own & found}
+        return found
+
+    def _classes(self) -> set[str]:
+        """Return the script's classes whose objects may change, so not those of settings."""
+        return {
+            each.name
+            for each in ast.walk(self._script.tree)
+            if isinstance(each, ast.ClassDef)
+            and not any("dataclass" in dotted(d) or "dataclass" in called(d) for d in each.decorator_list)
+            and not re.search(r"args|config|options", each.name, re.IGNORECASE)
+        }
+
+    def _used_expressions(self) -> set[str]:
+        """Return the containers that the loop changes. Leave out those that get readings of clocks."""
+        found, clocks = set[str](), self._clocks()
+        for node in ast.walk(self._found.outer):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+                given = [each for argument in node.args for each in ast.walk(argument)]
+                is_clock = any(isinstance(each, ast.Call) and CLOCKS.search(called(each)) for each in given)
+                if not is_clock and not names_in(node.args, ast.Load) & clocks:
+                    found.add(dotted(_owner(node.func.value)))
+            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                found.add(dotted(_owner(node)))
+        return found
+
+    # ---- plain variables
+
+    def _find_carried(self, kept: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+        outer, batch = self._found.outer, self._found.batch
+        loops = [outer, batch] if function_of(batch) is function_of(outer) and batch is not outer else [outer]
+        names = set[str]()
+        for loop in loops:
+            own = names_in([loop.target], ast.Store) if isinstance(loop, ast.For) else set[str]()
+            names |= find_live(loop.body, own) & names_in(loop.body, ast.Store)
+        names -= self._clocks() | kept | ({counter_of(outer)} if self._found.epoch is None else set())
+        carried, unclear = dict[str, str](), dict[str, str]()
+        for name in sorted(names, key=lambda name: (self._first_line(name), name)):
+            before, reset = self._value_before(name), self._value_inside(name)
+            if self._is_shared(name):
+                unclear[name] = "another function reads or changes it"
+            elif before is not None:
+                carried[name] = name
+            elif isinstance(reset, ast.Constant):
+                carried[name] = ast.unparse(reset)
+            else:
+                unclear[name] = "it has no value before the loop"
+        for function in self._script.functions:
+            for name in {name for n in ast.walk(function) if isinstance(n, ast.Global) for name in n.names} - kept:
+                if function is not self._scope and name in names_in(function.body, ast.Store):
+                    unclear[name] = f"it is global, and {function.name} changes it"
+        for name in self._changed_attributes() - kept:
+            unclear[name] = "a method changes it: put it into a dict of the object, and keep the dict"
+        return {name: value for name, value in carried.items() if name not in unclear}, unclear
+
+    def _changed_attributes(self) -> set[str]:
+        """Return the attributes of the loop's own object that its methods change."""
+        own = class_of(self._scope)
+        methods = [each for each in own.body if isinstance(each, FUNCTIONS) and each.name != "__init__"] if own else []
+        stored = [each for method in methods for each in ast.walk(method) if isinstance(each, ast.Attribute)]
+        return {dotted(each) for each in stored if isinstance(each.ctx, ast.Store) and dotted(each).startswith("self.")}
+
+    def list_sums(self) -> list[str]:
+        """Return the names that count over an epoch inside the batch loop's own function, which a resume restarts."""
+        batch = self._found.batch
+        if function_of(batch) is function_of(self._found.outer):
+            return []
+        changed = {dotted(each.target) for each in walk_own(batch.body) if isinstance(each, ast.AugAssign)}
+        own = names_in([batch.target], ast.Store) if isinstance(batch, ast.For) else set[str]()
+        return sorted(changed & find_live(batch.body, own))
+
+    def _first_line(self, name: str) -> int:
+        return min(
+            (each.lineno for each in ast.walk(self._scope) if isinstance(each, ast.Name) and each.id == name), default=0
+        )
+
+    def _assignments(self, name: str) -> list[ast.Assign]:
+        return [
+            each
+            for each in walk_own([*ast.iter_child_nodes(self._scope)])
+            if isinstance(each, ast.Assign)
+            and any(isinstance(n, ast.Name) and n.id == name for t in each.targets for n in ast.walk(t))
+        ]
+
+    def _value_before(self, name: str) -> ast.expr | None:
+        found = [each.value for each in self._assignments(name) if each.lineno < self._found.outer.lineno]
+        if found:
+            return found[-1]
+        parameters = self._scope.args.args if isinstance(self._scope, FUNCTIONS) else []
+        return next((ast.Name(name) for each in parameters if each.arg == name), None)
+
+    def _value_inside(self, name: str) -> ast.expr | None:
+        found = [each.value for each in self._assignments(name) if each.lineno > self._found.outer.lineno]
+        return found[0] if found else None
+
+    def _is_shared(self, name: str) -> bool:
+        """Return whether a function inside or outside of the loop's own reads a variable of it."""
+        for function in self._script.functions:
+            if function is self._scope:
+                continue
+            is_inside = any(each is function for each in ast.walk(self._scope))
+            declared = any(isinstance(n, (ast.Global, ast.Nonlocal)) and name in n.names for n in ast.walk(function))
+            stored = name in names_in(function.body, ast.Store) | {each.arg for each in function.args.args}
+            if declared or (is_inside and not stored and name in names_in(function.body, ast.Load)):
+                return True
+        return False
+
+    def _clocks(self) -> set[str]:
+        """Return the variables that contain readings of clocks, or are computed from them."""
+        found = set[str]()
+        for _ in range(3):
+            for node in ast.walk(self._scope):
+                if isinstance(node, ast.Assign):
+                    is_clock = any(isinstance(n, ast.Call) and CLOCKS.search(called(n)) for n in ast.walk(node.value))
+                    if is_clock or names_in([node.value], ast.Load) & found:
+                        found |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        return found
+
+
+def _owner(node: ast.expr) -> ast.expr:
+    """Return the container of an item, or of an item's item."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
+def find_live(body: Sequence[ast.stmt], stored: set[str]) -> set[str]:
+    """Return the names that statements may read before they store them: those whose value an earlier pass has left.
+
+    A loop inside counts as passed at least once: otherwise the first pass would end with an error.
+
+    Args:
+        stored: the names that are stored already.
+    """
+    live = set[str]()
+    _follow(body, stored, live)
+    return live
+
+
+def _follow(body: Sequence[ast.stmt], stored: set[str], live: set[str]) -> set[str]:
+    """Add to ``live`` the names that statements read and that aren't stored for certain. Return the names stored."""
+    for node in body:
+        match node:
+            case ast.If():
+                live |= names_in([node.test], ast.Load) - stored
+                inside = _follow(node.body, {*stored}, live)
+                stored = inside & _follow(node.orelse, {*stored}, live)
+            case ast.For() | ast.AsyncFor():
+                live |= names_in([node.iter], ast.Load) - stored
+                stored = _follow(node.body, stored | names_in([node.target], ast.Store), live)
+                stored = _follow(node.orelse, stored, live)
+            case ast.While():
+                live |= names_in([node.test], ast.Load) - stored
+                stored = _follow(node.body, {*stored}, live)
+            case ast.With() | ast.AsyncWith():
+                items: list[ast.AST] = [*node.items]
+                live |= names_in(items, ast.Load) - stored
+                stored = _follow(node.body, stored | names_in(items, ast.Store), live)
+            case ast.Try():
+                inside = _follow(node.body, {*stored}, live)
+                for handler in node.handlers:
+                    _follow(handler.body, {*stored}, live)
+                stored = _follow(
+                    node.finalbody, _follow(node.orelse, inside, live) if not node.handlers else stored, live
+                )
+            case ast.FunctionDef() | ast.ClassDef() | ast.AsyncFunctionDef():
+                live |= names_in(node.body, ast.Load) - names_in(node.body, ast.Store) - stored
+                stored = stored | {node.name}
+            case ast.AugAssign():
+                live |= (names_in([node.value], ast.Load) | names_in([node.target], ast.Store)) - stored
+                live |= names_in([node.target], ast.Load) - stored
+                stored = stored | names_in([node.target], ast.Store)
+            case _:
+                own = {target for each in ast.walk(node) if isinstance(each, ast.comprehension)
+                       for target in names_in([each.target], ast.Store)}  # fmt: skip
+                live |= names_in([node], ast.Load) - stored - own
+                stored = stored | (names_in([node], ast.Store) - own)
+    return stored
