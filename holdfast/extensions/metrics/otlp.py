@@ -71,8 +71,9 @@ class OtlpExporter:
         self._told = told = _Told(url)
         metrics = told.watch(OTLPMetricExporter(endpoint=f"{url}/v1/metrics", timeout=WITHIN_S))
         spans = told.watch(OTLPSpanExporter(endpoint=f"{url}/v1/traces", timeout=WITHIN_S))
-        reader = PeriodicExportingMetricReader(metrics, 1000 * EVERY_S, 1000 * WITHIN_S)
+        reader = _Reader(metrics, 1000 * EVERY_S, 1000 * WITHIN_S)
         self._meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+        reader.is_registered = True
         self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
         self._tracers.add_span_processor(BatchSpanProcessor(spans, MOST_SPANS, 1000 * EVERY_S))
         self._tracer = self._tracers.get_tracer(SCOPE, __version__)
@@ -134,6 +135,20 @@ class OtlpExporter:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             self._told.tell(f"no answer within {within_s:g} s")
+
+
+class _Reader(PeriodicExportingMetricReader):  # type: ignore[misc]
+    """A reader that collects nothing before a provider has it.
+
+    The SDK starts a reader's thread first; on a busy machine the thread would log that it isn't registered yet.
+    """
+
+    is_registered = False
+
+    def collect(self, timeout_millis: float = 10_000) -> None:
+        """Send the current metrics."""
+        if self.is_registered:
+            super().collect(timeout_millis)
 
 
 class _Ids(RandomIdGenerator):  # type: ignore[misc]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -352,6 +353,13 @@ def test_a_receiver_that_refuses_is_one_line(
     monkeypatch.setattr(otlp, "WITHIN_S", 5.0)
     monkeypatch.setattr(otlp, "COMPLETE_WITHIN_S", WITHIN_S)
     monkeypatch.setattr(otlp, "EVERY_S", 0.1)
+    register = otlp.MeterProvider
+
+    def register_late(*arguments: Any, **options: Any) -> Any:
+        time.sleep(0.3)  # the reader's thread runs before its provider has it, as on a busy machine
+        return register(*arguments, **options)
+
+    monkeypatch.setattr(otlp, "MeterProvider", register_late)
     with otlp_receiver(status or 200) as received, array_ranks():
         url = received.url if status else f"http://127.0.0.1:{free_port()}"
         assert live(make_config(tmp_path, f"otlp:{url}")).complete
