@@ -1,7 +1,8 @@
-"""A temporary Prefect server for one command, if no server is configured.
+"""A temporary Prefect server for a command, if no server is configured.
 
 Prefect's own temporary server survives for ever when the process that started it is killed. This server watches its
-standard input, so it ends with its parent process, even if the parent is killed.
+standard input, so it learns that its command has ended, even if the command is killed. It then ends once no command
+has used it for some minutes; see `tasks.lingering`.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ from prefect.settings import (
 from holdfast.errors import ConfigError, RunStopped
 from holdfast.store.modules import describe_modules
 from tasks.credentials import new_auth
+from tasks.lingering import SharedServer, await_unused, shared_server
 
 DRAIN_WITHIN_S = 5.0
 # A start takes less than this many seconds if the database exists already.
@@ -63,7 +65,7 @@ log = logging.getLogger("holdfast.server")
 def server() -> Iterator[str]:
     """Yield the URL of a Prefect API: the configured one, or a temporary one on a free loopback port.
 
-    Only this process and its threads know the temporary server's secret.
+    Only this user's processes know the temporary server's secret.
 
     Raises:
         ConfigError: the configured server refuses the secret, or the temporary server can't write its folder.
@@ -76,6 +78,28 @@ def server() -> Iterator[str]:
         yield configured
         return
     _make_home()
+    with (
+        shared_server(PREFECT_HOME.value()) as shared,
+        _found_or_started(shared) as (url, auth),
+        temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: auth}),
+    ):
+        try:
+            yield url
+        finally:
+            _send_what_is_left()
+
+
+@contextlib.contextmanager
+def _found_or_started(shared: SharedServer | None) -> Iterator[tuple[str, str]]:
+    """Yield the URL and the secret of a server that lives already, or else of a new one.
+
+    Raises:
+        RunStopped: the new server didn't start.
+    """
+    found = shared.find() if shared else None
+    if found and is_healthy(found.url):
+        yield found.url, found.auth
+        return
     port, auth = free_port(), new_auth()
     url = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(
@@ -86,15 +110,15 @@ def server() -> Iterator[str]:
         # flow needs the server until its own end.
         start_new_session=True,
     )
+    is_shared = False
     try:
         await_healthy(process, url)
-        with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: auth}):
-            try:
-                yield url
-            finally:
-                _send_what_is_left()
+        if shared:
+            shared.record(process.pid, url, auth)
+            is_shared = True
+        yield url, auth
     finally:
-        _end_server(process)
+        _release_server(process) if is_shared else _end_server(process)
 
 
 def check_configured(setting: str) -> None:
@@ -209,6 +233,13 @@ def bypass_proxy() -> None:
         os.environ.update(dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(hosts)))
 
 
+def _release_server(process: "subprocess.Popen[bytes]") -> None:
+    """Let the temporary server live on until it is unused; see `tasks.lingering`."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.returncode = 0  # nobody waits for it; otherwise Popen warns that it still runs
+
+
 def _end_server(process: "subprocess.Popen[bytes]") -> None:
     """End the temporary server by closing its standard input; kill it if it doesn't end in time."""
     assert process.stdin is not None
@@ -248,9 +279,9 @@ def choose_port(*wanted: int | None) -> int:
 
 
 def main(port: int) -> None:
-    """Serve Prefect's API on the loopback interface until the standard input ends."""
+    """Serve Prefect's API on the loopback interface until no command uses it."""
     gc.disable()  # no garbage collection during imports: it takes a seventh of the start and frees nothing
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_unused, daemon=True).start()
     import uvicorn
 
     os.environ.update(PREFECT_UI_ENABLED="0", PREFECT__SERVER_EPHEMERAL="1", PREFECT__SERVER_FINAL="1")
@@ -264,7 +295,7 @@ def main(port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
 
 
-def _end_with_parent() -> None:
+def _end_unused() -> None:
     # Don't read sys.stdin: the interpreter would abort if it exited while this thread holds the lock of sys.stdin.
     while os.read(0, 1):
         pass
@@ -273,6 +304,7 @@ def _end_with_parent() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
+    await_unused(PREFECT_HOME.value())
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ENDS_WITHIN_S)
     os._exit(0)

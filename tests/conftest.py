@@ -38,6 +38,8 @@ from tests.support.waiting import await_equal
 
 # If a shell runs the tests in its background, they and all their processes would ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A temporary server ends with its command, so that no test finds the server of another one.
+os.environ["HOLDFAST_SERVER_LINGERS_S"] = "0"
 
 ROOT = Path(__file__).parent.parent
 MakeHome = Callable[[Path], Path]
