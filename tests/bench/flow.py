@@ -157,12 +157,16 @@ def write_config(
 
 
 @contextlib.contextmanager
-def command(module: str, config: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """A module that trains, as a process with a home of its own; nothing of it is left after the block."""
+def command(module: str, config: Path, *, spares_server: bool = False) -> "Iterator[subprocess.Popen[bytes]]":
+    """A module that trains, as a process with a home of its own; nothing of it is left after the block.
+
+    Args:
+        spares_server: whether Prefect's server lives on for the next command.
+    """
     folder = config.parent
     environment = {
         "HOME": str(folder), "PREFECT_HOME": str(folder / "prefect"), STEPS_VARIABLE: str(folder / "steps"),
-        "DO_NOT_TRACK": "1", **KEEP_MEMORY,
+        "DO_NOT_TRACK": "1", "HOLDFAST_SERVER_LINGERS_S": "120" if spares_server else "0", **KEEP_MEMORY,
     }  # fmt: skip
     inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     with (folder / "output").open("ab") as output:
@@ -174,7 +178,7 @@ def command(module: str, config: Path) -> "Iterator[subprocess.Popen[bytes]]":
     try:
         yield process
     finally:
-        kill_all(process)
+        kill_all(process, spares_server=spares_server)
 
 
 def list_tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
@@ -183,10 +187,12 @@ def list_tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     return [*root.children(recursive=True), root]
 
 
-def kill_all(process: "subprocess.Popen[bytes]") -> None:
-    """The process is gone, with all that it has started: its ranks, its server."""
+def kill_all(process: "subprocess.Popen[bytes]", *, spares_server: bool = False) -> None:
+    """Kill the process, and all that it has started: its ranks and, unless it is spared, its server."""
     with contextlib.suppress(psutil.NoSuchProcess):
         found = list_tree(process)
+        if spares_server:
+            found = [each for each in found if "tasks.server" not in each.cmdline()]
         for each in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
