@@ -24,6 +24,7 @@ CONFIG = Path(__file__).parent / "website.yaml"
 INDEX = "docs/README.md"
 PAGES = ("*.md", "docs/*.md", "holdfast/*.md", "tests/*.md")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".txt": "text", ".tf": "hcl", ".sh": "sh"}
+PICTURES = (".png", ".svg")
 FENCE, SPAN = re.compile(r"(^```.*?^```$)", re.M | re.S), re.compile(r"(`+[^`].*?`+)")
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 # Elements that a browser fetches from another host without a click: scripts, pictures, frames and styles.
@@ -62,7 +63,7 @@ def copy_pages(folder: Path) -> None:
         text, linked = rewrite(name, page.read_text("utf-8"))
         write(folder / name, text)
         for target, made in linked.items():
-            if (ROOT / target).suffix == ".png":
+            if (ROOT / target).suffix in PICTURES:
                 (folder / made).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / target, folder / made)
             elif not made.endswith("README.md") and made != target:
@@ -98,7 +99,7 @@ def find_page(target: str) -> str:
     """Return the name of the page that shows a file or a folder of the repository."""
     if (ROOT / target).is_dir():
         return f"{target}/README.md" if (ROOT / target / "README.md").is_file() else f"{target}/index.md"
-    if target.endswith((".md", ".png")):
+    if target.endswith((".md", *PICTURES)):
         return target
     return f"{target.removeprefix('.')}.md"  # the site's builder ignores folders whose name begins with a dot
 

@@ -37,7 +37,7 @@ class ServerRecord:
 
     Args:
         began: see `tasks.processes.began_at`. A living process keeps its port, so no other program can have the port.
-        made_with: see `describe_settings`.
+        made_with: see `digest_settings`.
     """
 
     url: str
@@ -63,7 +63,7 @@ def read_patience() -> float:
     return seconds
 
 
-def describe_settings() -> str:
+def digest_settings() -> str:
     """Return the digest of everything that makes a server: programs, versions and Prefect's settings."""
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
     made_with = [sys.executable, __file__, __version__, prefect.__version__, sorted(settings.items())]
@@ -78,14 +78,14 @@ class SharedServer:
 
     def find(self) -> ServerRecord | None:
         """Return the recorded server if it lives, and if this user started it with the same settings."""
-        record = read_record(self._file)
-        if record and record.made_with == describe_settings() and is_recorded_process(record.pid, record.began):
+        record = read_server(self._file)
+        if record and record.made_with == digest_settings() and is_recorded_process(record.pid, record.began):
             return record
         return None
 
     def record(self, pid: int, url: str, auth: str) -> None:
         """Record a server that this process has started."""
-        record = ServerRecord(url, auth, pid, began_at(pid), describe_settings())
+        record = ServerRecord(url, auth, pid, began_at(pid), digest_settings())
         written = self._file.with_name(f"{RECORD}.{os.getpid()}")
         with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump(asdict(record), file)
@@ -104,7 +104,7 @@ def shared_server(home: Path) -> Iterator[SharedServer | None]:
         yield shared
 
 
-def read_record(file: Path) -> ServerRecord | None:
+def read_server(file: Path) -> ServerRecord | None:
     """Return a recorded server; None for a file that is missing, damaged, or open to other users."""
     try:
         found = file.lstat()
@@ -123,7 +123,7 @@ def await_unused(home: Path) -> None:
     patience_s, last_used = read_patience(), time.monotonic()
     while patience_s:
         time.sleep(min(1.0, patience_s / 4))
-        record = read_record(home / RECORD)
+        record = read_server(home / RECORD)
         if record is None or record.pid != os.getpid():
             return
         try:

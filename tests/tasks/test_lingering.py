@@ -15,7 +15,7 @@ import httpx
 import pytest
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, temporary_settings
 
-from tasks.lingering import RECORD, VARIABLE, ServerRecord, await_unused, read_patience, read_record, shared_server
+from tasks.lingering import RECORD, VARIABLE, ServerRecord, await_unused, read_patience, read_server, shared_server
 from tasks.processes import began_at
 from tests.conftest import ROOT, MakeHome
 from tests.support.waiting import WITHIN_S, await_equal
@@ -50,7 +50,7 @@ def test_the_next_command_finds_the_server_of_a_killed_one(tmp_path: Path, make_
     home = make_home(tmp_path / "home")
     first = start_command(home, 2)
     url = read_url(first)
-    record = read_record(home / RECORD)
+    record = read_server(home / RECORD)
     assert record is not None
     assert record.url == url
     assert stat.S_IMODE((home / RECORD).stat().st_mode) == 0o600
@@ -75,7 +75,7 @@ def test_only_a_living_server_with_the_same_settings_is_found(
         assert shared.find() is None
         shared.record(process.pid, "http://127.0.0.1:1/api", "user:secret")
         if change == "another process":
-            record = asdict(read_record(tmp_path / RECORD) or pytest.fail("no record"))
+            record = asdict(read_server(tmp_path / RECORD) or pytest.fail("no record"))
             (tmp_path / RECORD).write_text(json.dumps(record | {"pid": os.getpid()}))
         if change != "dead":
             with temporary_settings({PREFECT_API_REQUEST_TIMEOUT: 7} if change == "other settings" else {}):
@@ -105,7 +105,7 @@ def test_a_record_is_read_only_if_its_user_alone_could_write_it(tmp_path: Path, 
         file.write_text("{")
     if damage == "names":
         file.write_text('{"url": "http://127.0.0.1:1/api"}')
-    assert (read_record(file) is not None) == (damage == "none")
+    assert (read_server(file) is not None) == (damage == "none")
 
 
 def _hold(folder: Path, ready: Connection) -> None:
