@@ -43,8 +43,8 @@ def describe_automations() -> list[AutomationCore]:
     return [
         AutomationCore(
             name="holdfast: crash a flow run without heartbeats",
-            description="Sets a train or an attempt to Crashed when its process or machine is gone. A false alarm does "
-            "no harm: the next attempt fences the last one off.",
+            description="Sets a train or an attempt to Crashed when its process or machine is gone. A false alarm "
+            "does no harm: once the next attempt begins, the earlier one can't commit any more.",
             trigger=_missing(EVENT, {EVENT, LAST_EVENT, ANY_STATE}, LOST_AFTER_S),
             actions=[_crash("vanished", f"no heartbeat for {LOST_AFTER_S:.0f} s: its process or its machine is gone")],
         ),

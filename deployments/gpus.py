@@ -63,15 +63,15 @@ def _plan_seen(asked: str, visible: tuple[Gpu, ...], found: str) -> WorkerPlan:
     faults = [f"{gpu} is unhealthy: {', '.join(gpu.faults)}" for gpu in visible if gpu.faults]
     number = len(healthy) if asked == "all" else int(asked)
     if number > len(visible):
-        raise ConfigError(f"GPUS={asked}: {found}", hint="GPUS=all starts a worker for each")
+        raise ConfigError(f"GPUS={asked}: {found}", hint="GPUS=all starts a worker for each GPU")
     if number > len(healthy) or not healthy:
-        hint = f"GPUS={len(healthy)} leaves the others out" if healthy else "a reset of a GPU may help"
+        hint = f"GPUS={len(healthy)} leaves out the unhealthy GPUs" if healthy else "a reset of a GPU may help"
         raise ConfigError(f"GPUS={asked}: {'; '.join(faults)}", hint=hint)
     return WorkerPlan({f"{WORKER}-{gpu.index}": gpu.uuid for gpu in healthy[:number]}, tuple(faults))
 
 
 def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
-    """Return the plan for GPUs that nvidia-smi doesn't list. Name them as CUDA_VISIBLE_DEVICES does, or else by number.
+    """Return the plan for GPUs that nvidia-smi doesn't list, named as in CUDA_VISIBLE_DEVICES, or else by number.
 
     Args:
         is_split: whether a GPU is divided into instances (MIG), which have no numbers.
@@ -79,16 +79,18 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
     entries = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     if is_split and not entries:
         hint = "CUDA_VISIBLE_DEVICES=MIG-...,MIG-... names the parts for the workers; nvidia-smi -L lists them"
-        raise ConfigError(f"GPUS={asked}: a GPU is partitioned with MIG, and only its parts can train", hint=hint)
+        raise ConfigError(
+            f"GPUS={asked}: a GPU is partitioned with MIG, and only the parts of a partitioned GPU can train", hint=hint
+        )
     if asked == "all" and not entries:
-        hint = "make up GPUS=2, if there are two"
+        hint = "make up GPUS=2 starts a worker for each of two GPUs"
         raise ConfigError("GPUS=all: nvidia-smi, which counts the GPUs, is not on PATH", hint=hint)
     number = len(entries) if asked == "all" else int(asked)
     if entries and number > len(entries):
         shown = ",".join(entries)
         raise ConfigError(
             f"GPUS={asked}: CUDA_VISIBLE_DEVICES={shown} names only {len(entries)}",
-            hint="make up GPUS=all takes all of them",
+            hint="make up GPUS=all takes all GPUs",
         )
     chosen = entries or [str(index) for index in range(number)]
     note = "the health of the GPUs is not known: nvidia-smi doesn't describe them"
@@ -96,9 +98,9 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
 
 
 def end_others(ledger: ProcessLedger, plan: WorkerPlan) -> list[str]:
-    """End the workers of the pool that aren't in the plan, or whose GPU is another in the plan; return their names.
+    """End the workers that aren't in the plan, or that have a different GPU in the plan; return their names.
 
-    Their flow runs save first. The run of an interrupted attempt continues in another attempt, on another worker.
+    Their flow runs save first. The runs continue in new attempts on different workers.
     """
     others = [
         name

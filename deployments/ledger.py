@@ -101,8 +101,12 @@ def check_current(ledger: ProcessLedger) -> None:
     for name, entry in ledger.known.items():
         checkout = entry.get("checkout", "")
         if ledger.is_alive(name) and checkout != str(ROOT):
-            was = f"from {checkout}, which is gone" if checkout else "by an earlier version, without authentication"
-            raise ConfigError(f"{name} is up already, started {was}", hint="make down, then try again")
+            was = (
+                f"from {checkout}, which is gone"
+                if checkout
+                else ("started by an earlier version, without authentication")
+            )
+            raise ConfigError(f"{name} is up already, started {was}", hint="run make down, then try again")
 
 
 def own_temporary() -> str:
@@ -125,7 +129,7 @@ def launch_process(
     umask: int = -1,
     **facts: Any,
 ) -> None:
-    """Start a process in a new session, so that it outlives the current process. Write its output to ``<name>.log``.
+    """Start a process in a new session: it outlives the current process. Write its output to ``<name>.log``.
 
     Args:
         environment: variables to add to the current process's environment, or to replace in it.

@@ -192,13 +192,13 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
         if ledger.is_alive("server") and ledger.known["server"]["postgres"] != postgres:
             has, asked = ("a file", "Postgres") if postgres else ("Postgres", "a file")
             raise ConfigError(
-                f"a server is already up with its data in {has}, not in {asked}", hint="make down, then try again"
+                f"a server is already up with its data in {has}, not in {asked}", hint="run make down, then try again"
             )
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):
             set_up("process")
             for flow_run in end_lost():
-                print(f"crashed     {flow_run.name}   its process is gone")
+                print(f"crashed     {flow_run.name}   the flow run's process is gone")
         os.environ[RECIPES] = allow_recipes(recipes)  # the workers and their flow runs inherit this variable
         start_worker(ledger, "stable", url)
         start_gpu_workers(ledger, plan, url)

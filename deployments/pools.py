@@ -129,7 +129,7 @@ def describe_process() -> Template:
 
 
 def set_defaults(template: Template, values: Mapping[str, Any]) -> Template:
-    """Return a base job template with other defaults of its variables.
+    """Return a base job template with new defaults of its variables.
 
     Raises:
         ConfigError: the template has no such variable.
@@ -149,7 +149,7 @@ def parse_assignments(assignments: Iterable[str] | None) -> dict[str, Any]:
     """Return the values of NAME=VALUE texts, by name. A value that is not JSON is taken as text.
 
     Raises:
-        ConfigError: there is no name or no "=".
+        ConfigError: a text has no name or no "=".
     """
     values: dict[str, Any] = {}
     for assignment in assignments or ():

@@ -157,7 +157,7 @@ def _choose_of(journal: Journal, most: int | float, seed: int) -> list[Commit]:
 
 
 def _is_ours(store: str, run: str, commit: int, start: int | None, tries: int, parameters: dict[str, Any]) -> bool:
-    """Return whether this host should do a replay for an earlier audit. If not, put the replay back into the queue.
+    """Return whether this host should train the steps of an earlier audit again. If not, put the flow run back.
 
     Args:
         start: the commit from which the replay was to begin; None if the audit may choose.
@@ -174,7 +174,7 @@ def _is_ours(store: str, run: str, commit: int, start: int | None, tries: int, p
         return True
     if not tries or not ask_another(store, run, ask, tries - 1, parameters, PUT_BACK_S):
         said = verdict.describe() if verdict else f"commit {commit}: only {', '.join(ask.answered)} has trained it"
-        log.warning("run %s: no other host has answered: %s", run, said)
+        log.warning("run %s: no further host has trained the commit again: %s", run, said)
     return False
 
 

@@ -26,7 +26,7 @@
         │   └── NameMissing          (FileNotFoundError)  no file has this name
         ├── StateError               (TypeError)          part of the state can't be saved without a pickle
         ├── RankDied                 (ChildProcessError)  a rank ended unexpectedly; retryable
-        │   └── RankHung             (ChildProcessError)  a rank made no progress any more, and was ended; retryable
+        │   └── RankHung             (ChildProcessError)  a rank stopped making progress, and was ended; retryable
         ├── OutOfMemory              (MemoryError)        the recipe asked for more memory than there is; retryable
         ├── RecipeFailed             (RuntimeError)       the recipe's own code raised an error; retryable
         │   └── RecipeBroken         (RuntimeError)       an error that new ranks would raise again
@@ -145,7 +145,7 @@ class GateTripped(Damage, RuntimeError):
         """
         Args:
             check: ``state``: a restored value differs from the loaded value; ``results``: all values are equal, but the
-                model computes other results from them than when it was saved; ``health``: a number breaks a limit.
+                model computes different results from them than when it was saved; ``health``: a number breaks a limit.
         """
         super().__init__(message, hint=hint, check=check, **data)
 
@@ -153,8 +153,8 @@ class GateTripped(Damage, RuntimeError):
     def blames_checkpoint(self) -> bool:
         """True if an older checkpoint, saved before the model became unhealthy, may pass.
 
-        The bytes of the refused checkpoint verify. If the restored values differ, or the model computes other results
-        from them, the program or the machine is the cause, and an older checkpoint wouldn't help.
+        The bytes of the refused checkpoint verify. If the restored values differ, or the model computes different
+        results from them, the program or the machine is the cause, and an older checkpoint wouldn't help.
         """
         return bool(self.data["check"] == "health")
 
@@ -176,7 +176,7 @@ class StoreError(RunStopped, OSError):
 
 
 class StoreFull(StoreError):
-    """No space left on the store."""
+    """The store has no space left."""
 
 
 class StoreDenied(StoreError, PermissionError):
@@ -320,7 +320,8 @@ class RunHeld(Superseded):
         """
         return cls(
             f"run {run!r} is held: {reason}",
-            hint=f"holdfast release {url} --rollback goes back to right bytes; without --rollback the run continues as "
+            hint=f"holdfast release {url} --rollback goes back to a commit with the right bytes; without --rollback "
+            f"the run continues as "
             "it is",
         )
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 GROUP = "holdfast.extensions"
 # The name under which a module has its `Extension`.
 ATTRIBUTE = "extension"
-HINT = "mend or uninstall its package"
+HINT = "repair or uninstall the extension's package"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ def find_extensions() -> tuple[Extension, ...]:
     names = [each.name for each in extensions]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two extensions have the name {name}", hint="uninstall the package of one of them")
+            raise ConfigError(
+                f"two extensions have the name {name}", hint="uninstall the package of one of the two extensions"
+            )
     return tuple(extensions)
 
 
@@ -129,7 +131,9 @@ def find_disruption() -> str:
                 if reason := str(_load(extension, extension.disruption)()):
                     return reason
             except Exception as error:
-                log.warning("the extension %s can't say whether this machine is taken: %s", extension.name, error)
+                log.warning(
+                    "the extension %s can't say whether this machine will be taken away: %s", extension.name, error
+                )
     return ""
 
 
@@ -208,6 +212,6 @@ def _find_foreign() -> Iterator[Extension]:
         if not isinstance(extension, Extension):
             raise ConfigError(
                 f"the extension {point.name}: {point.value} is of type {type(extension).__name__}, not Extension",
-                hint="holdfast docs extending shows one",
+                hint="holdfast docs extending shows an extension",
             )
         yield extension

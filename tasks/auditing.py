@@ -1,4 +1,4 @@
-"""The task that audits one commit, and the request for a further replay on another host."""
+"""The task that audits one commit, and the request that a different host trains the steps again."""
 
 import contextlib
 import logging
@@ -60,7 +60,7 @@ def audit_one(
         start: The commit to begin with; by default the audit chooses.
         seed: The seed with which the commit was chosen, for the audit's record.
         share: The share of the run's training time by which the commit was chosen, for the audit's record.
-        config: The file of your configuration of the run; by default the run's records are used as far as they may be.
+        config: The file of your configuration of the run; by default the run's records are used, if they are trusted.
     """
     journal = Journal(open_store(store), run)
     trust = Trust(config=load_config(config)) if config else BY_DEFAULT
@@ -88,11 +88,10 @@ def ask_elsewhere(journal: Journal, commit: int) -> Ask:
 
 
 def is_for_another(ask: Ask, tries: int) -> bool:
-    """Return whether another host should do a replay, because this host has already trained these steps.
+    """Return whether a different host should train the steps again, because this host has already trained them.
 
     Args:
-        tries: how often the replay may still be put back into the queue. At 0, a host that is asked to repeat its own
-            training does the replay.
+        tries: how often the flow run may still be put back. At 0, this host trains the steps in any case.
     """
     return name_host() in ask.answered and (tries > 0 or name_host() not in ask.repeat)
 
@@ -120,7 +119,7 @@ def ask_another(store: str, run: str, ask: Ask, tries: int, parameters: dict[str
     try:
         ask_server(start)
     except ObjectNotFound:
-        log.info("there is no deployment of the audit, so ask another host yourself: %s", ask)
+        log.info("no deployment of the flow audit exists, so start the audit on a different host yourself: %s", ask)
         return False
-    log.info("asked for a replay of commit %d of run %s on another host", ask.commit, run)
+    log.info("asked for a replay of commit %d of run %s on a different host", ask.commit, run)
     return True

@@ -152,7 +152,7 @@ def deny_that_it_vanished(client: SyncPrefectClient, flow_run: FlowRun) -> None:
             "Prefect's server has marked this flow run as crashed (%s), but the flow run is alive and continues",
             state.message,
         )
-        client.set_flow_run_state(flow_run.id, Running(message="was called vanished, but is alive"), force=True)
+        client.set_flow_run_state(flow_run.id, Running(message="was recorded as vanished, but is alive"), force=True)
 
 
 def is_known_as_cancelling(flow_run: FlowRun) -> bool:

@@ -117,7 +117,7 @@ def cancelled_state(config: RunConfig, by: str) -> State[Any]:
     """
     newest = Journal(open_store(config.store), config.run).newest()
     saved = f"step {newest.step} is saved in {newest.path}" if newest else "nothing was saved"
-    message = f"cancelled {by}: {saved}; start the run again to continue it"
+    message = f"cancelled {by}: {saved}; start the run again to continue"
     log.info(message)
     return Cancelled(message=message)
 

@@ -50,7 +50,7 @@ def read_interval(text: str) -> float:
     if not SHORTEST_S <= every_s <= LONGEST_S:
         sys.exit(
             f"error: {EVERY_VARIABLE} is {text!r}, not a number of seconds from {SHORTEST_S:g} to {LONGEST_S:g}\n"
-            f"hint: unset it: by default a flow run gives a sign of life every {USUAL_EVERY_S:g} s"
+            f"hint: unset the variable: by default a flow run gives a sign of life every {USUAL_EVERY_S:g} s"
         )
     return every_s
 
@@ -94,7 +94,7 @@ class ProcessVerdict(enum.Enum):
 
     ENDED = "its state is final"
     ALIVE = "it may be alive"
-    LOST = "it gave no sign of life for longer than its window"
+    LOST = "the flow run gave no sign of life for longer than the allowed time"
 
 
 class ProcessWatch:

@@ -1,6 +1,6 @@
 """Flow runs whose process is gone without a report, as after SIGKILL: find them, and set them to Crashed.
 
-Prefect's server shows such a flow run as Running for ever. A worker's flow runs send heartbeats (`tasks.heartbeat`); a
+Prefect's server shows such a flow run as Running forever. A worker's flow runs send heartbeats (`tasks.heartbeat`); a
 flow run of a command on this machine has a label with its process instead, which the next command on the same machine
 looks for.
 """
@@ -39,7 +39,7 @@ log = logging.getLogger("holdfast.train")
 
 
 def name_process() -> None:
-    """Label the current flow run with this process, unless the server refuses: only a state depends on the label."""
+    """Label the current flow run with this process. Ignore a refusal, because training needs no label."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
@@ -61,8 +61,8 @@ def end_lost(tag: str = "") -> list[FlowRun]:
     A flow run that was being cancelled becomes Cancelled.
 
     Args:
-        tag: only flow runs of commands with this tag: their supervisor watches those of workers. By default all flow
-            runs of the server.
+        tag: end only flow runs with this tag that a command has started, because a supervisor watches the flow runs of
+            workers; by default end any flow run of the server.
     """
     states = FlowRunFilterState(type=FlowRunFilterStateType(any_=UNENDED))
     tags = FlowRunFilterTags(all_=[tag]) if tag else None

@@ -71,7 +71,7 @@ def start_attempt(
 
     Args:
         number: the attempt's number.
-        again: how many flow runs for this number have ended before claiming it.
+        again: the number of flow runs for this number that have ended before they claimed it.
         environment: environment variables for the flow run's process, besides the variables of the pool.
 
     Raises:
@@ -240,7 +240,7 @@ def choose_number(config: RunConfig, number: int) -> int:
     """Return the attempt's number for the current flow run: a new number if the flow run was paused and is now resumed.
 
     Raises:
-        RunStopped: a person retries a flow run whose attempt has already begun. Another attempt must continue the run,
+        RunStopped: a person retries a flow run whose attempt has already begun. A new attempt must continue the run,
             because the earlier attempt's process may still be alive.
     """
     journal = Journal(open_store(config.store), config.run)
@@ -251,8 +251,8 @@ def choose_number(config: RunConfig, number: int) -> int:
     is_retried = context is not None and context.flow_run is not None and context.flow_run.run_count > 1
     if is_retried and journal.has_attempt(number):
         raise RunStopped(
-            f"attempt {number} of run {config.run!r} has begun before, and no attempt begins twice",
-            hint="start or retry train: it continues the run with another attempt",
+            f"attempt {number} of run {config.run!r} has begun before, and an attempt can begin only once",
+            hint="start or retry train: train continues the run with a new attempt",
         )
     return number
 
@@ -273,7 +273,7 @@ def cancel(flow_run: FlowRun, within_s: float) -> None:
 
 
 def end_tasks(flow_run: FlowRun) -> None:
-    """Set the tasks of a dead flow run to Crashed. Otherwise the task of its chunk would stay Running for ever.
+    """Set the tasks of a dead flow run to Crashed. Otherwise the task of its chunk would stay Running forever.
 
     Do nothing if the server refuses: nothing depends on these states.
     """

@@ -1,4 +1,4 @@
-"""A process by its id and its start, so that another process that has the same id later isn't taken for it."""
+"""A process by its id and its start, so that a later process with the same id isn't mistaken for it."""
 
 import calendar
 import time

@@ -192,7 +192,7 @@ def _embed(name: str, media_type: str, data: bytes) -> str:
 def describe_report(journal: Journal) -> str:
     """Return, in Markdown, the place of the run's report, and the command that writes the report into a folder.
 
-    The place is no link, because a browser opens neither a local file nor a bucket's URL from a server's page.
+    The place isn't a link, because a browser opens neither a local file nor a bucket's URL from a server's page.
     """
     place = f"{journal.store_url}/{journal.run}"
     return f"`{place}/{REPORT}`; `holdfast report {shlex.quote(place)}` writes it into the current folder"

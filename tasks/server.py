@@ -1,6 +1,6 @@
 """A temporary Prefect server for a command, if no server is configured.
 
-Prefect's own temporary server survives for ever when the process that started it is killed. This server watches its
+Prefect's own temporary server survives forever when the process that started it is killed. This server watches its
 standard input, so it learns that its command has ended, even if the command is killed. It then ends once no command
 has used it for some minutes; see `tasks.lingering`.
 """
@@ -172,7 +172,7 @@ def check_access(url: str) -> None:
         ) from None
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(
-            f"Prefect's server at {url} {'refuses the PREFECT_API_AUTH_STRING' if auth else 'asks for a secret'}",
+            f"Prefect's server at {url} {'refuses the PREFECT_API_AUTH_STRING' if auth else 'asks for a password'}",
             hint='export PREFECT_API_AUTH_STRING="$(cat ~/.local/state/holdfast/auth)" on the machine of make up',
         )
 

@@ -41,9 +41,9 @@ def state_of_lost(state: State[Any], silent_s: float) -> State[Any]:
     if state.is_cancelling():
         return Cancelled(message=f"cancelled; {silence}: its process was gone already")
     if state.name == PLACED_LATER:
-        return Crashed(name="Vanished", message=f"its cluster found no machine for it: {silence}")
+        return Crashed(name="Vanished", message=f"the cluster found no machine for this flow run: {silence}")
     if state.is_pending():
-        return Crashed(name="Vanished", message=f"a worker took it and did not start it: {silence}")
+        return Crashed(name="Vanished", message=f"a worker took this flow run, but did not start it: {silence}")
     return Crashed(name="Vanished", message=f"{silence}: its process, or its machine, is gone")
 
 

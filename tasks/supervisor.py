@@ -59,11 +59,11 @@ class Supervisor:
 
         Raises:
             NoProgress: the allowed number of attempts is used up; the message has the last error.
-            WrongUse, Damage, Superseded: another attempt can't help.
+            WrongUse, Damage, Superseded: a further attempt can't help.
         """
         live = pool.find_live_attempt(self.config)
         if live is not None and gives_others(self.journal, self.config):
-            log.warning("%s trains with different settings; the next attempt checks the new ones", live.name)
+            log.warning("%s trains with different settings; the next attempt checks the new settings", live.name)
         while (action := choose_action(self._know(live), self.config.supervision)).ending is None:
             if self._seen.refusals:
                 log.info("%s; the next try is in %.0f s", self._refusal, action.wait_s)

@@ -1,4 +1,4 @@
-"""The environment for Prefect: usage data off, the local server's secret, and the engine's log on.
+"""The environment for Prefect: turn usage data off, set the local server's secret, and turn the engine's log on.
 
 Import this module before Prefect, which reads the environment when it is imported. `DO_NOT_TRACK` and
 `PREFECT_SERVER_ANALYTICS_ENABLED` keep the values that you have set. Settings of Prefect in pyproject.toml wouldn't

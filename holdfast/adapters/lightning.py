@@ -36,12 +36,12 @@ from holdfast.training.own_loop.run import Run, loop_of
 
 # Callbacks that can't be resumed exactly, each with the reason.
 REFUSED_CALLBACKS: tuple[tuple[type[pl.Callback], str], ...] = (
-    (Timer, "ends training by the clock, so a resumed run would end at another step"),
+    (Timer, "ends training by the clock, so a resumed run would end at a different step"),
     (StochasticWeightAveraging, "replaces the schedulers and adds an epoch, so a run can't be resumed exactly"),
     (BaseFinetuning, "adds parameters to the optimizer during training, so a run can't be resumed exactly"),
     (ModelPruning, "replaces parameters during training, so a run can't be resumed exactly"),
-    (LearningRateFinder, "trains trial steps of its own before the run's steps, so a run can't be resumed exactly"),
-    (BatchSizeFinder, "trains trial steps of its own before the run's steps, so a run can't be resumed exactly"),
+    (LearningRateFinder, "trains trial steps before the run's steps, so a run can't be resumed exactly"),
+    (BatchSizeFinder, "trains trial steps before the run's steps, so a run can't be resumed exactly"),
 )
 
 
@@ -84,7 +84,8 @@ def fit(
     _refuse_callbacks(run, trainer)
     if is_param_in_hook_signature(model.training_step, "dataloader_iter", explicit=True):
         loop_of(run).refuse(
-            "training_step(dataloader_iter) takes the batches itself, so a resume can't restore their position",
+            "training_step(dataloader_iter) reads the batches itself, so a resume can't restore the position in the "
+            "data",
             hint="write training_step(batch, batch_idx)",
         )
     if isinstance(trainer.strategy, DDPStrategy):

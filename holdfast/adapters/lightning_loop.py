@@ -194,7 +194,7 @@ class Boundary:
             self._refuse_end(done, total)
         self._log()
         for step in self._steps:
-            raise AssertionError(f"step {step.number} follows the last one")
+            raise AssertionError(f"step {step.number} follows the run's last step")
         self._step = None
 
     def _refuse_end(self, done: int, total: int) -> None:

@@ -161,7 +161,7 @@ class TrainState:
         """Restore the state.
 
         Raises:
-            RecipeError: a degree of parallelism has changed, so each rank would read another part of the data.
+            RecipeError: a degree of parallelism has changed, so each rank would read a different part of the data.
         """
         for name, degree in self._degrees.items():
             trained = state["degrees"][name]

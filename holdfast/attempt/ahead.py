@@ -37,7 +37,7 @@ def name_log(config: RunConfig, number: int) -> Path:
 
 
 class RanksAhead:
-    """A holder for a set of ranks that was started before it is needed. It is empty before `start` and after `take`."""
+    """A holder for ranks that are started before they are needed; empty before `start` and after `take`."""
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
@@ -80,7 +80,7 @@ STARTED_AHEAD: ContextVar[RanksAhead | None] = ContextVar("STARTED_AHEAD", defau
 
 
 def find_ahead(config: RunConfig) -> RanksAhead | None:
-    """Return the ranks that `started_ahead` has started for an attempt; None without any.
+    """Return the ranks that `started_ahead` has started for an attempt; None if there are none.
 
     Before an attempt starts its first ranks, the run's orphans have to end; see `holdfast.rank.orphans`.
     """

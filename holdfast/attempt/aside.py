@@ -1,4 +1,4 @@
-"""The checkpoint from which a rehearsal inside a chunk starts. It lies aside from the run's own checkpoints.
+"""The checkpoint from which a rehearsal inside a chunk starts. It is stored apart from the run's own checkpoints.
 
 No commit names it, no attempt adopts it, and it is deleted when the rehearsal has ended. After a kill, the next attempt
 deletes it.
@@ -67,7 +67,7 @@ class Aside:
         return Uncommitted(commit, self.folder, lambda commit: metadata)
 
     def clear(self) -> None:
-        """Delete this attempt's checkpoint, if it has saved any. Leave it to the next `sweep` if that fails."""
+        """Delete this attempt's checkpoint, if it has saved any. If the deletion fails, the next `sweep` deletes it."""
         self.saved = None
         if self._count:
             self.sweep()

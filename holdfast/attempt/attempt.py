@@ -77,7 +77,7 @@ class Stopping(enum.IntEnum):
     TRAINING = 0
     """The ranks train on."""
     TOLD = 1
-    """The ranks were told to save in the last moment that is safe, and to end."""
+    """The ranks were told to save at the last safe moment, and to end."""
     STOPPED = 2
     """The attempt trains nothing more, but still commits saved checkpoints."""
 
@@ -253,7 +253,7 @@ class Attempt:
         return known
 
     def _read_skips(self, trusted_keys: Sequence[TrustedKey]) -> tuple[RunConfig, list[str]]:
-        """Set `config` to the configuration with the skip list. Return it and the names of the list's records."""
+        """Add the run's skip list to `config`. Return the configuration, and the names of the list's records."""
         given, names = apply_skips(self.journal, self.ranks.given, trusted_keys)
         self.config = self.ranks.config = settle_ranks(given)
         return self.config, names
@@ -410,7 +410,9 @@ class Attempt:
                 self._stopping = Stopping.STOPPED
                 # ranks that answered had no new step to save
                 if error.data.get("is_silent"):
-                    log.warning("no checkpoint could be saved before the machine is taken away; earlier commits stay")
+                    log.warning(
+                        "no checkpoint could be saved before the machine is taken away; earlier commits remain valid"
+                    )
                 return None
             raise self._note_failure(error) from error.__cause__
         self.ranks.hangs = 0
@@ -426,17 +428,18 @@ class Attempt:
         return saved
 
     def _finish_rehearsal(self) -> None:
-        """Finish a rehearsal that has begun. Afterwards the ranks have no orders any more."""
+        """Finish a rehearsal that has begun. Afterwards the ranks have no more orders."""
         if self.rehearsals.is_begun:
             self.rehearsals.finish(self.line, self._renew)
             self._is_fresh = False
             self._pipeline.forget_orders()
 
     def _renew(self, start: Commit | Uncommitted | None = None) -> None:
-        """Replace the ended ranks by new ones, and restore the newest commit into them.
+        """Replace the ended ranks by new ranks, and restore the newest commit into the new ranks.
 
         Args:
-            start: a commit, for the state before its steps; or a rehearsal's checkpoint.
+            start: a commit, to restore the state before its steps; or a rehearsal's checkpoint. By default the newest
+                commit.
 
         Raises:
             CheckpointDamaged, GateTripped: the checkpoint before the commit, or the rehearsal's, can't be restored.
@@ -603,7 +606,7 @@ class Attempt:
             self.upkeep.do()
 
     def _tell(self, what: str, *news: object) -> None:
-        """Call the method ``what`` of each observer (see `Observer`) with a view of this attempt and with ``news``."""
+        """Call the method ``what`` of each `Observer` with a view of this attempt and with ``news``."""
         total, built = (self.total_steps, self.ranks.built) if self._line else (0, None)
         known = self.config, self.journal, self.number, self.head, self.step, total, built
         view = AttemptView(*known, self.ranks.read_beats)
@@ -670,7 +673,7 @@ class Attempt:
                     f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"
                 )
             except Unhealthy as error:
-                reason = "because a health signal left its limits"
+                reason = "because a health value left its limits"
                 log.warning("%s", error)
             trained = 0 if self.rehearsals.earlier.has_shadow else ranks.watch.count_steps()
         self.close()

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 SHOWN_NAMES = 3
 SHOWN_SUSPECTS = 4
-GO_ON = "to train on anyway, with a note in every later commit: --set proof.rehearse=record"
+GO_ON = "--set proof.rehearse=record trains on anyway, and every later commit records that"
 
 
 class Differences:

@@ -16,7 +16,7 @@ SHORT = "the run would end within a minute"
 # When an attempt has lost a rehearsal's new ranks this many times, for example because memory ran out, it makes no more
 # rehearsals.
 MOST_LOST = 2
-ATTACHED = "another launcher has started the ranks, so holdfast can't start new ones to compare with"
+ATTACHED = "a launcher has started the ranks, so holdfast can't start new ranks to compare with"
 
 
 class Due:
@@ -25,7 +25,7 @@ class Due:
     Attributes:
         steps_per_s: the speed of the ranks; 0 if it is unknown.
         cost_s: the seconds for which training waited for the last rehearsal; 0 if there was none.
-        lost: how often a rehearsal's new ranks were lost.
+        lost: the number of rehearsals whose new ranks were lost.
         is_changed: whether a rehearsal is due in any case, because the attempt continues with accepted changes or on a
             machine where equal bits are not promised.
     """
@@ -40,11 +40,11 @@ class Due:
     ) -> tuple[RehearsalKind, int]:
         """Return the kind and the start of the rehearsal that is due in the chunk ``(start, stop]``; 0 for none.
 
-        A first rehearsal inside the chunk shows more than one from the commit before the chunk, and comes first.
+        A first rehearsal starts inside the chunk, because that shows more than a start at the commit before the chunk.
 
-        If the run continues in the new ranks, they may lack what the program has summed up in the epoch, and the trail
-        shows that only where the program uses the sum: at the epoch's end. So in a chunk with an epoch's end they start
-        either just before that end, which they then train, or at an epoch's beginning.
+        If the run continues in the new ranks, they may lack a sum that the program computes over the epoch. The trail
+        shows that only where the program uses the sum: at the epoch's end. So in a chunk with an epoch's end, new ranks
+        start just before that end and train across it, or they start at an epoch's beginning.
 
         Args:
             total: the run's last step.

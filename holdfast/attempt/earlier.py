@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Owed:
-    """The steps that earlier ranks had trained, and that the running ranks have to train with the same trail.
+    """The steps that earlier ranks had trained, and that the running ranks have to train again with the same trail.
 
     Attributes:
-        whose: ``stopped`` or ``dead``: what has become of the earlier ranks; or ``uninterrupted``, if they trained a
+        whose: ``stopped`` or ``dead``: the fate of the earlier ranks; or ``uninterrupted``, if they trained a
             stop's shadow late.
         unregistered: the values that the checkpoint before these steps doesn't contain, in ranks that were stopped.
     """
@@ -48,7 +48,7 @@ class Owed:
 
 
 class EarlierSteps:
-    """The steps of earlier ranks, which one attempt compares with its own, and those that it leaves for the next one.
+    """The steps of earlier ranks that one attempt compares with its own, and the steps that it leaves to the next one.
 
     Attributes:
         reached: the last step that was compared; 0 if none was.
@@ -65,7 +65,7 @@ class EarlierSteps:
     ) -> None:
         """
         Args:
-            due: decides when a rehearsal is due; a resume that nothing is compared with makes one due.
+            due: decides when a rehearsal is due. It is due after a resume that was compared with nothing.
             tell: a function that is called with the verdict of each comparison.
             has_notice: returns whether this machine will be taken away.
         """
@@ -167,14 +167,14 @@ class EarlierSteps:
             self._differences.report(line, [], f"does not continue exactly: {told}", [])
 
     def _note_unproved(self, line: Line) -> None:
-        """Record that nothing was compared with the resume from the head, and make a rehearsal due."""
+        """Record that the resume from the head was compared with nothing, and make a rehearsal due."""
         line.note_unproved()
         self._due.is_changed = True
         step = line.head.step if line.head else 0
-        log.info("unproved: the stop or death at step %d left no steps to compare; a rehearsal follows", step)
+        log.info("unproved: the attempt ended at step %d with no further steps to compare; a rehearsal follows", step)
 
     def _is_asked(self, line: Line) -> bool:
-        """Return whether the steps after the head can be compared with earlier ranks' steps, and shall be."""
+        """Return whether the steps after the head can and should be compared with earlier ranks' steps."""
         is_comparable = self._ranks.tolerance is not None and self._rehearse != "off" and not line.verdict.inexact
         return is_comparable and line.head is not None and line.head.origin is None
 
@@ -260,5 +260,7 @@ class EarlierSteps:
         if shadow is not None and shadow.lines and shadow.lines[0]["step"] == head.step + 1:
             self._differences.record(head, shadow.lines, "", shadow.unregistered)
         elif shadow is not None:
-            log.info("the stop after step %d left no time for steps that a resume can be compared with", head.step)
+            log.info(
+                "the stop after step %d left no time to train steps with which a resume can be compared", head.step
+            )
         delete_lived(self._folder, head.attempt, head.step)

@@ -1,7 +1,8 @@
 """The shadow of a stop, trained late: for a stop that left its ranks no time to train on after their save.
 
-New ranks start from the state before the stop's commit, train the commit's steps again, and train on behind the stop.
-They haven't stopped there, so their steps judge the resume as a stop's own shadow does; see `holdfast.rank.shadow`.
+New ranks start from the state before the stop's commit, train the commit's steps again, and train on past the stop.
+They haven't stopped there, so their steps show whether the resume was exact, as a stop's own shadow does; see
+`holdfast.rank.shadow`.
 """
 
 import logging
@@ -50,7 +51,7 @@ def may_train_late(line: Line, ranks: AttemptRanks) -> bool:
 def train_late(line: Line, ranks: AttemptRanks, renew: Renew, has_notice: Callable[[], bool]) -> Late | None:
     """Train the steps of the head's commit and of its stop's shadow in new ranks. Afterwards restore the head again.
 
-    Return None if they were not all trained: the ranks were told to end, or the steps to skip have changed.
+    Return None if some steps were not trained, because the ranks were told to end or the skip list has changed.
     """
     head = line.head
     assert head is not None
@@ -58,7 +59,11 @@ def train_late(line: Line, ranks: AttemptRanks, renew: Renew, has_notice: Callab
     skipped = Steps.parse(ranks.config.skip)
     if any(bool(each.get("skipped")) != (each["step"] in skipped) for each in known):
         return None
-    log.info("the stop after step %d left no steps to compare: training them now, from the commit before", head.step)
+    log.info(
+        "the stop after step %d left no steps to compare with a resume: training such steps now, from the "
+        "commit before",
+        head.step,
+    )
     ranks.is_quiet = True
     try:
         lines, unregistered = _train_through(line, ranks, renew, has_notice)
@@ -99,7 +104,7 @@ def _count_total(line: Line, ranks: AttemptRanks) -> int:
 
 
 def _has_state_before(line: Line) -> bool:
-    """Return whether the state before the head's steps is there: the run's beginning, or an unpruned checkpoint."""
+    """Return whether the state before the head's steps exists: the run's beginning, or an unpruned checkpoint."""
     head = line.head
     if head is None or head.parent == 0:
         return head is not None

@@ -39,14 +39,14 @@ def opens_again(error: object) -> bool:
 
     There is no retry if the recipe's code failed.
     """
-    return isinstance(error, RankDied | OutOfMemory) and _log_retry(error, "new ranks take their place")
+    return isinstance(error, RankDied | OutOfMemory) and _log_retry(error, "new ranks replace these ranks")
 
 
 def trains_again(error: object) -> bool:
     """Return whether to train a chunk again in new ranks after this error, and log the retry."""
     if not isinstance(error, HoldfastError) or not error.is_retryable:
         return False
-    return _log_retry(error, "new ranks go on from the last commit")
+    return _log_retry(error, "new ranks continue from the last commit")
 
 
 def _log_retry(error: HoldfastError, next_step: str) -> Literal[True]:

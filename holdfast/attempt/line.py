@@ -70,12 +70,12 @@ class _RehearsalVerdict:
 
     Attributes:
         rehearsed: the steps from which the last equal rehearsals began.
-        rehearsals: their steps, without those that earlier versions made.
+        rehearsals: the steps of these rehearsals, without rehearsals of earlier versions.
         unrehearsed_s: the seconds that training has taken since the last equal rehearsal.
         cost_s: the seconds for which training waited for a rehearsal since the last commit.
-        inexact: how a rehearsal differed, if the run continued in spite of that.
+        inexact: the difference that a rehearsal found, if the run continued all the same.
         reason: why no rehearsal was made; empty if one was made or will be made.
-        unproved: the numbers of the last commits that began with a resume that nothing was compared with.
+        unproved: the numbers of the last commits that began with a resume which no rehearsal has checked.
     """
 
     rehearsed: tuple[int, ...] = ()
@@ -114,7 +114,7 @@ class _RehearsalVerdict:
 
 
 class Line:
-    """The commits of a run, as the attempt that owns the run reads and extends them.
+    """The commits of a run, which the attempt that owns the run reads and extends.
 
     Attributes:
         head: the commit that the run continues from; None before the first commit.
@@ -210,7 +210,7 @@ class Line:
         for each in islice(self.journal.walk_back(commit), ANCESTORS):
             if problems := self.journal.broken_links(each):
                 whose = "" if each == commit else f", and commit {commit.number} descends from it"
-                return f"it breaks the chain: {'; '.join(problems)}{whose}"
+                return f"its record breaks the chain of commits: {'; '.join(problems)}{whose}"
             if latest and (latest.commit, latest.checkpoint_sha256) == (each.number, each.checkpoint_sha256):
                 break
         with contextlib.suppress(RecordDamaged):  # restoring the commit reports this damage
@@ -364,13 +364,13 @@ class Line:
         self._noted = self.head.number, replace(self.verdict, inexact=found)
 
     def note_unproved(self) -> None:
-        """Record, for all later commits, that nothing was compared with the steps after the head, as after a stop."""
+        """Record, for all later commits, that the steps after the head were compared with nothing, as after a stop."""
         assert self.head is not None
         unproved = (*self.verdict.unproved, self.next_number)[-REHEARSALS:]
         self._noted = self.head.number, replace(self.verdict, unproved=unproved)
 
     def find_unproved(self) -> str:
-        """Return a clause for a message: since which attempt the run may not be bit-exact.
+        """Return a clause that names the attempt since which the run may not be bit-exact, for a message.
 
         The text is empty if no attempt has resumed the run since the last rehearsal whose trails were equal.
         """
@@ -381,7 +381,8 @@ class Line:
                 break
             if parent.attempt != each.attempt:
                 since = (
-                    f"; the run may not be exact since attempt {each.attempt}, which continued from step {parent.step}"
+                    f"; the run may differ from an uninterrupted run since attempt {each.attempt}, which continued "
+                    f"from step {parent.step}"
                 )
             each = parent
         return since

@@ -193,12 +193,12 @@ def check_skips(commit: Commit, saved: Mapping[str, Any] | None, current: Mappin
     if changed and changed.first <= commit.step:
         raise ConfigDrift(
             f"settings differ: commit {commit.number} (step {commit.step}) was trained with steps {before or 'none'} "
-            f"skipped, and the run is to skip {now or 'none'}",
+            f"skipped, and the configuration skips steps {now or 'none'}",
             hint=f"put the saved list back (--set 'skip=\"{before}\"'), or go back to a commit before the step: "
             "holdfast skip RUN STEPS, or holdfast skip RUN STEPS --off to train them",
             fields={"skip": [str(before), str(now)]},
         )
-    return f"steps whose batches are drawn and not trained: {now or 'none any more'}" if changed else ""
+    return f"steps whose batches are drawn and not trained: {now or 'none'}" if changed else ""
 
 
 def check_same_build(before: Present, present: Present, accept: Sequence[str]) -> None:
@@ -286,7 +286,7 @@ def judge_self_test(journal: Journal, attempt: int, past: Past, present: Present
     if line and is_unstable and compute.gpu_health == "refuse":
         raise refuse(line)
     if line:
-        log.warning("%s; the run goes on", line)
+        log.warning("%s; the run continues", line)
 
 
 def read_environments(journal: Journal, newest: int) -> Iterator[dict[str, Any]]:

@@ -154,7 +154,7 @@ def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[Trust
         return given, []
     if quarantined := finish_going_back(journal, record):
         numbers = ", ".join(map(str, quarantined))
-        log.warning("skip list %d: commits that don't count any more: %s", record.number, numbers)
+        log.warning("skip list %d: commits that no longer count: %s", record.number, numbers)
     return given.with_skip(record.skip), [*filter(journal.store.exists, record.names)]
 
 
@@ -178,7 +178,7 @@ def await_completed(journal: Journal, number: int) -> bool:
         if not _runs_here(journal, number) or time.monotonic() > deadline:
             return False
         if not has_told:
-            log.info("waiting for attempt %d, which has trained the run to its end and still does its upkeep", number)
+            log.info("waiting for attempt %d, which has trained all steps, and still prunes and writes reports", number)
         has_told = True
         time.sleep(LOOKS_EVERY_S)
     return record.reason == "completed"

@@ -1,4 +1,4 @@
-"""The chunks of an attempt that are ordered but not committed: their last steps, and the checkpoints already saved."""
+"""The chunks that an attempt has ordered but not committed: their last steps, and the checkpoints already saved."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -296,7 +296,7 @@ class AttemptRanks:
         self.end_running()
 
     def end_running(self) -> None:
-        """End the ranks that train. If these are new ranks for which there is no time, kill them at once."""
+        """End the ranks that train. If they are new and there is no time to wait, kill them at once."""
         if self.running is not None:
             if self._aside is not None and self._beside_gives_up():
                 self.running.end(within_s=0.0)
@@ -323,9 +323,9 @@ class AttemptRanks:
         """Keep the running ranks waiting, so that new ranks can be started beside them.
 
         Args:
-            within_s: the seconds in which the new ranks have to start and to restore a checkpoint. They may wait for
-                ever for something that the running ranks hold, such as a lock.
-            gives_up: asked at each wake of the new ranks: whether to end the wait for them.
+            within_s: the seconds in which the new ranks have to start and to restore a checkpoint. They may wait
+                forever for a resource that the running ranks hold, such as a lock.
+            gives_up: called repeatedly while the new ranks start; returns whether to stop waiting for them.
         """
         self._beside_gives_up = gives_up
         self._aside, self.running = self.running, None

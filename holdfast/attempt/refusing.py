@@ -1,4 +1,4 @@
-"""Messages about a checkpoint that the gate refuses although its bytes verify: meaning, suspects and next action."""
+"""Messages about a checkpoint that the gate refuses although its bytes verify: cause, suspects, next action."""
 
 from typing import TypeGuard
 
@@ -12,8 +12,8 @@ SHOWN_SUSPECTS = 4
 FOR_REHEARSAL = "rehearsal"
 # The warning if new ranks pass the gate that the last ranks failed; %s is the checkpoint's folder.
 CHANCE = (
-    "the gate refused %s once, and new ranks then restored it exactly: either memory or a processor here "
-    "fails now and then, or the program doesn't always compute the same"
+    "the gate refused %s once, and new ranks then restored it exactly: either this machine's memory or processor "
+    "fails now and then, or the program computes different values each time"
 )
 NO_SUSPECT = (
     "no cause was found: check the global variables, the files and the environment variables that the model, the "
@@ -28,12 +28,12 @@ HINTS = {
     "extras, run.keep), check with holdfast prove, and train under another name (--set run=...). If prove passes, a "
     "machine has failed, this one or the one that saved: holdfast doctor checks this one, holdfast quarantine rejects "
     "the commit. holdfast docs troubleshooting#state-that-no-checkpoint-has has the steps. "
-    """To continue with other results, and record that: --set 'resume.accept_drift=["built"]'""",
+    """To continue with different results, and record that: --set 'resume.accept_drift=["built"]'""",
 }
 
 
 def is_unexplained(event: Restored | Problem) -> TypeGuard[Tripped]:
-    """Return whether the gate refuses an undamaged checkpoint for a different reason than its health."""
+    """Return whether the gate refuses an undamaged checkpoint for a reason other than its health."""
     return isinstance(event, Tripped) and not _refusal_of(event).blames_checkpoint
 
 

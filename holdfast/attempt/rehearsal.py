@@ -129,12 +129,12 @@ class Rehearsals:
 
     @property
     def is_at_commit(self) -> bool:
-        """Return whether the living ranks have begun a rehearsal from the commit that they save."""
+        """Return whether the living ranks have begun a rehearsal that starts at the commit which they are saving."""
         return self._pending is not None and self._pending.kind == "commit"
 
     @property
     def is_begun(self) -> bool:
-        """Return whether the living ranks have all orders of a rehearsal, which `finish` can finish."""
+        """Return whether the living ranks have all orders of a rehearsal, so that `finish` can be called."""
         return self._pending is not None and not self._is_owed
 
     @property
@@ -426,11 +426,11 @@ class Rehearsals:
         return None
 
     def _give_up_beside(self, rehearsal: Rehearsal, error: HoldfastError) -> None:
-        """End new ranks that failed or didn't answer in time. This and all later rehearsals end the living ranks first.
+        """End new ranks that failed or didn't answer in time. From now on rehearsals end the living ranks first.
 
-        Perhaps the program can't run twice at once, because it opens a port or takes a lock, or this machine can't run
-        two sets of ranks. If the run may not continue in new ranks from this rehearsal's start, put the living ranks
-        back: the next rehearsal then starts where it may.
+        The program may open a port or take a lock, so that it can't run twice at once. If new ranks may not continue
+        the run from this rehearsal's first step, continue it in the living ranks. The next rehearsal then starts at a
+        step from which new ranks may continue.
         """
         self._is_alone = True
         which = "rehearsing later, " if rehearsal.ends_before else "rehearsing "

@@ -125,10 +125,10 @@ def find_refusal(
         if config.resume.requeue == "off":
             return 'resume.requeue = "off"'
         if isinstance(error, KeyboardInterrupt):
-            return "it was stopped by Ctrl-C"
+            return "Ctrl-C stopped the run"
         ending = ended.ending if ended else ending_of(error)
         if ending.row.raises or (isinstance(error, HoldfastError) and error.exit_code != RunStopped.exit_code):
-            return f"another attempt can't help: {ending.row.meaning}"
+            return f"a further attempt would end in the same way: {ending.row.meaning}"
         if ended is not None:
             choose_wait_s(journal.endings(), config.supervision)
             return None
@@ -148,7 +148,7 @@ def find_refusal(
 
 
 def _find_last_life(journal: Journal, newest: int, job: SlurmJob) -> int:
-    """Return how often the job had been queued again when it last began an attempt; -1 if it never began an attempt."""
+    """Return the number of requeues of the job before it last began an attempt; -1 if it never began an attempt."""
     attempt = journal.find_attempt(newest) if newest else None
     began = attempt.lineage.get(JOB) if attempt else None
     return int(began["restarts"]) if isinstance(began, dict) and began.get("name") == job.name else -1
@@ -164,7 +164,7 @@ def _requeue(job: SlurmJob) -> None:
     found = _ask("squeue", "-h", "-j", job.name, "-O", "State:|,Reason:|")
     state, reason = [*(found or "").split("|"), "", ""][:2]
     if found is not None and not any(state == each and because in (None, reason) for each, because in RETURNING):
-        seen = f"its state is {state} ({reason}), so somebody has cancelled it or queued it again"
+        seen = f"its state is {state} ({reason}), so a person has cancelled the job or queued it again"
         seen = seen if state else "squeue doesn't know it"
         log.info("job %s is not queued again by this command: %s", job.name, seen)
     elif found is not None and _ask("scontrol", "requeue", job.name, hint=REQUEUE_HINT) is not None:

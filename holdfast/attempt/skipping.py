@@ -96,7 +96,7 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
             hint="restore the run's folder from a backup, or train under another name (--set run=...)",
         )
     did = "skipped steps that are to be trained" if record.is_off else "trained steps that are to be skipped"
-    reason = f"it or a commit before it has {did}: {record}"
+    reason = f"this commit or a commit before it has {did}: {record}"
     return take_back(journal, record.first_commit, reason, stays)
 
 
@@ -105,8 +105,8 @@ def _pinned(journal: Journal, start: Commit, first: Commit) -> Iterator[None]:
     """Protect the checkpoint to go back to during the block, because a live attempt might prune it.
 
     Args:
-        first: the first commit that won't count any more. The pin names it, as a pin of the run's own: if this process
-            dies, the next attempt removes the pin.
+        first: the first commit that won't count any more. The pin names it, so that the next attempt removes the pin if
+            this process dies.
     """
     journal.pin(start.number, explains=first.number)
     try:
@@ -116,7 +116,7 @@ def _pinned(journal: Journal, start: Commit, first: Commit) -> Iterator[None]:
 
 
 def _read_own(journal: Journal, newest: Commit | None) -> Steps:
-    """Return the steps that the run skips because of its configuration, or of an earlier list."""
+    """Return the steps that the configuration or an earlier skip list already skips."""
     settings = journal.read_config(newest.config_fingerprint) if newest else None
     return Steps.parse(str(settings.identity.get("skip", ""))) if settings else Steps()
 

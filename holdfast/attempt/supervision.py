@@ -76,7 +76,7 @@ def choose_action(known: Supervised, limits: Supervision) -> Action:
     """Return the next action for a run; see the table above.
 
     Raises:
-        WrongUse, Damage, Superseded: another attempt can't help.
+        WrongUse, Damage, Superseded: a further attempt can't help.
         NoProgress: a budget is used up; the message has the last error.
     """
     last = known.last
@@ -101,7 +101,7 @@ def choose_wait_s(ends: Sequence[Ending], limits: Supervision) -> float:
         ends: how each attempt of the run ended, oldest first. The last attempt didn't complete the run.
 
     Raises:
-        WrongUse, Damage, Superseded: another attempt can't help.
+        WrongUse, Damage, Superseded: a further attempt can't help.
         NoProgress: a budget is used up.
         RunStopped: a person cancelled the attempt.
     """

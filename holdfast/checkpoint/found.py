@@ -59,7 +59,7 @@ class Found(BaseModel):
 def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
     """Return the values that differ between two processes at the same step, because the checkpoint lacks them.
 
-    The likeliest causes of another step come first: modules and optimizers, then generators.
+    The likeliest causes of a different step come first: modules and optimizers, then generators.
 
     If only the first process has a value, return the value in two cases: the second process has other attributes of the
     same object, or the value is an iterator inside an epoch. Otherwise leave it out, because the processes may be in

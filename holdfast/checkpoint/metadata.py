@@ -53,9 +53,11 @@ class Metadata(Record):
     created_at: str
     trained_at: LaterTime = ""
     train_s: float = Field(0.0, ge=0)
-    is_last: bool = Field(False, description="whether its ranks ended with it, and trained no step after it")
+    is_last: bool = Field(
+        False, description="whether the ranks ended with this checkpoint, and trained no step after it"
+    )
     writer: str = Field(
-        "", description="random token of the save, so that of two writers with equal states only one gets the folder"
+        "", description="random token of the save: if two writers have equal states, only one gets the folder"
     )
     optimizer_steps_total: int
     optimizer_steps_epoch: int
@@ -83,7 +85,7 @@ class Metadata(Record):
     model_params: int
     model_configs: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="the configuration files of the model's parts that have one, as transformers writes them, by part",
+        description="the configuration files of the parts of the model, as transformers writes them, by part",
     )
     checkpoint_sha256: str
     checkpoint_size_bytes: int
@@ -134,7 +136,7 @@ class Saved(Record):
         near_problem: a message for the user: why the near folder has no copy of this checkpoint. Empty if the folder
             has a copy, if there is no near folder, or if the previous save failed for the same reason.
         slow_rank: the rank for which the other ranks waited; None if they didn't wait.
-        warnings: problems of the program to show a person, such as a module that steps change and nothing saves.
+        warnings: problems of the program to show a person, such as a module that steps change but no checkpoint saves.
     """
 
     path: str

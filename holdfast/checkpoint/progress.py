@@ -1,7 +1,8 @@
 """The sums of losses in a state, which prove that a checkpoint was trained from its parent.
 
-A state's sums must equal its parent's sums plus the losses of the steps in between, which the trail records. Another
-checkpoint of the same step has other sums. ``metadata.json`` alone proves nothing, because anyone could rewrite it.
+A state's sums must equal its parent's sums plus the losses of the steps in between, which the trail records. A
+different checkpoint of the same step has different sums. ``metadata.json`` alone proves nothing, because anyone could
+rewrite it.
 """
 
 import json

@@ -218,7 +218,8 @@ def write_part(
     """Write a part from its pieces.
 
     Args:
-        may_be_named: a function that waits until the part may get its name, and raises an error if the part may not.
+        may_be_named: a function that waits until the part may be renamed to its final name, and raises an error if that
+            is refused.
     """
     with folder.creating(f"{path}/{name}") as writer:
         for piece in pieces:
@@ -228,10 +229,11 @@ def write_part(
 
 
 def end_writing(path: str, is_named: "Future[None]", parts: Sequence["Future[Any]"]) -> None:
-    """Wait for the threads that write parts, so that none is running when the caller tries the next folder name.
+    """Wait for the threads that write parts, so that no thread runs when the caller tries the next folder name.
 
     Args:
-        is_named: a future that is done when the first part has its name. If it isn't done, the other parts get no name.
+        is_named: a future that is done when the first part has its name. If it isn't done, the remaining parts get no
+            name.
     """
     if not is_named.done():
         is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))

@@ -22,7 +22,8 @@ COMMANDS = (
     Command(
         "doctor",
         "holdfast.cli.machine:doctor",
-        "Show on what a run's bits depend here, and the GPUs' health; measure whether equal steps give equal bits.",
+        "Show the properties of this machine on which a run's bits depend, and the GPUs' health; measure whether "
+        "equal steps give equal bits.",
     ),
     Command(
         "evaluate",
@@ -84,8 +85,8 @@ COMMANDS = (
     Command(
         "release",
         "holdfast.cli.keeping:release",
-        "Release a run that audits hold, because a machine that computes wrongly has trained it; or "
-        "answer their verdicts.",
+        "Release a run that audits hold because a machine that computes wrongly has trained it; or answer the "
+        "audits' verdicts.",
     ),
     Command(
         "show",

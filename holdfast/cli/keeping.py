@@ -106,7 +106,7 @@ def release(run: str, /, *, rollback: Flag = False, reason: str = "") -> None:
         print(f"answered: {each.describe()}")
     if hold is not None or not (unanswered and reason):
         release_run(journal, is_in_doubt=bool(unanswered))
-        print(f"run {journal.run} is released: the next attempt goes on from its newest commit")
+        print(f"run {journal.run} is released: the next attempt continues from its newest commit")
 
 
 def _roll_back(journal: Journal, hold: AttemptRecord) -> None:
@@ -115,8 +115,8 @@ def _roll_back(journal: Journal, hold: AttemptRecord) -> None:
     verdict = read_verdict(journal, commit) if commit else None
     if verdict is None or verdict.kind != "machine":
         raise WrongUse(
-            f"run {journal.run!r} can't be rolled back: the audits on record name no machine any more",
-            hint="holdfast show has their verdict; without --rollback the run goes on as it is",
+            f"run {journal.run!r} can't be rolled back: the audits on record no longer name a machine",
+            hint="holdfast show has their verdict; without --rollback the run continues as it is",
         )
     print(roll_back(journal, verdict))
     journal.check_held(journal.attempts())
@@ -160,11 +160,11 @@ def skip_command(
     if done.record.skip not in ("", str(chosen)):
         print(f"all skipped steps: {done.record.skip}")
     if done.start is not None:
-        print(f"the run goes on from commit {done.start.number} ({done.start.path}, step {done.start.step})")
+        print(f"the run continues from commit {done.start.number} ({done.start.path}, step {done.start.step})")
     if done.quarantined:
-        print(f"commits that don't count any more: {', '.join(map(str, done.quarantined))}")
+        print(f"commits that no longer count: {', '.join(map(str, done.quarantined))}")
     if find_hold(journal):
-        print(f"the run is held, and goes on once you release it: holdfast release {journal.store.url}")
+        print(f"the run is held, and continues once you release it: holdfast release {journal.store.url}")
 
 
 def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
@@ -219,5 +219,5 @@ def keygen(path: Path, /) -> None:
     """
     key_id = generate_key(path)
     print(f"key id   {key_id}")
-    print(f"private  {path}      for signing_key in the configuration; keep it to yourself")
+    print(f"private  {path}      for signing_key in the configuration; keep this file secret")
     print(f"public   {path}.pub  for resume.trusted_keys, and holdfast verify --key")

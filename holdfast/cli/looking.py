@@ -50,7 +50,7 @@ from holdfast.terminal.columns import align, tabulate
 from holdfast.terminal.options import Flag, Json, Limit, print_json
 
 # Follows the name of a checkpoint of which files are missing, though no prune has deleted it.
-GONE = ", which is gone: holdfast verify names the missing files"
+GONE = ", which is lost: holdfast verify names the missing files"
 
 
 def print_runs(store: str, *, json: bool, most: int | None = None) -> int:
@@ -222,7 +222,7 @@ def _describe_audits(journal: Journal) -> dict[str, str]:
 
 
 def _describe_skips(journal: Journal) -> dict[str, str]:
-    """Return a table row with the steps of the run's skip list, and who last changed it; empty without a list."""
+    """Return a table row with the run's skip list and its last author; empty without a list."""
     try:
         record = read_skips(journal)
     except (RecordDamaged, Unreadable) as error:  # don't show an older list, which isn't in force
@@ -330,7 +330,7 @@ def _fields(standing: Standing, gone: str) -> dict[str, Any]:
     if live := standing.live:
         rows["being trained"] = (
             f"by attempt {live.attempt} on {live.host} since {live.since}, last sign {_format_age(live.last_sign)}; "
-            "or it died without recording its end"
+            f"or the attempt died without recording its end"
         )
     return rows
 

@@ -86,7 +86,7 @@ def doctor(
 def _release(store: str | None, host: str, *, json: bool) -> int:
     """Release a machine from a store's quarantine; return the exit code."""
     if store is None:
-        raise WrongUse(f"--release {host} needs the store", hint=f"holdfast doctor --store STORE --release {host}")
+        raise WrongUse(f"--release {host} needs --store", hint=f"holdfast doctor --store STORE --release {host}")
     record = release_machine(open_store(store), host)
     if json:
         print_json(record.model_dump())
@@ -137,7 +137,7 @@ def _print_contract(environment: dict[str, Any]) -> None:
     others = dict.fromkeys(term.key for term in TERMS if term.key not in counting)
     print("a run continues elsewhere with the same bits if all of this is equal there:\n")
     _print_columns((term.key, _shorten(part_of(term, environment)), term.why) for term in terms)
-    print("\nthe other machine may differ in:\n")
+    print("\nthe second machine may differ in:\n")
     _print_columns([(", ".join(["the host", *(term.free for term in terms if term.free), *others]),)])
 
 
@@ -148,7 +148,7 @@ def _print_verdict(run: str, attempt: AttemptRecord, verdict: Verdict) -> None:
         return
     print(f"not promised: that {claim}\n")
     _print_columns((reason,) for reason in verdict.reasons)
-    print("\nholdfast doctor, without a run, says why each of these counts")
+    print("\nholdfast doctor, without a run, gives the reason for each line")
 
 
 def _print_rest(examination: Examination, gpus: Iterable[Finding], libraries: Iterable[Finding]) -> None:
@@ -163,7 +163,7 @@ def _print_rest(examination: Examination, gpus: Iterable[Finding], libraries: It
     print(f"\nmeasured here, on {device}, in fresh processes with {threads}:\n")
     _print_findings(examination.findings)
     if not examination.is_good:
-        print("\nequal steps don't give equal bits here, so a run can be neither continued nor repeated to the bit")
+        print("\nequal steps don't give equal bits here, so no run can be continued or repeated with equal bits")
 
 
 def _print_findings(findings: Iterable[Finding]) -> None:

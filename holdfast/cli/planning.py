@@ -25,8 +25,8 @@ from holdfast.terminal.options import Json, print_json
 
 REASONS = {
     "least lost": "sqrt(2 x cost x time between losses), where saves and redone steps together cost least",
-    "a save's length": "one and a half times the length of a save, so that no save waits for the one before",
-    "floor": "the minimum, so that the work between two chunks costs less than 1 %",
+    "a save's length": "one and a half times the length of a save, so that no save waits for the save before",
+    "floor": "the shortest length with which the work between two chunks costs less than 1 %",
 }
 
 HEADER = ("chunks", "steps", "long", "lost to saves", "redone steps", "saves under way", "restarts", "in all")
@@ -72,7 +72,10 @@ def _describe(plan: Plan) -> Iterator[str]:
     if measured.restart_s:
         yield f"          an attempt trains {_seconds(measured.restart_s)} after it has begun"
     yield f"          (medians of the newest {counted(measured.count, 'commit')})"
-    yield f"losses    {losses.count} unannounced in {_hours(losses.alive_s)} of {counted(losses.attempts, 'attempt')}"
+    yield (
+        f"losses    {losses.count} unannounced losses in {_hours(losses.alive_s)} of "
+        f"{counted(losses.attempts, 'attempt')}"
+    )
     yield f"          and the prior assumption of {PRIOR_LOSSES:g} in {_hours(PRIOR_S)}"
     yield f"          give one in {_hours(losses.mean_s)}"
     yield f"interval  {_seconds(interval.interval_s)}, {counted(interval.steps, 'step')}: {REASONS[interval.bound]}"
@@ -87,7 +90,10 @@ def _describe(plan: Plan) -> Iterator[str]:
 
 def _describe_dealing(dealing: Dealing) -> Iterator[str]:
     shares, larger = dealing.virtual_ranks, dealing.larger
-    yield f"ranks     {dealing.ranks}, which share {shares} virtual ranks; the rank with the most sets the pace"
+    yield (
+        f"ranks     {dealing.ranks}, which share {shares} virtual ranks; the rank with the most virtual ranks sets "
+        f"the pace"
+    )
     if dealing.waiting:
         yield f"          at worst, with {dealing.worst}, an average rank waits for {dealing.waiting:.0%} of a step"
     if shares < SHARES_A_RANK[0] * dealing.ranks:

@@ -45,13 +45,13 @@ CONFIGURATION = """\
 recipe = "{name}.py:{function}"
 # The run's name, and its folder on the store. The same name continues the run.
 run = "{name}"
-# Raise it later to train further.
+# Raise this number later to train further.
 epochs = {epochs}
-# Runs are in runs/ here; a bucket outlives the machine.
+# By default runs are in runs/ in this folder; a bucket outlives the machine.
 # store = "s3://my-bucket/runs"
 
 [chunk]
-# Steps between two checkpoints. A machine that vanishes loses at most these.
+# Steps between two checkpoints: the most that a lost machine costs.
 steps = {chunk_steps}
 
 [settings]
@@ -98,7 +98,7 @@ def new(
             f"{name!r} can't name a run and a file", hint="give a name of letters, digits, - and _, such as my_run"
         )
     if name in sys.stdlib_module_names or PathFinder.find_spec(name, _packages()):
-        hint = f"give another name: with {name}.py here, `import {name}` would not find the package"
+        hint = f"choose a different name: with {name}.py here, `import {name}` would not find the package"
         raise WrongUse(f"{name} is the name of a Python package", hint=hint)
     kind, command = chosen[0] if chosen else "recipe", _spell_command()
     contents = _fill_template(name, kind)
@@ -140,9 +140,9 @@ def _write(contents: Mapping[str, bytes], folder: Path) -> None:
         ConfigError: one of the files exists; then nothing is written.
     """
     if taken := [each for each in contents if (folder / each).exists()]:
-        raise ConfigError(f"{taken[0]} exists", hint="give another name, or remove it")
+        raise ConfigError(f"{taken[0]} exists", hint="choose a different name, or remove the existing file")
     for file, content in contents.items():
         try:
             LocalStore(str(folder)).create(file, content)
         except NameTaken:
-            raise ConfigError(f"{file} exists", hint="give another name, or remove it") from None
+            raise ConfigError(f"{file} exists", hint="choose a different name, or remove the existing file") from None

@@ -35,7 +35,7 @@ def try_store(store: str, *, json: bool) -> int:
         interrupted = False
     finally:
         if left := trials.clean(interrupted=interrupted):
-            print(f"left behind: {left}: delete it", file=sys.stderr)
+            print(f"not deleted: {left}; delete it yourself", file=sys.stderr)
     is_good = all(trial.is_good for trial in done) and not left
     machines = _list_machines(trials)
     if json:

@@ -36,7 +36,10 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
     settings = load_config(config, [*(set_ or []), *own])
     log_plain_lines()
     if settings.where != "here":
-        log.warning("where = %r: holdfast train trains here; python -m flows.train uses the pool", settings.where)
+        log.warning(
+            "where = %r: holdfast train trains on this machine; python -m flows.train uses the work pool",
+            settings.where,
+        )
     if find_node(settings.compute):
         carry(settings)
         return

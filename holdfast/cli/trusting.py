@@ -1,4 +1,4 @@
-"""The run that a command's argument names, and what of its records the command may use; see `holdfast.recipe.trust`."""
+"""The run that an argument names, and the parts of its records to use; see `holdfast.recipe.trust`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from holdfast.store.modules import find_root, lies_in_store
 
 
 def open_trusted(place: str, recipe: str, records: bool, overrides: Sequence[str] = ()) -> tuple[Journal, Trust]:
-    """Return the journal of a run, and what of its records to use.
+    """Return the journal of a run, and the parts of its records to use.
 
     Args:
         place: ``<store>/<run>``, or the TOML file of the reader's configuration, which names the run and its store.
@@ -30,7 +30,7 @@ def open_trusted(place: str, recipe: str, records: bool, overrides: Sequence[str
         return open_journal(place), Trust(recipe, records)
     config = load_config(place, overrides)
     if lies_in_store(Path(place).resolve(), find_root(config.store)):
-        raise ConfigError(f"{place} is in a store, where others may put files", hint="keep it in your project")
+        raise ConfigError(f"{place} is in a store, where others may put files", hint="keep this file in your project")
     return Journal(open_store(config.store), config.run), Trust(recipe, records, config)
 
 

@@ -27,5 +27,5 @@ def check_importable(recipe: object) -> None:
         )
     raise ValueError(
         f'a rank is another process, whose __main__ is another program: set recipe = "{Path(file).name}:{name}", and '
-        'start the training under if __name__ == "__main__"'
+        f'start the training below the line if __name__ == "__main__"'
     )

@@ -15,7 +15,7 @@ MOVED = {
 GONE = {
     "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",
     "near.every_steps": "a shorter chunk.steps saves more often, to near.folder first",
-    "on_spike": "a run names the command that explains a jump of its loss; holdfast skip leaves out the batch",
+    "on_spike": "a run names the command that explains a jump of its loss; holdfast skip leaves the batch out",
     "preemption.cloud": "Holdfast reads the cloud's name from the machine's firmware",
     "preemption.metadata_url": "Holdfast asks the cloud's own metadata server",
     "retention.debris_after_s": "unfinished files of a dead attempt are deleted after a day",
@@ -28,7 +28,7 @@ RECIPES = {
     "holdfast.recipes.cards:cards": "examples.cards:cards",
     "holdfast.recipes.chat:chat": "examples.chat:chat",
 }
-_KILL_COST = "log.metrics exports the age of the newest commit, which a kill costs"
+_KILL_COST = "log.metrics exports the age of the newest commit: the training time that a kill would cost"
 # The replacement of each value that a list accepted and that was removed.
 GONE_VALUES = {
     "log.sinks": {

@@ -60,8 +60,8 @@ class Classed:
     """A field's class, in the annotation of the field or of its table. It decides whether a run accepts a new value.
 
     Attributes:
-        of: ``identity`` for fields that change the mathematics, ``schedule`` for how long to train, ``operational`` for
-            all others.
+        of: ``identity`` for fields that change the mathematics, ``schedule`` for fields that set the length of
+            training, ``operational`` for all others.
     """
 
     of: FieldClass
@@ -469,7 +469,7 @@ class Resume(Section):
     attempt's record lists the changes that this setting has allowed.
     """
     environment: Literal["record", "refuse"] = "record"
-    """Reaction to a machine where equal bits are not promised: record this and continue, or refuse."""
+    """Reaction to a machine on which equal bits are not promised: record the difference and continue, or refuse."""
     tolerance: float = Field(default=1e-3, ge=0)
     """Largest allowed difference between the probe of the resumed model and the saved probe, relative to the probe's
     largest number. It counts only on a machine where equal bits are not promised.
@@ -561,7 +561,7 @@ class Log(Section):
     @classmethod
     def _are_distinct(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(sinks)) < len(sinks):
-            raise ValueError("a sink is named twice")
+            raise ValueError("log.sinks names a sink twice")
         return sinks
 
 
@@ -638,7 +638,7 @@ class RunConfig(Section):
     @classmethod
     def _is_no_unfinished_write(cls, run: str) -> str:
         if TEMP_MARK in run:
-            raise ValueError(f"a name with {TEMP_MARK} marks an unfinished write, which no listing shows")
+            raise ValueError(f"a name with {TEMP_MARK} is the name of an unfinished write, which no listing shows")
         return run
 
     @field_validator("store")

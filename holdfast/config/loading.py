@@ -99,7 +99,8 @@ def _check_size(config: RunConfig, where: str) -> RunConfig:
     """
     if name := find_infinite(config.settings, "settings") or find_infinite(config.extensions, "extensions"):
         raise ConfigError(
-            f"{where}: {_shorten(name)}: expected a finite number", hint="leave the setting out, or give a large number"
+            f"{where}: {_shorten(name)}: expected a finite number",
+            hint="leave the setting out, or set it to a large number",
         )
     if (size := len(config.model_dump_json())) > MAX_JSON_BYTES:
         hint = "put long values into a file of your own, and give the recipe its path as the setting"

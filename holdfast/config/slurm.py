@@ -72,8 +72,8 @@ def settle_nodes(fields: dict[str, Any], environ: Mapping[str, str] = os.environ
         fields: a configuration before its validation, which is changed in place.
 
     Raises:
-        ConfigError: the process isn't in a job. Or the job has several nodes, but no process was started on the other
-            nodes.
+        ConfigError: the process isn't in a job. Or the job has several nodes, but a process was started on one node
+            only.
     """
     compute = fields.get("compute")
     if not isinstance(compute, dict) or compute.get("nodes") != "slurm":

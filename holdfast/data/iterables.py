@@ -69,8 +69,8 @@ class IterableBatches:
         if not self._is_shared:
             raise RecipeError(
                 "all ranks get the same batches from a stream that is not divided over the ranks",
-                hint="give each rank its own part of the stream, by run.data_rank and run.data_ranks or "
-                "torch.distributed.get_rank()",
+                hint="let each rank read its own part of the stream: divide it by run.data_rank and run.data_ranks, "
+                "or by torch.distributed.get_rank()",
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class LoaderBatches:
         return (
             ""
             if is_known
-            else f"order of the samples in pass {self._pass + 1}, which has step {step}: a new order is drawn"
+            else f"the order of the samples in pass {self._pass + 1}, which step {step} belongs to, is drawn again"
         )
 
     def __next__(self) -> tuple[str, Any]:
@@ -186,7 +186,7 @@ class LoaderBatches:
         self._pass, self._given, self._batches = self._pass + is_next, 0, None
         if not self._indices:
             raise RecipeError(
-                "the loader yields no batch", hint="give more data, a smaller batch_size, or drop_last=False"
+                "the loader yields no batch", hint="use more data, a smaller batch_size, or drop_last=False"
             )
 
     def _list_indices(self) -> None:

@@ -103,7 +103,7 @@ class Batches:
         self._skip(step * self._grad_accum, watch)
         if read not in (None, self._read):
             raise RecipeError(
-                f"the stream ({type(self._data).__qualname__}) gives different samples when it is read again",
+                f"the stream ({type(self._data).__qualname__}) yields different samples when it is read again",
                 hint="seed the stream's shuffles, or give the stream state_dict and load_state_dict",
             )
         return True

@@ -27,7 +27,8 @@ class LongPass:
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         batches: Any = loader.batch_sampler if loader.batch_sampler is not None else ([each] for each in loader.sampler)
-        self._length = len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        self._length = len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
         begun = iter(batches)
         # Take the first batch now, because the sampler draws its seed when it makes the first batch.
         self._batches = itertools.chain([next(begun)], begun)
@@ -40,7 +41,7 @@ class LongPass:
 
 
 class EndlessPass(LongPass):
-    """The indices of the batches of a sampler without an end.
+    """The indices of the batches of a sampler that never ends.
 
     Each batch's indices are drawn with random states that belong to this pass, and not to training. So a second
     iteration gives the same indices, and it doesn't matter how many batches are drawn ahead.
@@ -74,7 +75,7 @@ class EndlessPass(LongPass):
             if batch is None:
                 raise RecipeError(
                     "the sampler has no length, and its batches have ended",
-                    hint="give the sampler a __len__, or let it draw without an end",
+                    hint="give the sampler a __len__, or let the sampler draw without an end",
                 )
             yield list(batch) if self._is_batched else [batch]
 
@@ -152,7 +153,7 @@ def keep_attributes(sampler: Any) -> Attributes:
 
 
 def shares_out(loader: "DataLoader[Any]") -> bool:
-    """Return whether a loader itself gives each rank different batches, as a loader prepared by accelerate does."""
+    """Return whether a loader itself yields different batches in each rank, as a loader prepared by accelerate does."""
     # Imported here and not at the top: loader processes import this module, too, and would wait for accelerate's
     # import.
     from accelerate.data_loader import BatchSamplerShard

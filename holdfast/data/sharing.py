@@ -34,7 +34,7 @@ class Share:
         if rest:
             raise RecipeError(
                 f"a batch of {len(items)} samples can't be divided evenly over {self.ranks} ranks",
-                hint="set drop_last=True, or another batch_size",
+                hint="set drop_last=True, or a different batch_size",
             )
         return items[self.rank * size : (self.rank + 1) * size]
 

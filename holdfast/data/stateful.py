@@ -38,8 +38,8 @@ def is_begun(loader: Any) -> bool:
     """
     if isinstance(loader, StatefulDataLoader) and not (hasattr(loader, ITERATOR) and hasattr(loader, IS_OF_STATE)):
         raise RecipeError(
-            f"torchdata {version('torchdata')}: its StatefulDataLoader has no {ITERATOR} or no {IS_OF_STATE}, so nobody"
-            " can tell whether its iterator was made before the loop",
+            f"torchdata {version('torchdata')}: its StatefulDataLoader has no {ITERATOR} or no {IS_OF_STATE}, so "
+            f"Holdfast can't tell whether its iterator was made before the loop",
             hint="install torchdata 0.11",
         )
     return getattr(loader, ITERATOR, None) is not None and not getattr(loader, IS_OF_STATE, True)

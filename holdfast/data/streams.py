@@ -44,12 +44,12 @@ def _without_effect(state: Any) -> Any:
 
 
 def describe_flaw(data: Any) -> str:
-    """Return why a stream or a loader of a stream can't resume exactly; empty if no reason is known."""
+    """Return the reason why a stream or a loader of a stream can't resume exactly; empty if none is known."""
     for each in _list_parts(data):
         if has_methods(each) and getattr(each, "num_workers", None):
-            return "its worker processes draw different random numbers after a resume"
+            return "the loader's worker processes draw different random numbers after a resume"
         if any(type(part).__name__ == BUFFER for part in _walk_examples(_examples_of(each))):
-            return "its state leaves out the shuffle buffer"
+            return "the stream's state leaves out the shuffle buffer"
         samplers = [sampler for node in walk_nodes(each) for sampler in vars(node).values() if _is_random(sampler)]
         if samplers:
             return f"its {type(samplers[0]).__name__} draws a different order after a resume"
@@ -68,9 +68,12 @@ def refuse_inexact(keeping: str, value: Any) -> None:
     hint = "keep torchdata's StatefulDataLoader with num_workers=0, over a map-style dataset"
     if not flaw and any([*walk_nodes(each)] or _examples_of(each) is not None for each in _list_parts(value)):
         # before a batch is read, the gate couldn't compare the restored position with the saved one
-        flaw = "its position is known only after a batch is read"
+        flaw = "the loader's position is known only after a batch is read"
     if is_begun(value):
-        flaw, hint = "its iterator was made before the loop", "call iter(...) inside the loop, in its first step"
+        flaw, hint = (
+            "the loader's iterator was made before the loop",
+            ("call iter(...) inside the loop, in its first step"),
+        )
     if flaw:
         raise RecipeError(
             f"{keeping}: a resume can't restore the exact position of the {type(value).__qualname__}: {flaw}", hint=hint
@@ -97,8 +100,8 @@ def _examples_of(data: Any) -> Any:
     found = getattr(data, EXAMPLES, None)
     if found is None and type(data).__module__.partition(".")[0] == "datasets" and has_methods(data):
         raise RecipeError(
-            f"datasets {version('datasets')}: its {type(data).__name__} has no {EXAMPLES}, so nobody can tell whether"
-            " its state leaves out a shuffle buffer",
+            f"datasets {version('datasets')}: its {type(data).__name__} has no {EXAMPLES}, so Holdfast can't tell "
+            f"whether its state leaves out a shuffle buffer",
             hint="install a version of datasets that Holdfast is tested with, such as 5.2",
         )
     return found

@@ -91,7 +91,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
         if "pickle" not in str(error):
             raise
         raise RecipeError(
-            f"loader workers can't be given the dataset and its functions: {error}",
+            f"the dataset and its functions can't be sent to loader workers: {error}",
             hint="define the named function or class at the top of a module, or set compute.loader_workers = 0",
         ) from error
     started = {*multiprocessing.active_children()} - others

@@ -1,4 +1,4 @@
-"""A person's answers to the verdicts of audits: the run goes on although its bytes may be wrong, for a reason."""
+"""A person's answers to the verdicts of audits: the reason why the run continues although its bytes may be wrong."""
 
 import contextlib
 
@@ -19,7 +19,9 @@ class AnswerRecord(Record):
     """``answers/00000007-00000002.json``: a person's answer to the verdict on commit 7 after its second audit."""
 
     commit: int = Field(ge=1)
-    number: int = Field(ge=1, description="the number of the commit's newest audit; a later audit asks again")
+    number: int = Field(
+        ge=1, description="the number of the commit's newest audit; after a later audit the verdict needs a new answer"
+    )
     reason: str
     by: str = Field(description="who answered: the user and the host")
     created_at: Time
@@ -60,8 +62,8 @@ def find_answer(journal: Journal, commit: int, audits: Audits) -> AnswerRecord |
 def list_unanswered(journal: Journal, audits: Audits | None = None) -> list[AuditVerdict]:
     """Return the verdicts that put the run's bytes in doubt and that nobody has answered, oldest commit first.
 
-    Answered is a verdict whose commit is quarantined, as after a rollback; one that two other machines have refuted;
-    and one to which a person has given a reason, until a later audit of the commit.
+    A verdict counts as answered in three cases: its commit is quarantined, as after a rollback; two other machines have
+    refuted the verdict; or a person has given a reason, and no later audit of the commit was made.
 
     Args:
         audits: the result of `list_audits`; None to read it from the journal.

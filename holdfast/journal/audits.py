@@ -62,7 +62,7 @@ def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) ->
 
 
 def list_unproved(journal: Journal, numbers: Iterable[int]) -> list[int]:
-    """Return those commits whose resume no audit has proved: none trained straight through it to the same bytes."""
+    """Return the commits whose resume is unproved: no audit trained through it without a resume to the same bytes."""
     audits, left = list_audits(journal) if (known := [*numbers]) else {}, []
     for number in known:
         commit = journal.find_commit(number)
@@ -76,7 +76,7 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     """Return the attempts that may have trained a commit.
 
     Raises:
-        NameMissing: an attempt's record is lost, or is another run's, from which this commit was unpacked.
+        NameMissing: an attempt's record is lost, or belongs to the run from which this commit was unpacked.
         RecordDamaged: an attempt's record is damaged, or no attempt that trains can have trained the commit.
         Unreadable: an attempt's record can't be read.
     """
@@ -96,7 +96,7 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
 
 
 def _read_committed(journal: Journal, commit: Commit, number: int) -> AttemptRecord:
-    """Return an attempt's record, on which a commit rests.
+    """Return the record of an attempt that trained a commit.
 
     Raises:
         RecordDamaged: the record isn't the one that the commit names.
@@ -106,7 +106,7 @@ def _read_committed(journal: Journal, commit: Commit, number: int) -> AttemptRec
     if expected and journal.hash_once(name) != expected:
         raise RecordDamaged(
             f"{name} isn't the record on which commit {commit.number} rests: it was changed",
-            hint="holdfast verify names the records that were changed",
+            hint="holdfast verify names the changed records",
         )
     return record
 
@@ -148,7 +148,7 @@ def read_verdict(journal: Journal, commit: Commit, audits: Audits | None = None)
 
 
 def judge_by_audits(journal: Journal, commit: Commit, audits: Audits) -> AuditVerdict | None:
-    """Return the verdict by the commit's audits alone; None without audits, or if an attempt's record is lost."""
+    """Return the verdict from the commit's own audits; None without audits, or if an attempt's record is lost."""
     if commit.number not in audits:
         return None
     try:

@@ -23,8 +23,8 @@ def find_certified(
 
     An audit certifies a commit if it ended with the commit's bytes, and ran on a different host than the training of
     the
-    commit: a machine that computes wrongly could repeat its own fault. A commit after one whose bytes are in doubt is
-    not certified, because it may continue wrong bytes correctly.
+    commit: a machine that computes wrongly could repeat its own fault. A commit after a commit whose bytes are in doubt
+        is not certified, because it may continue wrong bytes correctly.
 
     Args:
         commits: the commits to look at, in this order.
@@ -56,7 +56,7 @@ def describe_certified(journal: Journal, audits: Audits | None = None) -> str:
 
 
 def describe_chain(journal: Journal, audits: Audits | None = None) -> str:
-    """Return up to which commit the whole chain is certified, or which commits before the newest certified one aren't.
+    """Return a text: up to which commit all commits are certified, or which of the earlier commits aren't.
 
     Return an empty text if no commit is certified.
     """
@@ -118,7 +118,7 @@ def read_newest_verdict(journal: Journal, audits: Audits | None = None) -> Audit
     """Return the verdict on the newest commit that has an audit and still counts; None if there is no such commit.
 
     If that verdict asks for an audit of an earlier commit that has a verdict, return the earlier commit's verdict. If
-    it says that a commit is certified which comes after a commit in doubt, return the verdict on the commit in doubt.
+    the certified commit comes after a commit in doubt, return the verdict on the commit in doubt.
 
     Args:
         audits: the result of `list_audits`; None to read it from the journal.
@@ -146,9 +146,8 @@ def find_first_doubt(journal: Journal, audits: Audits) -> int:
 def list_doubts(journal: Journal, audits: Audits | None = None) -> list[AuditVerdict]:
     """Return the verdicts that put the bytes of a commit in doubt, oldest commit first.
 
-    Quarantined commits are left out, unless a commit that counts continues from them: one may be quarantined alone. Two
-    machines that agree on the commit's bytes refute a third one, so that the verdict is about this machine and not
-    about the commit.
+    Quarantined commits are left out, unless a commit that counts continues from them. Two machines that agree on a
+    commit's bytes refute a third machine: then the verdict is about that machine and not about the commit.
 
     Args:
         audits: the result of `list_audits`; None to read it from the journal.
@@ -162,11 +161,11 @@ def list_doubts(journal: Journal, audits: Audits | None = None) -> list[AuditVer
 
 
 def _is_continued(journal: Journal, number: int, counting: Sequence[int]) -> bool:
-    """Return whether a commit that counts was trained from this one, or from one after it that was.
+    """Return whether a commit that counts was trained from this commit, directly or through later commits.
 
     Args:
-        counting: the sorted numbers of the commits that count. Those after the given one continue from the first of
-            them, or from a commit before it, so that the first decides.
+        counting: the sorted numbers of the commits that count. Only the first commit after the given one has to be
+            checked, because all later commits continue from it, or from a commit before it.
     """
     commit = journal.find_commit(next((each for each in counting if each > number), 0))
     while commit is not None and commit.number > number:

@@ -35,7 +35,7 @@ def read_given(record: ConfigRecord) -> RunConfig:
 def find_conflict(record: ConfigRecord) -> str:
     """Return a message that says where the recorded configuration contradicts the identity; empty if they agree.
 
-    The identity may have further fields: the recipe's defaults, the data, the commit from which the run began.
+    The identity may have further fields: the recipe's defaults, the data, and the commit from which the run began.
     """
     try:
         return _compare(record, _read(record)[0])
@@ -63,7 +63,7 @@ def _read(record: ConfigRecord) -> tuple[RunConfig, list[str]]:
 
 def _compare(record: ConfigRecord, config: RunConfig) -> str:
     if fingerprint(record.identity) != record.fingerprint:
-        return "its fingerprint isn't the hash of its settings"
+        return "the record's fingerprint isn't the hash of its settings"
     if missing := [name for name in NEEDED if name not in record.identity]:
         return f"its identity has no {missing[0]}"
     for name, (identity, given) in diff(record.identity, config.identity).items():

@@ -1,8 +1,8 @@
-"""What the signatures of a run's commits cover, and what they don't: computed from the records, and from nothing else.
+"""The files of a run that the signatures of its commits cover, and the uncovered files, computed from the records.
 
-A signature covers a commit's record and its checkpoint's files, and with the record the hashes in it: of the commits
-before it, of the attempts, of the settings and of the run's own record. Everything else can be added, changed or
-deleted by anyone who can write to the store.
+A signature covers a commit's record and its checkpoint's files. The record contains hashes, so the signature also
+covers the earlier commits, the attempts, the settings and the run's own record. Anyone who can write to the store can
+add, change or delete all other files.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -28,8 +28,8 @@ class FileKind:
     Attributes:
         name: the file's name, or the folder's with a slash; ``checkpoint/`` stands for all folders of checkpoints.
         covered: which of these files the signatures cover; empty for none.
-        risk: what a file of this kind decides if no signature covers it.
-        unnoticed: why nothing finds some losses or swaps of such a file; empty if all are found.
+        risk: the decision that a forged file of this kind could change if no signature covers it.
+        unnoticed: why some losses or swaps of such a file stay unnoticed; empty if all are noticed.
     """
 
     name: str
@@ -39,11 +39,14 @@ class FileKind:
 
 
 CHECKPOINT = "checkpoint/"
-_FITS = "only its own hash and numbers are checked, and those of another run's record are right, too"
-_RENEWED = "it is written anew"
+_FITS = "only the record's own hash and numbers are checked, so a record of a different run passes, too"
+_RENEWED = "the next attempt writes the file again"
 _UNREAD = "the signature of a pruned commit isn't read: no run continues from it, and its record is in the chain"
 _OLDER = "an attempt that hasn't committed may have gone back to older settings"
-_UNCOMMITTED = "no commit rests on an attempt that hasn't committed; the snapshot shows its loss if it changed settings"
+_UNCOMMITTED = (
+    "no commit depends on an attempt that hasn't committed; if the attempt changed settings, the snapshot "
+    "shows that the record is lost"
+)
 KINDS = (
     FileKind("run.json", "the file that signed commits name", "the run's name and first commit"),
     FileKind("commits/", "signed commits, and those before them", "an unsigned commit, which trusted keys refuse"),
@@ -51,25 +54,26 @@ KINDS = (
     FileKind("signatures/", "the signatures of signed commits", "nothing", _UNREAD),
     FileKind("metrics/", "the copies that belong to signed commits", "the curve of a commit that doesn't count"),
     FileKind("shown/", "the copies that belong to signed commits", "the texts of a commit that doesn't count"),
-    FileKind("folders/", "the folders of signed commits", "which commit may use the folder",
-             "apart from its time another run's record is the same"),
-    FileKind("attempts/", "the attempts on which signed commits rest", "a hold or a release; machine, code and start "
+    FileKind("folders/", "the folders of signed commits", "the record of the commit that may use the folder",
+             "the record of a different run differs only in its time"),
+    FileKind("attempts/", "the attempts that trained signed commits", "a hold or a release; machine, code and start "
              "of an attempt that hasn't committed", _UNCOMMITTED),
     FileKind("configs/", "the settings that signed commits name", "settings with which no signed commit was trained"),
     FileKind(SNAPSHOT, "the settings of the newest signed commit", "which checkpoints a prune keeps", _OLDER),
     FileKind("skips/", "a signed list, and those that signed commits name", "steps to skip: trusted keys refuse it"),
     FileKind("latest.json", "", "a hint at the newest commit", _RENEWED),
-    FileKind("endings/", "", "why an attempt ended, and so whether another one follows", _FITS),
-    FileKind("quarantine/", "", "that a commit isn't used again: the run goes back before it", _FITS),
-    FileKind("pruned/", "", "that a checkpoint is deleted, now or by the next prune", _FITS),
-    FileKind("pins/", "", "that a prune keeps a checkpoint", _FITS),
-    FileKind("audits/", "", "that a commit is certified, or that a machine computes wrongly", _FITS),
-    FileKind("answers/", "", "that a person has answered the verdict of audits", _FITS),
+    FileKind("endings/", "", "the reason why an attempt ended, which decides whether a further attempt follows", _FITS),
+    FileKind("quarantine/", "", "the quarantine of a commit: the run goes back to a commit before it", _FITS),
+    FileKind("pruned/", "", "the deletion of a checkpoint, now or by the next prune", _FITS),
+    FileKind("pins/", "", "the pin by which a prune keeps a checkpoint", _FITS),
+    FileKind("audits/", "", "the proof that a commit is right, or that a machine computes wrongly", _FITS),
+    FileKind("answers/", "", "a person's answer to the verdict of audits", _FITS),
     FileKind("rehearsals/", "", "the steps that the next attempt must train exactly", _FITS),
-    FileKind("index/", "", "that a lost record is noticed", f"nothing lists the newest entry; of the others {_FITS}"),
+    FileKind("index/", "", "the list by which a lost record is noticed", f"no entry lists the newest entry; in the "
+                                        f"earlier entries {_FITS}"),
     FileKind("prunes/", "", "the report of a prune", _RENEWED),
-    FileKind("sinks/", "", "how far metrics were sent", "without it Weights & Biases may get a second run"),
-    FileKind("report.html", "", "nothing: a page for people", _RENEWED),
+    FileKind("sinks/", "", "the last step whose metrics were sent", "without it Weights & Biases may get a second run"),
+    FileKind("report.html", "", "nothing: no program reads this page", _RENEWED),
 )  # fmt: skip
 # What no file shows.
 ABSENT = "commits after the newest signed one, deleted with every trace of them, or the whole run in an older state"
@@ -106,10 +110,10 @@ def find_coverage(
 
     Args:
         commits: all commits of the run that can be read, oldest first.
-        signed: those that have a good signature; only commits that count and aren't pruned need one.
+        signed: the commits with a valid signature; only commits that count and aren't pruned need one.
         quarantined: the numbers of the quarantined commits.
         elsewhere: see `hash_rested`.
-        more: further files whose own signatures are good: a skip list and its signature.
+        more: further files with a valid signature: a skip list and its signature.
     """
     newest = max((each.number for each in signed), default=0)
     linked = _list_linked(commits, signed, quarantined)
@@ -132,15 +136,15 @@ def find_coverage(
 
 
 def hash_rested(commits: Iterable[Commit], elsewhere: int = 0) -> dict[str, str]:
-    """Return the names of the records on which commits rest, each with the SHA-256 that the newest commit names.
+    """Return the names of the records that commits depend on, each with the SHA-256 that the newest commit names.
 
-    The SHA-256 is empty if no commit names it, as for all records but settings in the commits of earlier versions. A
-    record that was damaged is written anew by the next attempt, so the commits after it name another SHA-256.
+    The SHA-256 is empty if no commit names it, as for all records but settings in the commits of earlier versions. The
+    next attempt rewrites a damaged record, so later commits name a different SHA-256.
 
     Args:
         commits: the commits, oldest first.
-        elsewhere: in an unpacked run, the number of the first commit: another run has the record of its attempt. 0 for
-            other runs.
+        elsewhere: in an unpacked run, the number of the first commit, whose attempt's record is in the original run;
+            else 0.
     """
     wanted: dict[str, str] = {}
     for commit in commits:

@@ -16,11 +16,11 @@ class Reason:
 
     Attributes:
         meaning: what happened, as a text for the user.
-        spends: the budget in `supervision` that another attempt uses up; empty if another attempt can't help.
+        spends: the budget in `supervision` that a further attempt uses up; empty if a further attempt can't help.
         is_loss: whether the attempt lost steps without warning, which makes automatic chunks shorter.
         is_own: whether the attempt itself records this ending. If False, its supervisor or the next attempt records it.
         state: the type of the state that Prefect shows for the attempt.
-        raises: the error that ends the run, if no other attempt is started.
+        raises: the error that ends the run, if no further attempt is started.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Reason:
 
     @property
     def retries(self) -> bool:
-        """True if another attempt may help; ``spends`` names the budget that this attempt uses up."""
+        """True if a further attempt may help; ``spends`` names the budget that this attempt uses up."""
         return bool(self.spends)
 
 
@@ -87,13 +87,13 @@ _ROWS = (
     Reason("damaged", "no undamaged and trusted checkpoint is left to continue from", raises=Damage),
     Reason(
         "inexact",
-        "the run, continued from a commit, trains different steps than without an interruption",
+        "the resumed run trains different values than a run without an interruption",
         raises=Inexact,
     ),
     Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),
     Reason(
         "held",
-        "audits found a machine that computes wrongly, and hold the run until a person releases it",
+        "audits found that a machine computes wrongly; no attempt trains the run until a person releases it",
         raises=RunHeld,
     ),
     Reason("released", "a person released the run, which audits had held", state="Completed"),

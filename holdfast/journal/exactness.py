@@ -1,4 +1,4 @@
-"""Whether a run continues exactly, as the records of its rehearsals and of its last attempt say."""
+"""The answer whether a run continues exactly, from the records of its rehearsals and its last attempt."""
 
 from holdfast.errors import StoreError
 from holdfast.journal.journal import Journal
@@ -18,7 +18,7 @@ def describe_resume(journal: Journal, commit: Commit) -> str:
 
 
 def describe_exactness(commit: Commit, ended: EndingRecord | None) -> str:
-    """Return the verdict of a run's newest commit; or the difference that has ended the last attempt.
+    """Return the rehearsal verdict of a run's newest commit, or the difference that ended the last attempt.
 
     Args:
         ended: the ending of the last attempt; None if it hasn't ended.

@@ -28,8 +28,8 @@ class RunFolder:
         place: the same folder, for the beginning of the run: a write creates the folder if it is missing.
         store_url: the URL of the store that contains the folder.
         strays: a line of text for each stray name (a name of no record) that was found among the records.
-        settings: the SHA-256 of each settings record that this process trains with, by the record's name; empty for a
-            record that an earlier process wrote.
+        settings: the SHA-256 of each settings record of this process, by the record's name; empty if an earlier process
+            wrote the record.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -207,7 +207,7 @@ class RunFolder:
         return number <= REACH or number <= self.highest("commits", 0) + REACH
 
     def _base_of(self, folder: str) -> int:
-        """Return the number above which the first number of a folder's records may lie by at most `REACH`."""
+        """Return the base of a folder's numbers: the first number may exceed it by at most `REACH`."""
         if folder == "commits":
             with contextlib.suppress(RunUnknown, RecordDamaged):
                 return self.read_run().first_commit - 1

@@ -1,8 +1,8 @@
 """The hold on a run that a faulty machine has trained: nothing trains the run until a person releases it.
 
-A hold is an attempt that trains nothing. The attempt that trains the run now stops at its next commit, because the hold
-is newer. While the hold is the newest attempt, no attempt can train the run. A release is another attempt that trains
-nothing: the attempt after it trains the run again.
+A hold is recorded as an attempt that trains nothing. A live attempt stops at its next commit, because the hold is
+newer. While the hold is the newest attempt, no attempt can train the run. A release is recorded as one more attempt
+that trains nothing. The attempt after the release trains the run again.
 """
 
 import os
@@ -21,7 +21,7 @@ def find_hold(journal: Journal) -> AttemptRecord | None:
 
 
 def hold_run(journal: Journal, verdict: AuditVerdict) -> bool:
-    """Hold a run for a verdict that names a machine, unless a person has released the run after the verdict.
+    """Hold a run because a verdict names a machine, unless a person has released the run after the verdict.
 
     Returns:
         whether the run is held now, by this or an earlier call.
@@ -76,7 +76,8 @@ def _claim(journal: Journal, reason: str, message: str, facts: dict[str, object]
 def _is_released(journal: Journal, verdict: AuditVerdict) -> bool:
     """Return whether a person has released the run after the last wrong training of the machine that a verdict names.
 
-    If another machine had caused the hold, its release doesn't count: the person may not have known of this machine.
+    If a different machine had caused the hold, the release of that hold doesn't count: the person may not have known of
+    this machine.
     """
     for number in range(journal.attempts(), 0, -1):
         record = journal.find_attempt(number)

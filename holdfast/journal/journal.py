@@ -138,7 +138,7 @@ class Journal(RunFolder):
         except NameTaken:
             raise Superseded(
                 f"attempt {number} of run {self.run!r} was claimed by another process a moment ago",
-                hint="that process trains this run: let it, or end it first",
+                hint="that process trains this run: let it train, or end it first",
                 attempt=number,
             ) from None
         return record

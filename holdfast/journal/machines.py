@@ -33,7 +33,7 @@ class MachineRecord(Record):
     reason: str
     run: str = Field(description="the run in which the fault was found; empty in a release")
     commit: int = Field(ge=0, description="the commit whose audits have found the fault; 0 in a release")
-    deviating: int = Field(ge=0, description="how many trainings had ended on different bytes; 0 in a release")
+    deviating: int = Field(ge=0, description="the number of trainings that ended on different bytes; 0 in a release")
     created_at: Time
 
     def __str__(self) -> str:

@@ -78,9 +78,9 @@ class Record(BaseModel):
                 json.dumps(fields, ensure_ascii=False).encode()
             seal = fields.pop(SEAL)
             if seal != _hash_fields(fields):
-                raise ValueError(f"its content doesn't hash to its {SEAL}")
+                raise ValueError(f"the record's content doesn't hash to its {SEAL}")
             if _is_deeper(fields, MOST_DEPTH):
-                raise ValueError(f"it has values nested deeper than {MOST_DEPTH} levels")
+                raise ValueError(f"the record has values nested deeper than {MOST_DEPTH} levels")
             return cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
@@ -212,11 +212,11 @@ class AttemptRecord(Record):
     began_at: LaterTime = Field("", description="when its ranks were started; empty, as in older records, if unknown")
     host: str
     pid: int
-    writer: str = Field("", description="a random token; attempts from before it was added have none")
+    writer: str = Field("", description="a random token; attempts of older versions have none")
     environment: dict[str, Any]
     lineage: dict[str, Any] = Field(
         default_factory=dict,
-        description="differences from the previous attempt: accepted drift, the machine, an ancestor",
+        description="differences from the previous attempt: accepted changes, the machine, a different parent commit",
     )
 
     @property
@@ -281,8 +281,8 @@ class RehearsedSteps(BaseModel):
     """The steps of one equal rehearsal.
 
     Attributes:
-        kind: where it started: at a ``commit``, ``inside`` a chunk, or inside a chunk before an epoch's end, ``across``
-            which it went; or at a ``stop``, whose ranks trained on after their save.
+        kind: where the rehearsal started: ``commit``; ``inside`` a chunk; ``across``, which is inside a chunk and goes
+            across an epoch's end; or ``stop``, at which the ranks trained on after their save.
         start: the step of the checkpoint from which new ranks started.
         stop: the last step that they trained.
         has_end: whether an epoch's end is inside these steps, so that a step of the next epoch was trained.
@@ -320,7 +320,9 @@ class Commit(Record):
     loss: float | None = Field(None, description="mean loss of its steps; None if unknown or not finite")
     trained_at: LaterTime = Field("", description="when its last step ended; empty, as in older records, if unknown")
     train_s: Seconds = Field(0.0, description="seconds that its steps took; each of these times is 0 if unknown")
-    slow_s: Seconds = Field(0.0, description="seconds of train_s that the previous commit's save cost these steps")
+    slow_s: Seconds = Field(
+        0.0, description="the part of train_s by which the previous commit's save delayed these steps, in seconds"
+    )
     stall_s: Seconds = Field(0.0, description="seconds that training paused for its save")
     save_s: Seconds = Field(0.0, description="seconds from the copy of the state until the checkpoint was durable")
     restart_s: Seconds = Field(0.0, description="seconds from the start of its ranks until they began to train")
@@ -328,7 +330,7 @@ class Commit(Record):
         None, description="the rank for which the others waited for over a fifth of the time; else null"
     )
     spikes: list[Spike] = Field([], description="its steps whose loss or gradient norm has jumped, at most eight")
-    is_last: bool = Field(False, description="whether its ranks ended with it, and trained no step after it")
+    is_last: bool = Field(False, description="whether the ranks ended with this commit, and trained no step after it")
     hosts: list[str] = Field(
         [],
         description="the host of each rank, by rank; empty if the ranks were on one node, and in older records",
@@ -337,18 +339,20 @@ class Commit(Record):
         [], description="the steps at which the last equal rehearsals began, oldest first"
     )
     rehearsals: list[RehearsedSteps] = Field(
-        [], description="the steps of these rehearsals; older commits have none, and theirs started at commits"
+        [],
+        description="the first and last step of each of these rehearsals; older commits have none, because their "
+        "rehearsals began at commits",
     )
-    not_rehearsed: str = Field("", description="why no rehearsal was made; empty if one was or will be made")
+    not_rehearsed: str = Field("", description="the reason why no rehearsal was made; empty if one was or will be made")
     unrehearsed_s: Seconds = Field(0.0, description="seconds that the steps since the last equal rehearsal took")
     rehearse_s: Seconds = Field(0.0, description="seconds for which a rehearsal delayed its steps")
-    inexact: str = Field("", description="how a rehearsal differed, if the run continued in spite of that")
+    inexact: str = Field("", description="the difference that a rehearsal found, if the run continued all the same")
     unproved: list[Annotated[int, Field(ge=1)]] = Field(
-        [], description="the numbers of the last commits whose steps began with a resume that nothing was compared with"
+        [], description="the numbers of the last commits whose steps began with a resume that no rehearsal has checked"
     )
     records: dict[str, str] = Field(
         default_factory=dict,
-        description="the records that it relies on, by name; see holdfast docs FORMAT. Older commits have none",
+        description="the records that this commit relies on, by name; see holdfast docs FORMAT; empty in older commits",
     )
     origin: Origin | None = Field(None, description="the source of an imported checkpoint; None if the run trained it")
 
@@ -384,7 +388,7 @@ class Commit(Record):
         numbers = ", ".join(map(str, self.unproved))
         some = f"commits {numbers} begin" if len(self.unproved) > 1 else f"commit {numbers} begins"
         audit = f"holdfast audit RUN --commit {self.unproved[-1]}"
-        unproved = f"unproved: {some} after a stop or a death that left no steps to compare ({audit})"
+        unproved = f"unproved: {some} after a stop or a kill that left no steps to compare ({audit})"
         return f"{self._rehearsed_from}; {unproved}"
 
     @property
@@ -407,7 +411,7 @@ class RehearsalRecord(Record):
     attempt: int = Field(ge=1)
     commit: int = Field(ge=1)
     lines: list[dict[str, Any]] = Field(description="the trail of these steps, a line for each")
-    difference: str = Field(description="how a rehearsal differed; empty for the steps of a stop")
+    difference: str = Field(description="the difference that a rehearsal found; empty for the steps of a stop")
     unregistered: list[dict[str, Any]] = Field(
         [], description="for a stop: the values that the checkpoint doesn't contain, each with a digest"
     )
@@ -475,7 +479,10 @@ class Pin(Record):
     commit: int = Field(ge=1)
     created_at: Time
     explains: int = Field(
-        0, ge=0, description="the commit that the run explains or skips, and then removes the pin; 0 for a person's pin"
+        0,
+        ge=0,
+        description="the commit for whose explanation or skip the run pins this one, until that is done; 0 "
+        "for a person's pin",
     )
 
 
@@ -488,19 +495,21 @@ class AuditRecord(Record):
     checkpoint_sha256: str = Field(
         pattern=rf"{SHA256}|^$", description="the content id that the replay ended with; empty if the gate refused it"
     )
-    notes: list[str] = Field(description="why equal bits were not promised; empty if they were")
+    notes: list[str] = Field(description="the reason why equal bits were not promised; empty if they were promised")
     host: str
     environment: dict[str, Any] = Field(description="the machine, as in an attempt's record, without the code")
     created_at: Time
     resumes: list[Annotated[int, Field(ge=0, le=MOST_STEPS)]] = Field(
-        [], description="the steps at which the run may have been resumed, but the replay trained straight on"
+        [], description="the steps at which the run may have been resumed while the replay trained on without a resume"
     )
-    first_step: int | None = Field(None, ge=0, le=MOST_STEPS, description="the first step that differs, if any")
-    first_differs_in: list[str] = Field([], description="what differs in that step, causes first")
+    first_step: int | None = Field(
+        None, ge=0, le=MOST_STEPS, description="the number of the first step that differs, if any"
+    )
+    first_differs_in: list[str] = Field([], description="the fields that differ in that step, causes first")
     first_tensors: list[str] = Field([], description="the first tensors that differ after that step")
     seed: int | None = Field(None, description="the seed of the choice of this commit; null if a person chose it")
     share: float | None = Field(
-        None, ge=0, le=1, description="the share of the training time that audits might take; null if not set"
+        None, ge=0, le=1, description="the fraction of the training time that audits may take; null if not set"
     )
 
 

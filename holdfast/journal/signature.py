@@ -48,7 +48,7 @@ ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 KEY_LIKE = re.compile(r"-----|\n|[A-Za-z0-9+=]{44,}")
 SOURCE_HINT = "give the path of a PEM file, or env:NAME for a variable that holds the PEM"
 P256_HINT = "holdfast keygen makes such a key"
-CHANGED_HINT = "don't load this checkpoint; continue from a commit whose signature is good"
+CHANGED_HINT = "don't load this checkpoint; continue from a commit with a valid signature"
 UNKNOWN_KEY_HINT = "if you know whose key signed it, add the public key to the trusted keys"
 
 
@@ -223,7 +223,7 @@ def verify_signature(
         is_lower: see `open_envelope`.
 
     Raises:
-        NotTrusted: no trusted key signed exactly this, or ``envelope`` is not an envelope.
+        NotTrusted: no trusted key signed this record with these files, or ``envelope`` is not an envelope.
     """
     about = f"the signature of {record_name}"
     if len(envelope) > MAX_ENVELOPE_BYTES:
@@ -258,7 +258,8 @@ def open_envelope(
 
     Args:
         about: the name of the signature, for an error.
-        is_lower: refuse a signature with the higher s, which `SigningKey` never writes; earlier versions wrote both.
+        is_lower: whether to refuse a signature with the higher s. `SigningKey` never writes it, but earlier versions
+            did.
 
     Raises:
         NotTrusted: no trusted key signed the payload, or ``envelope`` is not an envelope.
@@ -291,7 +292,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 
 def _lower(signature: bytes) -> bytes:
-    """Return the one of a signature's two forms (DER) that has the lower s; different bytes, unchanged."""
+    """Return the form of a DER signature that has the lower s. Return bytes that aren't such a signature unchanged."""
     try:
         r, s = decode_dss_signature(signature)
     except ValueError:

@@ -31,7 +31,7 @@ class SkipRecord(Record):
     changed: StepsText = Field(description="the steps that this list adds to the previous list, or removes")
     is_off: bool = Field(description="whether this list removes the changed steps")
     first_commit: int = Field(ge=1, description="the first commit that no longer counts, because it has a changed step")
-    by: str = Field(description="who wrote it: the user and the host")
+    by: str = Field(description="the author of the list: user and host")
     reason: str
     created_at: Time
 
@@ -83,7 +83,7 @@ def read_skip(journal: Journal, number: int, keys: Sequence[TrustedKey] = ()) ->
         if record.number != number:
             raise RecordDamaged(f"{name} can't be read: it contains the record of another skip list, {record.number}")
     except RecordDamaged as error:
-        error.hint = error.hint or f"restore {name} from a backup: without it nobody knows which steps to skip"
+        error.hint = error.hint or f"restore {name} from a backup: without this file nobody knows which steps to skip"
         raise
     if keys:
         check_skip_signed(journal, record, data, keys)
@@ -144,7 +144,7 @@ def write_skips(
 
 
 def sign_skips(journal: Journal, record: SkipRecord, key: SigningKey) -> None:
-    """Sign a skip list that has no signature, or another key's signature."""
+    """Sign a skip list that has no signature, or a different key's signature."""
     name, signature = record.names
     journal.store.replace(signature, key.sign(journal.run, name, journal.store.read(name), {}))
     journal.enter(signature)

@@ -18,10 +18,10 @@ def find_other_run(journal: Journal) -> str:
 
 
 def find_other_settings(journal: Journal, newest: Commit | None) -> str:
-    """Return a message if the snapshot isn't the settings of the run's last attempt; otherwise an empty text.
+    """Return a message if the snapshot doesn't have the settings of the run's last attempt; otherwise an empty text.
 
-    The newest commit names their hash. If an attempt has begun since that commit, they are another record of the run.
-    A commit of an earlier version names no hash, so any settings could be those of its attempt.
+    The newest commit names the hash of the settings. If an attempt has begun since that commit, its settings are a
+    different record of the run. A commit of an earlier version names no hash, so any settings are accepted.
 
     Args:
         newest: the run's newest commit; None before the first commit.
@@ -37,7 +37,7 @@ def find_other_settings(journal: Journal, newest: Commit | None) -> str:
 
 
 def is_of(journal: Journal, commit: Commit) -> bool:
-    """Return whether the snapshot is the settings with which a commit's attempt trained, as the commit names them."""
+    """Return whether the snapshot has the settings with which a commit's attempt trained, by the hash in the commit."""
     read = _read(journal)
     return read is not None and read[0] in _list_hashes(commit)
 

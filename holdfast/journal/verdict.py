@@ -57,8 +57,8 @@ class Ask:
     Attributes:
         commit: the number of the commit to replay.
         from_commit: the commit from which to begin; None if the audit may choose.
-        answered: the hosts that have already trained the steps. The replay should run on another host.
-        repeat: the hosts on which to run the replay again if there is no other host.
+        answered: the hosts that have already trained the steps. The replay should run on a different host.
+        repeat: the hosts on which to run the replay again if there is no further host.
     """
 
     commit: int
@@ -84,11 +84,11 @@ class AuditVerdict:
         is_own: whether the commit's own bytes are wrong.
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
         repeats: whether the host gave different bytes each time that it trained; None if it trained once.
-        rank, step, component: the first difference, as far as an audit found it. The rank is a rank of the run; a
+        rank, step, component: the first difference that an audit has found. The rank is a rank of the run; a
             replay may have other ranks.
-        at: when the machine's last wrong training was recorded; empty unless the kind is ``machine``.
-        agreeing: the number of trainings that ended with the right bytes, earlier audits of the run included; for an
-            undecided commit, with the commit's own bytes.
+        at: the time of the record of the machine's last wrong training; empty unless the kind is ``machine``.
+        agreeing: the number of trainings that ended with the right bytes (for an undecided commit, with the commit's
+            own bytes), earlier audits of the run included.
         deviating: the number of trainings that ended with different bytes.
     """
 
@@ -129,7 +129,7 @@ class AuditVerdict:
     def chance(self) -> float | None:
         """The largest probability with which a program that deviates at random makes a sound machine look faulty.
 
-        A program that deviates in each training with the probability q gives ``agreeing`` right and ``deviating`` other
+        A program that deviates in each training with the probability q gives ``agreeing`` right and ``deviating`` wrong
         results with the probability (1 - q)^agreeing q^deviating. This is largest for q = deviating / (agreeing +
         deviating). The property is None unless the kind is ``machine``.
         """
@@ -405,7 +405,7 @@ def _list_gpus(environment: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _name(hosts: Collection[str], word: str = "and") -> str:
-    """Return the names of hosts for a message: `MOST_NAMED` names at most, and the number of others."""
+    """Return the names of hosts for a message: at most `MOST_NAMED` names, and the number of the remaining hosts."""
     names = sorted(hosts)
     left = len(names) - MOST_NAMED
     *some, last = names if left < 1 else [*names[:MOST_NAMED], f"{left} others"]

@@ -211,4 +211,4 @@ class _File:
 
 
 def _taken(out: Path) -> ConfigError:
-    return ConfigError(f"{out} exists", hint="give another name, or remove it")
+    return ConfigError(f"{out} exists", hint="choose a different name, or remove the existing file")

@@ -101,7 +101,7 @@ class _Found:
     Attributes:
         newest: the number of the newest commit.
         live: the commits that a run may continue from, newest first.
-        reported: the folders that the last report names as deleted, or as still to delete.
+        reported: the folders that the last report names as deleted or to be deleted.
         unreported: pruned commits missing from the last report, because the report was lost or that prune was killed.
         quarantined: the numbers of the quarantined commits.
         unreadable: commits whose records can't be read, so that their folders are unknown.
@@ -257,13 +257,13 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
         return {}
     protected = dict.fromkeys(journal.numbers("pins"), "pinned")
     if certified := find_certified(journal, live):
-        protected.setdefault(certified[0].number, "the newest that is certified")
+        protected.setdefault(certified[0].number, "the newest certified commit")
     for commit in live:
         is_verified = commit.number == verified
         damaged = [] if is_verified else checkpoint.verify(journal.store, commit, is_urgent=False)
         if damaged and journal.is_pruned(commit.number):
             break  # another prune has verified a newer checkpoint, and has deleted this checkpoint
-        protected[commit.number] = "newer than any that verifies" if damaged else "the newest that verifies"
+        protected[commit.number] = "newer than every commit that verifies" if damaged else "the newest that verifies"
         if not damaged:
             break
         log.warning("%s", "; ".join(map(str, damaged)))

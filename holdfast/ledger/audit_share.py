@@ -12,8 +12,8 @@ then pays for ``k = s D / a`` audits a day, of ``n = D / c`` chunks, as soon as 
   across a resume also trains the chunk before.
 - *A machine computes each chunk wrongly from some step on.* The first audit of a night takes the newest commit that
   isn't certified, whose chunk is then wrong. So the first night with an audit finds the machine. A night has an audit
-  with the probability ``min(1, s D / a)``; of ``ceil(max(1, A / (s D)))`` nights, at least one has an audit. The rest
-  of the chunk in which the fault begins is added to this time. Only an audit on another machine finds the fault.
+  with the probability ``min(1, s D / a)``; of ``ceil(max(1, A / (s D)))`` nights, at least one has an audit. Add the
+  rest of the chunk in which the fault begins. Only an audit on another machine finds the fault.
 
 Where retention leaves ``w`` commits that can be trained again, a night has at most ``w`` audits, so ``k`` is at most
 ``w``.

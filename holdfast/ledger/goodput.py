@@ -84,7 +84,8 @@ class AttemptLedger:
     Attributes:
         began: when its ranks were started.
         ended: when it ended. If `is_end_known` is False, the latest time at which it can have trained.
-        reason: the reason for its end; empty while it trains; ``vanished`` if it recorded no ending and no timely save.
+        reason: the reason for its end; empty while the attempt trains; ``vanished`` if it recorded no ending and saved
+            too late.
         buckets: seconds by bucket; ``waiting`` is the time before the attempt began. If no attempt followed, it
             includes the time after the end.
         lost_steps: the number of steps that were trained and lost. If the attempt died, an upper bound, estimated from
@@ -168,7 +169,7 @@ def make_ledger(journal: Journal, now: datetime | None = None) -> Ledger:
         if left := [*missing, *records.missing]:
             raise RecordDamaged(
                 "\n".join([f"run {journal.run!r} has no record of an attempt", *(f"  {line}" for line in left)]),
-                hint="holdfast verify shows what is left of the run",
+                hint="holdfast verify shows which of the run's files are left",
             )
         raise WrongUse(f"run {journal.run!r} has no record of an attempt", hint="train the run first")
     return account(journal.run, lives, (*missing, *map(_explain, records.missing)), now)

@@ -3,7 +3,7 @@
 A save costs training ``c`` seconds: training pauses while the state is copied, and the steps during the save take
 longer, because hashing and writing take cores and bandwidth (0.07 to 0.28 s/GB in all). A loss costs the training since
 the last save: half an interval ``T`` on average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the
-time is lost, which is least at ``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R``
+time is lost, which is smallest at ``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R``
 seconds add ``(R + d)/M``, whatever the interval. Source: J. W. Young, A first order approximation to the optimum
 checkpoint interval, 1974.
 
@@ -171,7 +171,7 @@ class Interval:
     """The chosen length of chunks.
 
     Attributes:
-        bound: the rule that decided the length: the least expected lost time, or a lower bound (a save's length, or the
+        bound: the rule that decided the length: the smallest expected loss, or a lower bound (a save's length, or the
             floor).
     """
 

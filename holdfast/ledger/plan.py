@@ -48,7 +48,7 @@ class Dealing:
 
     Attributes:
         ranks: the most ranks that the run has.
-        virtual_ranks: the number of virtual ranks, into whose shares each batch is divided.
+        virtual_ranks: the number of virtual ranks; each batch is divided into this number of shares.
         worst: the number of ranks at which the most time is lost.
         waiting: the fraction of a step for which an average rank then waits for the rank with the most virtual ranks.
     """

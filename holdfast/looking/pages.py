@@ -43,7 +43,7 @@ class PageSection:
 
     @cached_property
     def lines(self) -> list[tuple[str, frozenset[str]]]:
-        """The section's lines, each with its words and those of the heading."""
+        """The section's lines, each with its own words and the words of the heading."""
         title = find_words(self.title)
         return [(line, frozenset(title | find_words(line))) for line in self.text.splitlines() if line.strip()]
 
@@ -52,7 +52,7 @@ def list_pages() -> dict[str, Path]:
     """Return the pages of this installation by name: the index first, then as the index lists them.
 
     Raises:
-        WrongUse: the installation has none, such as one from an archive of Python files alone.
+        WrongUse: the installation has no pages, for example because only its Python files were copied.
     """
     folder = next(
         (each for each in (PACKAGE / "docs", PACKAGE.parent / "docs") if (each / "README.md").is_file()), None
@@ -132,7 +132,7 @@ def find_words(text: str) -> set[str]:
 
 
 def list_headings(pages: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the index as text: its headings, and below each the pages with what they describe."""
+    """Yield the index as text: its headings, and below each heading the pages with their descriptions."""
     for line in pages[INDEX].read_text("utf-8").splitlines():
         if line.startswith("## "):
             yield from ("", line.removeprefix("## "))

@@ -46,65 +46,67 @@ class Term:
 
 # The properties of an environment on which, with three ranks or more, NCCL's order of summation depends.
 TOPOLOGY = ("nodes", "gpus_per_node", "links")
-VIRTUAL = "only with compute.virtual_ranks would the bits be equal"
+VIRTUAL = "the bits would be equal only with compute.virtual_ranks"
 
 BOTH: tuple[Device, ...] = ("cpu", "cuda")
 
 TERMS = (
     Term("device", BOTH, "a CPU and a GPU add up in different orders", source=PYTORCH),
-    Term("system", BOTH, "each platform has builds of its own", source=PYTORCH),
+    Term("system", BOTH, "each platform has its own builds of torch", source=PYTORCH),
     Term(
-        "libc", BOTH, "schedules and optimizers use its cos, exp, pow",
+        "libc", BOTH, "schedules and optimizers use the C library's cos, exp, pow",
         source="GNU C Library manual, Known Maximum Errors in Math Functions: results are not correctly rounded",
     ),
     Term(
         "python", BOTH, "sum() of floats changed in 3.12 and in 3.14", "major.minor",
         source="python/cpython#100425", free="python's patch version",
     ),
-    Term("torch", BOTH, "another release or build has other kernels", source=PYTORCH),
-    Term("numpy", BOTH, "its random numbers may change with the version", source="NEP 19"),
-    Term("accelerate", BOTH, "it accumulates, scales and clips gradients"),
-    Term("torchdata", BOTH, "its loaders draw random numbers"),
-    Term("deterministic", BOTH, "without it, atomic additions come in any order", "switch", PYTORCH),
+    Term("torch", BOTH, "a different release or build of torch has different kernels", source=PYTORCH),
+    Term("numpy", BOTH, "NumPy's random numbers may change with its version", source="NEP 19"),
+    Term("accelerate", BOTH, "accelerate accumulates, scales and clips gradients"),
+    Term("torchdata", BOTH, "torchdata's loaders draw random numbers"),
+    Term("deterministic", BOTH, "without it, torch makes atomic additions in any order", "switch", PYTORCH),
     Term(
-        "precision", BOTH, "a shorter factor rounds each product; earlier versions demanded full precision",
+        "precision", BOTH, "reduced precision (TF32, bf16) rounds each product; earlier versions demanded full "
+                           "precision",
         "reduced", source="PyTorch, Numerical accuracy: reduced precision of float32 products", before="full",
     ),
-    Term("variables", BOTH, "they choose kernels, or the order of a set", "those of the process"),
+    Term("variables", BOTH, "these variables choose kernels, or the order of a set", "those of the process"),
     Term("cpu", ("cpu",), "libraries choose kernels by the CPU's model", source=ONEMKL),
-    Term("cpu_family", ("cpu",), "clouds name different CPUs alike", source=ONEMKL),
+    Term("cpu_family", ("cpu",), "clouds give different CPUs the same model name", source=ONEMKL),
     Term("cpu_vector", ("cpu",), "wider vectors add up in a different order", "words", ONEDNN),
     Term(
-        "cpu_vector", ("cuda",), "the host's cos, exp and pow differ without it", "fma",
+        "cpu_vector", ("cuda",), "the host's cos, exp and pow give different bits without FMA", "fma",
         source="seen: glibc 2.36 gives 0.999 ** n different bits with its FMA variants turned off",
     ),
     Term(
-        "cpu_cache", ("cpu",), "matrices are summed in blocks that fit in it",
+        "cpu_cache", ("cpu",), "matrices are summed in blocks that fit in the cache",
         source="oneDNN, platform::get_per_core_cache_size",
     ),
-    Term("cpu_capability", ("cpu",), "torch has kernels of its own for each"),
-    Term("mkl", ("cpu",), "it multiplies matrices, in an order of its own", source=ONEMKL),
-    Term("onednn", ("cpu",), "it convolves, in an order of its own", source=ONEDNN),
-    Term("threads", ("cpu",), "each thread sums a part", source=ONEMKL),
-    Term("variables", ("cpu",), "they choose the CPU's kernels and threads", "those of the CPU", ONEMKL),
+    Term("cpu_capability", ("cpu",), "torch has different kernels for each capability"),
+    Term("mkl", ("cpu",), "MKL multiplies matrices, and its version decides the order of the sums", source=ONEMKL),
+    Term("onednn", ("cpu",), "oneDNN convolves, and its version decides the order of the sums", source=ONEDNN),
+    Term("threads", ("cpu",), "each thread sums a part of the terms", source=ONEMKL),
+    Term("variables", ("cpu",), "these variables choose the CPU's kernels and threads", "those of the CPU", ONEMKL),
     Term(
-        "gpus", ("cuda",), "they choose kernels; the name doesn't count",
+        "gpus", ("cuda",), "architecture and SMs choose kernels; the GPU's name doesn't count",
         "architecture and SMs", CUBLAS, free="a GPU's name",
     ),
     Term("cuda", ("cuda",), "cuBLAS promises nothing across versions", source=CUBLAS),
     Term(
-        "cudnn", ("cuda",), "its kernels change with its minor version", "major.minor", CUDNN,
+        "cudnn", ("cuda",), "cuDNN's kernels change with its minor version", "major.minor", CUDNN,
         free="cuDNN's patch version",
     ),
-    Term("nccl", ("cuda",), "it adds up the gradients of several ranks"),
-    Term("variables", ("cuda",), "they choose the GPU's kernels and workspaces", "those of the GPU", CUBLAS),
+    Term("nccl", ("cuda",), "NCCL adds up the gradients of several ranks"),
+    Term("variables", ("cuda",), "these variables choose the GPU's kernels and workspaces", "those of the GPU", CUBLAS),
     Term(
-        "topology", (), "NCCL adds along it; compared on GPUs, from three ranks on, without virtual ranks",
+        "topology", (), "NCCL's order of sums follows the topology; compared on GPUs, from three ranks on, without "
+                        "virtual ranks",
         source="NVIDIA/nccl#23, #1461",
     ),
-    Term("driver", (), "kernels come compiled with torch and CUDA"),
-    Term("cpu_flags", (), "a digest, to tell machines apart; many flags don't affect computation"),
-    Term("gpu_uuids", (), "to name a GPU that computes wrongly"),
+    Term("driver", (), "torch and CUDA ship compiled kernels, so the driver changes no bits"),
+    Term("cpu_flags", (), "recorded as a digest, to tell machines apart; many flags don't affect computation"),
+    Term("gpu_uuids", (), "recorded to name a GPU that computes wrongly"),
 )  # fmt: skip
 
 
@@ -121,11 +123,13 @@ class Limit:
 
 
 LIMITS = (
-    Limit(BOTH, "code that is compiled where it runs, by torch.compile or by the recipe"),
+    Limit(BOTH, "code that torch.compile or the recipe compiles on the machine"),
     Limit(("cuda",), "kernels that the driver compiles, for a GPU that is newer than torch's build"),
-    Limit(("cuda",), "what a recipe computes on the host: that is the same only on the same CPU"),
+    Limit(("cuda",), "values that a recipe computes on the host: they are the same only on the same CPU"),
     Limit(("cuda",), "NCCL's own files, /etc/nccl.conf and ~/.nccl.conf, and plugins that choose its algorithms"),
-    Limit(("cuda",), "several nodes with the same GPUs and links, but another network or NVLink domain between them"),
+    Limit(
+        ("cuda",), "several nodes with the same GPUs and links, but a different network or NVLink domain between them"
+    ),
 )
 
 

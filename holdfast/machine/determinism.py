@@ -85,7 +85,7 @@ def choose_collectives(settings: Determinism) -> dict[str, str]:
 
 
 def choose_spins(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables that let a rank's waiting threads sleep soon; none if the user has set one."""
+    """Return environment variables that let a rank's waiting threads sleep soon; none if the user has set any."""
     return {} if any(name in environment for name in WAITS) else SPINS
 
 

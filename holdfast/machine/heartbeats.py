@@ -84,7 +84,7 @@ class Beat:
         longest_s: the longest step and the longest evaluation so far, in seconds; 0 if there was none. The process's
             first step doesn't count, because it also compiles, starts loader workers and connects the ranks.
         steps_s: the seconds that the rank has spent in whole steps; the process's first step doesn't count.
-        syncing_s: how many of these seconds the rank has spent at the place SYNCING.
+        syncing_s: the part of these seconds that the rank has spent at the place SYNCING.
         where: the rank's host, and its GPU if it has one.
     """
 
@@ -107,7 +107,7 @@ class Beat:
 
     @property
     def position(self) -> tuple[int, bool, int]:
-        """Return the rank's progress as a tuple; of two ranks of a run, the rank that is behind has the smaller tuple.
+        """Return the rank's progress as a tuple; the rank that is behind has the smaller tuple.
 
         `marks` comes last, because ranks may pass different numbers of places before they wait for each other.
         """

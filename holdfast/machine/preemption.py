@@ -215,7 +215,7 @@ def aws_sources(server: MetadataServer) -> list[Source]:
         found = ask("events/recommendations/rebalance")
         if "noticeTime" not in found:
             return None
-        return Notice("AWS sees a higher risk of a spot interruption", 0.0, is_advice=True)
+        return Notice("AWS reports a higher risk of a spot interruption", 0.0, is_advice=True)
 
     return [interruption, rebalance]
 

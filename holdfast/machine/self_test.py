@@ -26,7 +26,7 @@ Bits = dict[str, str]  # for each part of a step, the SHA-256 of its result and 
 UNPROMISED = ("driver", "cpu_flags")  # properties that `judge` doesn't compare, although they may change bits
 KEY = "self_test"  # the key of a `SelfTest` in a record's environment
 RECORDED = ("host", "where", "sha256", "flags")
-HINT = "train on another machine and have this one examined; --set compute.gpu_health=warn trains anyway"
+HINT = "train on a different machine, and have this one examined; --set compute.gpu_health=warn trains anyway"
 
 
 @dataclass(frozen=True)

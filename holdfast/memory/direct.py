@@ -65,7 +65,7 @@ def fill(file: int, buffer: memoryview, start: int = 0) -> Iterator[int]:
 
 
 def _blocks(data: memoryview, position: int) -> int:
-    """Return how many bytes at the beginning of the data can be written or read by direct I/O, in whole blocks.
+    """Return the number of bytes at the beginning of the data that direct I/O can write or read, in whole blocks.
 
     Return 0 if direct I/O isn't possible, or not worth its cost.
     """

@@ -9,15 +9,15 @@ class SharedBuffers:
     """Memory for a checkpoint's numbered parts, as files in memory. `close` closes them; memory that is mapped stays.
 
     Attributes:
-        files: the path and the size of each part's file, in the order in which the parts were lent. A process of the
-            same user can open it while this process lives and hasn't closed it.
+        files: the path and the size of each part's file, in the order of the calls of `lend`. A process of the same
+            user can open a file while this process lives and hasn't closed the file.
     """
 
     def __init__(self, free_bytes: int) -> None:
         """
         Args:
             free_bytes: the memory that this machine has free; 0 if that is unknown. The kernel promises no memory to
-                such files, and would kill a process that writes more than there is.
+                such files, and would kill a process that writes more than the machine has.
         """
         self._free_bytes = free_bytes
         self.files: list[tuple[str, int]] = []
@@ -44,7 +44,7 @@ class SharedBuffers:
 
 
 def map_shared(path: str, size_bytes: int) -> memoryview:
-    """Return another process's memory; see `SharedBuffers`. A page that this process writes becomes its own.
+    """Return the memory of a different process; see `SharedBuffers`. A page that this process writes becomes its own.
 
     Raises:
         OSError: the file isn't there, or this process may not open it.

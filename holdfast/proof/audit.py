@@ -118,7 +118,7 @@ def audit_commit(
             the commit's parent. If the run may have been resumed from the parent, the replay begins one commit earlier:
             a replay from the parent would begin with the same resume, and so repeat the faults of that resume.
         ranks: the number of ranks of the replay; None for the run's own number.
-        trust: the reader's own configuration, or what of the run's records to accept.
+        trust: the reader's own configuration, or the parts of the run's records to accept.
 
     Raises:
         WrongUse: the start isn't an ancestor of the commit, or its checkpoint was pruned; or equal bytes aren't
@@ -183,7 +183,7 @@ def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "r
     Do nothing if the verdict names no machine. If the store is read-only here, log a warning instead.
 
     Args:
-        on_fault: what else to do. ``record``: nothing. ``rollback``: quarantine the commits of that machine, see
+        on_fault: the further action. ``record``: none. ``rollback``: quarantine the commits of that machine, see
             `roll_back`. ``stop``: hold the run, see `stop_run`.
 
     Returns:
@@ -277,7 +277,7 @@ def choose_span(journal: Journal, commit: Commit) -> Span:
         given_up = "pruned" if journal.is_pruned(before.number) else "quarantined"
         reason = f"commit {before.number} was {given_up}, so the replay can't begin before commit {parent.number}"
     if reason:
-        return Span(parent, [commit], f"the resume at step {parent.step}, which the replay repeats: {reason}")
+        return Span(parent, [commit], f"the replay begins with the resume at step {parent.step}: {reason}")
     return Span(before, [parent, commit])
 
 
@@ -335,7 +335,7 @@ def _not_trained(journal: Journal, commit: Commit) -> WrongUse:
 
 
 def describe_source(commit: Commit) -> str:
-    """Return where a commit's checkpoint comes from that the run hasn't trained, as the rest of a sentence."""
+    """Return the source of a commit's checkpoint that the run hasn't trained, as the end of a sentence."""
     return f"imported from {commit.origin}" if commit.origin else "unpacked from another run's checkpoint"
 
 

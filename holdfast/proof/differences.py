@@ -138,7 +138,7 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
     if saved is None:
         raise RecordDamaged(
             f"the settings that commit {newest.number} was trained with are lost: configs/ has none that can be read",
-            hint="train with exactly the settings that the run had; the run refuses any others",
+            hint="train with exactly the settings that the run had; the run refuses different settings",
         )
     return saved
 

@@ -63,7 +63,7 @@ def evaluate_commit(journal: Journal, commit: Commit, trust: Trust = BY_DEFAULT)
     """Restore a commit's checkpoint through the gate in fresh processes, and evaluate it.
 
     Args:
-        trust: the reader's own configuration, or what of the run's records to accept.
+        trust: the reader's own configuration, or the parts of the run's records to accept.
 
     Raises:
         CheckpointDamaged, GateTripped: the checkpoint can't be restored. Nothing is quarantined.

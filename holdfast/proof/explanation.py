@@ -37,12 +37,12 @@ LEAD, FURTHER = 8, 100
 MEANINGS: dict[Cause, str] = {
     "bits": "the machine or the program: trained again, the step gives different bits. holdfast audit on another "
     "machine "
-    "tells which of them",
+    "tells which of the two is the cause",
     "data": "data: with the same parameters, samples of this step have losses far above those of the step before",
     "dynamics": "dynamics: with the parameters before this step, the samples of the step before have high losses, too. "
-    "An earlier update was too large; is the learning rate too high?",
+    "An earlier update was too large: check whether the learning rate is too high",
     "none": "the loss of this step is not far from the losses before it",
-    "unknown": "not known: the bits agree with the record, so the machine is not the cause",
+    "unknown": "unknown cause: the bits are equal to the record, so the machine is not the cause",
 }
 
 
@@ -156,7 +156,7 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
     Args:
         step: the step's number, from 1.
         most: how many of the step's samples get a gradient norm, and how many updates are kept.
-        trust: the reader's own configuration, or what of the run's records to accept.
+        trust: the reader's own configuration, or the parts of the run's records to accept.
 
     Raises:
         WrongUse: the step isn't committed, or the checkpoint before it was pruned, or the recipe is not trusted.

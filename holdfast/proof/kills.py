@@ -58,8 +58,8 @@ def choose_kills(steps: int, kills: int, epoch: int, choice: random.Random) -> t
     epoch's end. Further chunk ends are chosen anywhere. So the run saves before and after the end of an epoch, and is
     killed after it. It crosses the end of the next epoch after a resume.
 
-    State that changes at every k-th step is lost unseen by a resume at a multiple of k. So each chunk end is the one,
-    of those possible, that adds the most phases (remainders of its step and a `PERIODS`) to the phases before.
+    A resume at a multiple of k can't show the loss of state that changes at every k-th step. So each chunk end is
+    chosen to add the most new phases: remainders of its step divided by each number in `PERIODS`.
 
     Args:
         epoch: the number of steps of an epoch, at most half of ``steps``.

@@ -33,7 +33,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
 
     Args:
         scratch: the folder for logs.
-        trust: the reader's own configuration, or what of the recorded one to accept.
+        trust: the reader's own configuration, or the parts of the recorded configuration to accept.
 
     Raises:
         WrongUse: the configuration was lost.
@@ -143,7 +143,7 @@ def ranks_at(
     Args:
         at: the commit to restore; None for the state with which the run began.
         settings: the commit whose settings the ranks get.
-        trust: the reader's own configuration, or what of the run's records to accept.
+        trust: the reader's own configuration, or the parts of the run's records to accept.
         number: the number of ranks; None for the number in the settings.
 
     Raises:
@@ -190,7 +190,7 @@ def replayed(
 
     Args:
         start: an earlier commit; None for the beginning of the run.
-        trust: the reader's own configuration, or what of the run's records to accept.
+        trust: the reader's own configuration, or the parts of the run's records to accept.
         ranks: the number of ranks; None for the run's own number.
 
     Yields:

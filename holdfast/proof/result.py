@@ -70,7 +70,9 @@ class Proof(Differing, BaseModel):
     def __str__(self) -> str:
         lines = self._describe_verdict()
         if self._differs_from_itself:
-            lines.append("  this is before the first resume: the recipe differs from itself, even without a kill")
+            lines.append(
+                "  this is before the first resume: the recipe gives different bytes each time, even without a kill"
+            )
         elif not self.is_proved:
             lines += [f"  no checkpoint has {line}" for line in _cut(self.lost)]
         rows = [("content id", self.straight), ("settings", self.config_fingerprint), ("ran on", self._machine())]

@@ -113,7 +113,7 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
         verdict: a verdict that names a machine.
 
     Returns:
-        The commit. None if the run can be rolled back already, if no commit is wrong, if all commits in doubt are
+        The commit; None if the run can be rolled back already, if no commit is wrong, if all commits in doubt are
         wrong, or if the audits of the chosen commit don't agree yet.
     """
     first = _find_first(journal, verdict)
@@ -140,8 +140,8 @@ def _is_wrong(journal: Journal, commit: Commit, host: str) -> bool:
 def _find_first(journal: Journal, verdict: AuditVerdict) -> Commit | None:
     """Return the first commit of the faulty machine that no audit certifies; None if there is none.
 
-    A later commit that is certified doesn't help: it may continue the wrong bytes of the first one correctly. Commits
-    that the machine has trained since it was released from quarantine are not in doubt.
+    A later commit that is certified doesn't help: it may continue the wrong bytes of the first commit correctly.
+    Commits that the machine has trained since it was released from quarantine are not in doubt.
     """
     return next(iter(_list_suspected(journal, verdict)), None)
 

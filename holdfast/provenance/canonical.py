@@ -71,7 +71,8 @@ def _write_fast(value: Any) -> bytes | None:
 def _count_other_floats(value: Any) -> int | None:
     """Return the number of floats that the library json writes differently from RFC 8785; None if it can't be used.
 
-    It can't be used for a value with a key that isn't text, a whole number beyond 2**53, or an object of another type.
+    It can't be used for a value with a key that isn't text, a whole number beyond 2**53, or an object of a different
+    type.
     """
     low, high = _PLAIN_FLOATS
     containers: list[Any] = [[value]]

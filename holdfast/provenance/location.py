@@ -18,7 +18,7 @@ _WORKER = "Original Traceback (most recent call last):"
 HINTS = {
     "initialize the default process group twice": "leave out init_process_group and destroy_process_group: the ranks "
     "have a process group; run.rank, run.world_size and run.accelerator.prepare(model) take the place of DDP's lines",
-    "not have a deterministic implementation": "use another operation: the documentation of "
+    "not have a deterministic implementation": "use a different operation: the documentation of "
     "torch.use_deterministic_algorithms lists those that are deterministic; or "
     '--set determinism.mode="fast", which doesn\'t promise equal bits',
     "No module named 'transformers'": spell_install("transformers"),

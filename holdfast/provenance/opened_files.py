@@ -145,8 +145,8 @@ def _name(paths: list[Path], bases: Iterable[Path]) -> dict[Path, str]:
 def describe_file(path: Path, whole_bytes: int = WHOLE_BYTES) -> Entry:
     """Return a file's size and its digests.
 
-    A file of at most ``whole_bytes`` bytes has the SHA-256. A larger file, and any file of more bytes than the samples,
-    has a digest of the samples.
+    A file of at most ``whole_bytes`` bytes has the SHA-256. A larger file has a digest of samples of its bytes. A file
+    that is larger than the samples and at most ``whole_bytes`` has both.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

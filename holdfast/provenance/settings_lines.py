@@ -50,5 +50,5 @@ def _list_lines(file: str, wanted: set[str]) -> Iterator[int]:
 
 
 def _is_torchs(target: ast.Attribute) -> bool:
-    """Return whether an attribute is one of a module of torch's: ``cudnn.benchmark``, but not ``self.benchmark``."""
+    """Return whether an attribute belongs to a module of torch: ``cudnn.benchmark``, but not ``self.benchmark``."""
     return ast.unparse(target.value).rpartition(".")[2] in ("cudnn", "matmul", "mkldnn", "conv", "rnn", "backends")

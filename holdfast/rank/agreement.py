@@ -1,4 +1,4 @@
-"""The agreement of all ranks on when to save or stop: they exchange wishes between steps, and follow the highest."""
+"""The agreement of all ranks on when to save or stop: they exchange wishes, and follow the most urgent one."""
 
 import enum
 
@@ -13,10 +13,7 @@ SLOW_STEP_S = 0.25
 
 
 class Wish(enum.IntEnum):
-    """A rank's wish for the next pause between steps; a greater number is more urgent.
-
-    All ranks follow the highest wish.
-    """
+    """A rank's wish for the next pause between steps. A higher number is more urgent; all ranks follow the highest."""
 
     NOTHING = 0
     SAVE = 1
@@ -36,7 +33,7 @@ class Agreement:
 
     @property
     def steps_late(self) -> int:
-        """Return how many more steps the ranks train before they save or stop, if this rank sends its wish now."""
+        """Return the number of steps that the ranks train before they follow a wish that this rank sends now."""
         return 0 if self._sent is None else 1
 
     def exchange(self, wish: Wish, step_s: float) -> Wish:

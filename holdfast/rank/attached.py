@@ -34,7 +34,7 @@ TOLD = (
     MARK_VARIABLE, HEARTBEATS_VARIABLE, LONGEST_EPOCH_VARIABLE, PATIENCE_VARIABLE, LIVED_VARIABLE, HELD_VARIABLE,
     COMMIT_VARIABLE,
 )  # fmt: skip
-RESTART = "start the launcher again; the run continues from the last verified checkpoint"
+RESTART = "start the launcher again; the run then continues from the last verified checkpoint"
 
 
 class AttachedProcesses:

@@ -27,7 +27,7 @@ def is_attached() -> bool:
 
 
 def pass_on_stop() -> None:
-    """Send the attempt SIGTERM, because the launcher ends its ranks.
+    """Send SIGTERM to the attempt, because the launcher is ending the ranks.
 
     Only a machine's first rank sends it, and only once.
 

@@ -19,7 +19,7 @@ def find_problem(config: RunConfig, attempt: int, node: str) -> str:
     """
     try:
         found = Journal(open_store(config.store), config.run).has_attempt(attempt)
-        reason = "" if found else f"attempt {attempt} of run {config.run!r} isn't in it"
+        reason = "" if found else f"attempt {attempt} of run {config.run!r} isn't in the store"
     except HoldfastError as error:
         reason = str(error)
     return f"{node} does not share the store {config.store}: {reason}" if reason else ""

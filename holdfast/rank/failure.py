@@ -52,7 +52,7 @@ def describe_failure(training: Training | None, error: Exception) -> HoldfastErr
 
 
 def comes_again(error: Exception) -> bool:
-    """Return whether new ranks would raise an error again; False if a device, network or other process caused it."""
+    """Return whether new ranks would raise an error again; False if the cause is outside of the code."""
     if isinstance(error, OF_SURROUNDINGS):
         return False
     if isinstance(error, RuntimeError):

@@ -14,14 +14,14 @@ saving, first evaluation
 waiting for an order        none
 ==========================  ========================================================================================
 
-Not only the time decides:
+Besides the time, these facts decide:
 
 - A stopped process (SIGSTOP) counts as hung, whatever its phase, if it stays stopped for longer than a step may take.
 - A rank that uses its processor is computing: an evaluation inside a loop, a compilation, a long step. Its bound is an
   hour.
 - A rank on a GPU sleeps while it waits for the GPU (`holdfast.machine.gpus.waits`). So only its training threads count,
-  not those of CUDA and NCCL, which may poll; and each time that it wakes, one wait has ended and the next begins. Where
-  it is known to wait for GPUs, its processor time doesn't count at all, because an old driver may let it spin.
+  not those of CUDA and NCCL, which may poll; and each time that it wakes, one wait has ended and the next begins. While
+  the rank is known to wait for a GPU, its processor time doesn't count at all, because an old driver may let it spin.
 - A rank on a GPU whose training has ranks on other machines may wait for them in any step: its bound is an hour.
 - Time counts only while the attempt itself is running, so that ranks of a suspended machine don't count as hung.
 """

@@ -16,7 +16,7 @@ def wait_to_proceed() -> None:
     """Wait until an order arrives. Return at once if `HELD_VARIABLE` isn't set.
 
     Raises:
-        SystemExit: the sender has closed the pipe without an order, so nobody needs this rank.
+        SystemExit: the attempt has closed the pipe without an order, so the rank isn't needed.
     """
     if os.environ.get(HELD_VARIABLE):
         waiting = select.poll()

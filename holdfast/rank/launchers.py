@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError
 # This variable shows that srun started this process, because Slurm doesn't set it for a batch script. Slurm's other
 # variables with the number of tasks and the task's number don't show it: a batch script has them, too.
 STEP_SIZE = "SLURM_STEP_NUM_TASKS"
-DOCS = "holdfast docs launchers says how"
+DOCS = "holdfast docs launchers shows the lines"
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def open_lived() -> LivedSteps:
 
 
 def find_lived(folder: Path, first: int, step: int) -> list[Line]:
-    """Return the trail's lines after ``step`` from the first process that trained these steps; empty without one.
+    """Return the trail's lines after ``step`` from the first process that trained these steps; empty if there is none.
 
     Args:
         folder: the run's folder for logs.

@@ -136,7 +136,7 @@ class Orders:
         """Return whether a further step probably ends before the machine is taken away.
 
         Args:
-            within_s: the seconds after an order to stop at once, because nobody says how much time a scheduler leaves.
+            within_s: the time limit after an order to stop at once. No scheduler tells how much time it leaves.
         """
         deadline = self._told_at + within_s if math.isfinite(self._told_at) else self._stop_at
         return not self._is_dismissed and time.monotonic() + self._steps.bound_s < deadline
@@ -216,7 +216,7 @@ class Orders:
 
     @property
     def _saves_s(self) -> float:
-        """Return the seconds that have to be left for a save before a stop."""
+        """Return the seconds to reserve for a save before a stop."""
         # Saves that aren't urgent have a lower priority and take at least as long, so their bound holds for an urgent
         # save, too.
         save_s = min(self._urgent.bound_s, self._saves.bound_s)

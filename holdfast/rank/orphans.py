@@ -1,7 +1,7 @@
 """Orphans: ranks whose attempt has died.
 
-An orphan finishes its step, saves and ends; see `holdfast.rank.orders`. It ends at the latest after `ENDS_WITHIN_S`,
-also if the user's code hangs. A new attempt on the same machine first waits for the orphans of its run, because they
+An orphan finishes its step, saves and ends; see `holdfast.rank.orders`. It ends after `ENDS_WITHIN_S` at the latest,
+even if the user's code hangs. A new attempt on the same machine first waits for the orphans of its run, because they
 may hold a port or a lock that the user's code needs.
 """
 
@@ -31,7 +31,7 @@ LOOK_EVERY_S = 0.1
 def end_if_orphaned() -> None:
     """End this rank at the latest `ENDS_WITHIN_S` after its attempt has died. The log then has its stacks.
 
-    The end of the pipe from the attempt tells the death. The ranks of another launcher have no such pipe.
+    The rank notices the attempt's death by the end of their pipe. Ranks that a launcher has started have no such pipe.
     """
     if ATTEMPT_VARIABLE in os.environ and stat.S_ISFIFO(os.fstat(0).st_mode):
         threading.Thread(target=_await_end, daemon=True).start()

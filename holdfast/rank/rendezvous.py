@@ -89,7 +89,7 @@ def find_address(compute: Compute) -> str:
 
 
 def _hint_at_address(compute: Compute) -> str:
-    """Return how to give an address of node 0: inside a Slurm job the job names it, and MASTER_ADDR another one."""
+    """Return a hint for setting node 0's address. In a Slurm job it names MASTER_ADDR, which replaces the job's."""
     job = find_job()
     if job is not None and job.address == compute.rendezvous:
         return "Slurm gives this name to the job's first node: set MASTER_ADDR to an address that all nodes can reach"
@@ -138,7 +138,7 @@ def make_torchrun_arguments(config: RunConfig) -> list[str]:
 
 
 def choose_kill_s(config: RunConfig) -> int:
-    """Return after how many seconds the starter of ranks kills a rank that was told to end: the time that a stop has.
+    """Return the seconds after which a rank that was told to end is killed: the time that a stop has.
 
     torchrun's own 30 s would cut the save of a run that has more time.
     """

@@ -129,7 +129,7 @@ def serve(
         end_torchrun()
     if training.config.compute.has_rendezvous and not orders.is_ended:
         # Without this error torchrun would restart the ranks of all nodes, and wait for a node that was told to end.
-        events.send(Failed.of(RankDied("the ranks have stopped: a node has joined, or was told to end")))
+        events.send(Failed.of(RankDied("the ranks have stopped, because a node has joined or was told to end")))
 
 
 def obey(
@@ -143,7 +143,7 @@ def obey(
     """Execute the orders in turn. Yield before each training step.
 
     Args:
-        record: the record of code and files of a node's first rank; None in the other ranks.
+        record: the record of code and files in a node's first rank; None in all other ranks.
         ran_on: the ``environment`` for the metadata of each checkpoint.
     """
     folder = open_store(training.config.store).inside(training.config.run).existing()
@@ -283,7 +283,7 @@ def save_aside(
 def rehearse(training: Training, order: Rehearse, orders: Orders, events: Events) -> Generator[None, None, bool]:
     """Train until the order's last step without a save, and report the trail of these steps. Yield before each step.
 
-    The line of the last step has the form of the state in addition; see `digest_form`.
+    The line of the last step also has a digest of the state's form; see `digest_form`.
 
     Returns:
         True if the rank was told to end meanwhile.

@@ -21,8 +21,8 @@ SHARE = 0.25
 def train_shadow(training: Training, orders: Orders, events: Events, survivor: Survivor) -> Generator[None, None, None]:
     """Wait until the last save is durable, then train a few steps and report their trail. Yield before each step.
 
-    Train no step without time for it, and not the run's last step, after which a user's loop would end. All ranks call
-    this together.
+    Don't train a step for which there is no time, or the run's last step, after which a user's loop would end. All
+    ranks call this together.
 
     Raises:
         StoreError: the last save has failed.

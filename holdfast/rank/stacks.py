@@ -36,7 +36,7 @@ def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
                 os.kill(pid, STACKS_SIGNAL)
             text = _read_settled(log, begins)
         if not text:
-            _append(log, "it doesn't answer: its process is stopped, or inside the kernel\n")
+            _append(log, "the rank doesn't answer: its process is stopped, or inside the kernel\n")
         found[pid] = find_user_line(text.splitlines())
     return found
 

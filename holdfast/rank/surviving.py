@@ -43,7 +43,7 @@ class Survivor:
     Attributes:
         chunk: the chunk to save; None if no chunk is being trained, or if no rank could save it alone.
         is_shadow: whether the last save is durable, and only steps follow that are never saved.
-        lived: the file of the steps that no commit contains yet, for the case that this rank itself is lost.
+        lived: the file of the steps that no commit contains yet; needed if this rank is lost, too.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ class Search:
         return False
 
     def _follows(self, module: str, file: Path, value: ast.expr) -> bool:
-        """Return whether a value is made of a recipe of the same module: its name, or a call with this name in it."""
+        """Return whether a value is a recipe of the same module: its name, or a call that contains the name."""
         if isinstance(value, ast.Call):
             return any(self._follows(module, file, each) for each in (value.func, *value.args))
         if isinstance(value, ast.Name):
@@ -100,7 +100,7 @@ def _named(function: Functions, name: str) -> Functions:
 
 
 def _names(annotation: ast.expr | None, name: str, tree: ast.Module) -> bool:
-    """Return whether an annotation or a base is a class of this name, also in quotes or under another name."""
+    """Return whether an annotation or a base class names this class, also in quotes or by an alias."""
     if isinstance(annotation, ast.Constant):
         return is_last_part(str(annotation.value), name)
     if isinstance(annotation, ast.Attribute):

@@ -58,7 +58,7 @@ def find_program(name: str) -> Function:
         raise RecipeError(f"recipe {name!r}: expected a function, found a {type(builder).__name__}")
     if not returns_recipe(builder) and not takes_run(builder):
         raise RecipeError(
-            f"recipe {name!r} is refused: its annotations say neither that it returns a Recipe nor that it takes a Run",
+            f"recipe {name!r} is refused: its annotations name neither a Recipe as result nor a Run as argument",
             hint=f"annotate the function: def {attribute}(...) -> Recipe, or def {attribute}(run: holdfast.Run)",
         )
     return builder  # type: ignore[no-any-return]
@@ -87,7 +87,7 @@ def split_recipe(name: str) -> tuple[str, str]:
     if path.stem in sys.modules and (loaded is None or Path(loaded).resolve() != path):
         raise RecipeError(
             f"recipe {name!r}: another module {path.stem} is loaded, from {loaded or 'Python itself'}",
-            hint="give the file another name",
+            hint="give the file a different name",
         )
     return path.stem, attribute
 

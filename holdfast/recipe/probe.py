@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError
 
 How = Literal["exact", "tolerance", "record"]
 
-RESTORED = "weights, optimizer and all else in the checkpoint are restored exactly"
+RESTORED = "weights, optimizer and everything else in the checkpoint are restored exactly"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.min is self.max is self.jump is None:
-            raise ConfigError("limits: give min, max or jump")
+            raise ConfigError("limits: set min, max or jump")
         if any(limit is not None and not math.isfinite(limit) for limit in (self.min, self.max, self.jump)):
             raise ConfigError("limits: expected finite numbers")
         if self.min is not None and self.max is not None and self.min > self.max:

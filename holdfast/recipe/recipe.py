@@ -74,14 +74,14 @@ class Recipe:
             resumed model equals the saved model. Its changes of the model's buffers and attributes are undone. The
             default is the loss and the model's output on the first micro-batch; for iterable data only if this
             micro-batch has at most 256 KiB.
-        health: a `Limits` for each of the probe's numbers to limit, by name, and for ``loss_window``, the mean loss of
+        health: a `Limits` for each number of the probe to check, by name, and for ``loss_window``, the mean loss of
             the last 20 steps. A run doesn't continue from a checkpoint that breaks a limit.
         collate: a function from a list of samples to a batch, by default torch's.
         data_sha256: content hash of the data, part of the fingerprint.
         content: further content hashes by name that are part of the fingerprint, for example of a tokenizer or a
             vocabulary.
         sources: further parts of the recipe's code: modules, and files or folders (a header, a JSON file) by path
-            relative to the recipe's module. Modules that the recipe imports count without being listed.
+            relative to the recipe's module. Modules that the recipe imports needn't be listed.
         parallelize: a function from ``(model, mesh)`` that shards the whole model in place, for ``compute.parallel =
             "fsdp"`` on several ranks, for example with torch's ``parallelize_module`` over ``mesh["tensor"]`` and
             ``fully_shard`` over ``mesh["replicate", "shard"]``. ``mesh`` is a ``DeviceMesh`` of the shape
@@ -142,8 +142,8 @@ class Recipe:
             if not (hasattr(extra, "state_dict") and hasattr(extra, "load_state_dict")):
                 raise RecipeError(
                     f"the recipe's extras[{name!r}] is of {type(extra).__name__}, without state_dict and "
-                    "load_state_dict, so that no checkpoint can have its state",
-                    hint="give it both methods, or put the value in a module; for a tensor, register_buffer",
+                    "load_state_dict, so no checkpoint can contain its state",
+                    hint="give the object both methods, or put the value into a module; for a tensor, register_buffer",
                 )
         self._check_step()
         self._check_batches()
@@ -154,27 +154,27 @@ class Recipe:
         if (self.loss is None) == (self.step is None):
             raise RecipeError(
                 f"the recipe has {'neither loss nor step' if self.loss is None else 'a loss and a step'}",
-                hint="give one of them: loss=... lets Holdfast step the optimizer, step=... makes the whole step",
+                hint="pass one of the two: loss=... lets Holdfast step the optimizer, step=... makes the whole step",
             )
         for name, usual in (("grad_accum", 1), ("clip_norm", None)) if self.step is not None else ():
             if (value := getattr(self, name)) != usual:
                 raise RecipeError(
                     f"the recipe's {name} = {value!r} has no effect, because your step function does the whole "
                     "optimizer step",
-                    hint=f"leave {name} out, and do its work in that function",
+                    hint=f"leave {name} out, and let that function do its work",
                 )
 
     def _check_batches(self) -> None:
         gives_batches = hasattr(self.data, "dataset") and hasattr(self.data, "batch_sampler")
         if gives_batches and self.batch_size not in (None, USUAL_BATCH_SIZE):
             raise RecipeError(
-                f"the data is a {type(self.data).__name__}, which gives batches already: batch_size has no effect",
+                f"the data is a {type(self.data).__name__}, which yields batches already: batch_size has no effect",
                 hint="leave batch_size out, or give data=dataset with batch_size and collate",
             )
         if gives_batches:
             self.batch_size = None
         if self.batch_size is None and self.collate is not None:
-            raise RecipeError("collate has no effect on data that gives batches", hint="leave collate out")
+            raise RecipeError("collate has no effect on data that yields batches", hint="leave collate out")
 
     def is_measured(self, metric: str) -> bool:
         """Return whether a metric differs at each evaluation, so that it is not part of the state."""

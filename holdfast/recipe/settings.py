@@ -113,12 +113,12 @@ def _refuse_unknown(model: type[BaseModel], settings: Mapping[str, Any], table: 
 
 
 def _takes_any(function: Function) -> bool:
-    """Return whether a function's only parameter is its `Run`, from which it reads its settings."""
+    """Return whether a function's only parameter is its `Run`. Such a function reads its settings from the `Run`."""
     return takes_run(function) and not _list_parameters(function)
 
 
 def resolve_settings(function: Function, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Check settings against a function's parameters and return them together with the defaults of the others.
+    """Check settings against a function's parameters. Return them with the defaults of all further parameters.
 
     A parameter ``settings`` that is annotated as a pydantic model takes all settings, as the model's fields. A function
     whose only parameter is its `Run` reads its settings from the `Run`, so any settings are accepted.

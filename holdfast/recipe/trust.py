@@ -1,9 +1,9 @@
-"""The configuration with which a command trains recorded steps again: what of a run's records it may use.
+"""The configuration with which a command trains recorded steps again, and the parts of a run's records that it may use.
 
 Anyone who can write to a store can write a run's records. So the reader's own configuration decides what is imported,
-opened and connected to, and the records are only compared with it. If the reader names only a run, its records are
-used as far as they name nothing but the reader's own code, or Holdfast's, and hold nothing that could open something.
-Every command that trains from records asks `Trust.choose`.
+opened and connected to, and the records are only compared with it. If the reader names only a run, its records are used
+if they name only the reader's own code or Holdfast's, and no setting could open a file or an address. Every command
+that trains from records asks `Trust.choose`.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ def is_readers(recipe: str) -> bool:
     """Return whether the code of a recipe is Holdfast's own recipe, or the reader's.
 
     The reader's code isn't installed and is in the current folder or on the module search path. Links are resolved:
-    a link that leads out of these folders leads to code of others.
+    a link that leads out of these folders leads to code of other people.
     """
     origins = list_origins(recipe)
     files = [Path(os.path.realpath(origin)) for origin in origins]
@@ -182,7 +182,7 @@ def check_settings(recorded: RunConfig) -> None:
 
 
 def check_rank_count(compute: Compute) -> None:
-    """Raise RecipeError if the records would start more ranks than a machine of this size bears."""
+    """Raise RecipeError if the records would start more ranks than this machine should run."""
     ranks = 1 if compute.ranks == "all" else compute.gathered_ranks
     if ranks > (most := max(MOST_RANKS, os.cpu_count() or 1)):
         raise RecipeError(
@@ -192,7 +192,7 @@ def check_rank_count(compute: Compute) -> None:
 
 
 def list_opening(value: object, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each setting that could open something, keys of tables included."""
+    """Yield the name and the text of each setting that could open a file or an address, keys of tables included."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from list_opening(key, name)
@@ -205,7 +205,7 @@ def list_opening(value: object, name: str) -> Iterator[tuple[str, str]]:
 
 
 def opens(text: str) -> bool:
-    """Return whether a text could name something to open: by its form, or because it matches a file or folder here."""
+    """Return whether a text could name a file or an address, by its form or because such a file exists here."""
     if OPENS.search(text):
         return True
     with contextlib.suppress(OSError, ValueError, re.error):

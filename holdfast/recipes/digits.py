@@ -1,7 +1,7 @@
 """A recipe of a small convolutional network that reads handwritten digits, with nothing to download.
 
 The pictures are scikit-learn's: 1,797 digits of 8 x 8 pixels, in the order of their 13 writers (Alpaydin and Kaynak,
-"Optical Recognition of Handwritten Digits", 1998). The last fifth is held out: a random fifth would be by the same
+"Optical Recognition of Handwritten Digits", 1998). The last fifth is held out: a random fifth would contain the same
 writers as the training pictures. Training pictures are augmented: rotated, shifted, with noise. The evaluation reads
 the held-out digits with an exponential moving average of the weights.
 """
@@ -49,7 +49,7 @@ def digits(
         width: channels of the first convolution; the second part has twice as many.
         rotate_degrees, shift_pixels, noise: the largest rotation and shift of a training picture, and the standard
             deviation of the noise on its pixels, which lie between 0 and 1.
-        average_decay: the share of the moving average of the weights that stays after a step.
+        average_decay: the decay factor of the moving average of the weights at each step.
         schedule_epochs: epochs until the learning rate is 0.
     """
     known, held_out = read_digits()
@@ -158,7 +158,7 @@ def measure(model: nn.Module, held_out: Digit) -> dict[str, float | bytes]:
 
 
 def draw_confusion(counts: list[list[int]]) -> bytes:
-    """Return a confusion matrix as an SVG: a row for each digit, a column for each answer, darker for more of them."""
+    """Return a confusion matrix as an SVG: a row for each digit, a column for each answer; more answers are darker."""
     side = CELL * (len(counts) + 1)
     shapes = [_draw_text(0, 0, "is \\ read", "#666", 8)]
     for digit, row in enumerate(counts):

@@ -66,7 +66,7 @@ def language(
         sample_bytes: bytes of text to sample after each prompt at the end of an epoch; 0 samples none.
 
     Raises:
-        RecipeError: no text is found, or less than two windows of it.
+        RecipeError: no text is found, or the text is shorter than two windows.
     """
     text = read_corpus(data)
     if len(text) < 2 * (context + 1):
@@ -105,7 +105,7 @@ def read_corpus(data: str) -> bytes:
 def read_standard_library() -> bytes:
     """Return the sources of this Python's standard library, without its tests: megabytes of real text.
 
-    Files are ordered by the hash of their names, so that the held-out text is of many modules.
+    Files are ordered by the hash of their names, so that the held-out text comes from many modules.
     """
     root = find_standard_library()
     return b"\n".join((root / name).read_bytes() for name in list_standard_library())
@@ -199,7 +199,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def weight_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Return the parameter groups: matrices with weight decay, gains without."""
+    """Return the parameter groups: matrices with weight decay, gains without weight decay."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     gains = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]

@@ -17,7 +17,7 @@ def read_files(data: str) -> list[tuple[str, bytes]]:
     """Return path and content of all files that an fsspec URL or glob matches, in the order of their paths.
 
     Raises:
-        RecipeError: the protocol is none of `PROTOCOLS`; a file can't be read, or there is none.
+        RecipeError: the protocol isn't in `PROTOCOLS`, no file matches, or a file can't be read.
     """
     protocol, separator, _ = data.partition("://")
     if "::" in data or (separator and protocol not in PROTOCOLS):
@@ -41,7 +41,7 @@ def find_standard_library() -> Path:
 def list_standard_library() -> list[str]:
     """Return the source files of this Python's standard library, without its tests, relative to its folder.
 
-    They are ordered by the hash of their names, so that any part of the list is of many modules.
+    They are ordered by the hash of their names, so that any part of the list contains files of many modules.
     """
     root = find_standard_library()
     skipped = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3"}

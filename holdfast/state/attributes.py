@@ -30,7 +30,7 @@ class Attributes:
     to the same tensor, array, container or generator as when the object was built is restored in place.
 
     Args:
-        find: returns the object; a function, because another object may replace it.
+        find: a function that returns the object, because a new object may replace it.
         is_measured: returns whether the name of an attribute or of a dict's item belongs to a measured value, such as a
             time. Measured values aren't saved.
         is_duration: returns whether an item of a dict is a duration, from the dict and the item's key. Durations aren't

@@ -1,4 +1,4 @@
-"""Values of classes that JSON lacks, such as an enum or ``torch.Size``, saved as a class name and a plain value.
+"""Values whose classes JSON lacks, such as an enum or ``torch.Size``, saved as a class name and a plain value.
 
 A resume finds the class by its name, and creates the value from the plain value, such as a number or a list.
 """
@@ -72,7 +72,7 @@ def as_plain(value: Any, name: str) -> Any:
 
 
 def make_again(kind: Any, plain: Any) -> Any:
-    """Call a class with the plain value that `as_plain` returned, and return the value that this makes."""
+    """Call a class with the plain value that `as_plain` returned, and return the new object."""
     return kind(FACTORIES.get(plain[0] or ""), plain[1]) if issubclass(kind, defaultdict) else kind(plain)
 
 
@@ -131,6 +131,6 @@ def find_class(module: str, name: str, is_right: Callable[[type], bool]) -> Any:
     if not isinstance(found, type) or not is_right(found):
         raise StateError(
             f"the saved state needs the class {name} of the module {module}, which the recipe doesn't import now",
-            hint="import the module in the recipe, and let the class keep its name",
+            hint="import the module in the recipe, and don't rename the class",
         )
     return found

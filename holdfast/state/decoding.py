@@ -24,7 +24,8 @@ def from_payload(payload: Payload, lent: Collection[str] = (), *, copied_bytes: 
     """Decode a payload into the state that `to_payload` encoded. Each tensor gets new memory with torch's alignment.
 
     Args:
-        copied_bytes: if given, a larger tensor of this process's own state isn't copied, but returned with its memory.
+        copied_bytes: tensors of this process's own state that are larger than this aren't copied, but returned with
+            their memory.
         lent: top-level keys of the state whose tensors may be views of the payload's memory. This saves time, because
             new memory costs more than reading the bytes. Pass only keys whose tensors the caller copies.
     """
@@ -118,7 +119,7 @@ class _Decoder:
 
         Args:
             mark: the mark in the payload's tree, such as ``{"$tensor": name}``.
-            options: how the tensor or array differs from a plain tensor with its elements row by row.
+            options: the differences from a plain tensor with its elements row by row.
         """
         ((kind, name),) = mark.items()
         live = self._find_live(self._tensors[name], options.get("size", 0)) if kind == "$tensor" else None

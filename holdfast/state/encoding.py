@@ -1,7 +1,8 @@
 """The encoding of a state as tensors and one JSON value, exact and without pickle.
 
 A state is a tree. Its tensors go into the payload under their dotted names. Everything else becomes one JSON value. In
-it, the mark {"$tensor": name} replaces a tensor, and similar marks replace values that JSON can't hold exactly.
+this JSON value, the mark {"$tensor": name} replaces a tensor, and similar marks replace values that JSON can't hold
+exactly.
 """
 
 import base64
@@ -47,7 +48,7 @@ ARRAYS: dict[type, str] = {np.matrix: "matrix", np.memmap: "memmap"}
 
 
 class _Exact:
-    """A value of which also the order of dicts, the classes of plain values and shared memory are saved.
+    """A value that is saved with the order of its dicts, the classes of its plain values, and its shared memory.
 
     A loop may iterate over a dict's items, or choose an item by its position. In torch's own states the order and the
     classes have no meaning.

@@ -1,4 +1,4 @@
-"""The forms of objects with a ``state_dict``: what a resume can't restore from the state, such as the class.
+"""The forms of objects with a ``state_dict``: properties that a resume can't restore from the state, such as the class.
 
 A step may replace an object of a kept container by a new one. A resume then loads the new object's state into the
 object that the recipe builds. That restores the new object only if both have the same form.
@@ -22,9 +22,9 @@ class Form:
 
     Attributes:
         kind: the object's class.
-        parts: by name, what has to be equal in the new object: a module's layers, the shapes of its tensors and its
-            tuples and functions; the class of a generator's bit generator, and the generator's device.
-        switches: of a module, what can be set again: see `read_switches`.
+        parts: by name, the properties that have to be equal in the new object: a module's layers, the shapes of its
+            tensors and its tuples and functions; the class of a generator's bit generator, and the generator's device.
+        switches: the properties of a module that a resume can set again: see `read_switches`.
     """
 
     kind: type
@@ -62,7 +62,7 @@ def _list_module_parts(module: nn.Module) -> Any:
 
 
 def read_switches(module: nn.Module) -> dict[str, Any]:
-    """Return what a module's ``state_dict`` lacks and `set_switches` sets.
+    """Return the properties of a module that its ``state_dict`` lacks and `set_switches` can set.
 
     These are the layers in evaluation mode, the frozen parameters, and the layers' public numbers, switches and texts.
     """
@@ -77,7 +77,7 @@ def read_switches(module: nn.Module) -> dict[str, Any]:
 
 
 def set_switches(module: nn.Module, switches: dict[str, Any]) -> None:
-    """Set what `read_switches` has returned."""
+    """Set the properties that `read_switches` has returned."""
     for name, each in module.named_modules():
         each.training = name not in switches["eval"]
         for key, value in switches["values"].get(name, {}).items():

@@ -92,7 +92,7 @@ def is_unseeded(value: Any) -> bool:
 
 
 def name_generator(generator: Any) -> dict[str, Any]:
-    """Return what `make_generator` needs to create a generator of this kind.
+    """Return the description from which `make_generator` creates a generator of this kind.
 
     Raises:
         StateError: the generator's class, or that of its bit generator, is the user's own.
@@ -101,8 +101,8 @@ def name_generator(generator: Any) -> dict[str, Any]:
     if kind not in KINDS or (kind is np.random.Generator and _name_bits(generator) not in BITS):
         raise StateError(
             f"a kept container has a new generator of random numbers, a {kind.__module__}.{kind.__qualname__}, and a "
-            "resume couldn't make it again",
-            hint="make it before run.keep, and put it into the container then",
+            f"resume couldn't make this generator again",
+            hint="make the generator before run.keep, and put it into the container then",
         )
     found: dict[str, Any] = {"kind": f"{kind.__module__.partition('.')[0]}.{kind.__name__}"}
     if kind is np.random.Generator:

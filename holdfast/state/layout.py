@@ -25,7 +25,7 @@ class Extent(NamedTuple):
     Attributes:
         device: the device that has the memory.
         first: the address of the element whose indices are all zero.
-        start, stop: the address of the first byte, and the address behind the last byte.
+        start, stop: the address of the first byte, and the address after the last byte.
         name: the name of the value's tensor in the payload.
         mark: the value's mark in the payload's tree; see `holdfast.state.encoding`.
     """
@@ -138,7 +138,7 @@ def move(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def add_options(mark: dict[str, Any], options: dict[str, Any]) -> None:
-    """Add options to a value's mark: how the value differs from a plain value with its elements row by row."""
+    """Add options to a value's mark: the differences from a plain value with its elements row by row."""
     if "$as" in mark:
         mark["$as"][1] |= options
     else:
@@ -148,7 +148,7 @@ def add_options(mark: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def share(extents: Iterable[Extent]) -> None:
-    """Find values that share part of their memory, and add each value's position in the shared memory to its mark.
+    """Find values that share part of their memory. Add each value's position in the shared memory to the value's mark.
 
     Raises:
         StateError: the values lie scattered over too much memory.

@@ -69,22 +69,22 @@ class Objects:
         """Return the changed attributes of each object, by the object's path.
 
         Raises:
-            RecipeError: an object was added or removed since `run.keep`, or has another class; or a new generator has
-                no seed.
+            RecipeError: an object was added or removed since `run.keep`, or has a different class; or a new generator
+                has no seed.
         """
         self._look()
         now = self._describe()
         if found := sorted(path for path in now.keys() | self._built.keys() if now.get(path) != self._built.get(path)):
             raise RecipeError(
-                f"run.keep({self._name}=...): {found[0]} was another object, or None, when run.keep was called: a "
+                f"run.keep({self._name}=...): {found[0]} was a different object, or None, when run.keep was called: a "
                 "resume couldn't restore the new object",
                 hint="make all objects before the loop, and reset an environment with a seed; or keep an object whose "
                 "state_dict and load_state_dict read and restore it",
             )
         if new := sorted(self._list_unseeded() - self._unseeded):
             raise RecipeError(
-                f"run.keep({self._name}=...): a step has made {new[0]} with a seed from the operating system, so that "
-                "the program differs from itself in each run",
+                f"run.keep({self._name}=...): a step has made {new[0]} with a seed from the operating system, so the "
+                f"program computes different values in each run",
                 hint=f"before run.keep: {new[0].rpartition('.')[0]}.reset(seed=0)",
             )
         return {path: state for path, part in self._parts.items() if (state := part.state_dict())}
@@ -115,7 +115,7 @@ class Objects:
         self._objects = dict(_walk(self._name, self._root, self._leave_out, self._stateful))
 
     def _find_left_out(self, owner: Any) -> Callable[[str], bool]:
-        """Return a function that says whether an attribute is left out: it reads a clock, or the user says so."""
+        """Return a function that tells whether an attribute is left out: a reading of a clock, or the user's choice."""
         measured = list_measured(vars(owner), None if isinstance(owner, _Owner) else owner)
         return (measured | self._leave_out).__contains__
 
@@ -218,9 +218,10 @@ def _refuse(name: str, path: str, part: Any) -> RecipeError:
 
 def _refuse_process(name: str, path: str, part: Any) -> RecipeError:
     return RecipeError(
-        f"run.keep({name}=...): {path} is a {_spell(part)}: a part of the state is in other processes, and can't be "
-        "read",
-        hint='make it in this process: gymnasium.make_vec(..., vectorization_mode="sync"), or the class SyncVectorEnv '
+        f"run.keep({name}=...): {path} is a {_spell(part)}: a part of the state is in different processes, and can't "
+        f"be read",
+        hint='make the environment in this process: gymnasium.make_vec(..., vectorization_mode="sync"), or the class '
+        "SyncVectorEnv "
         "or DummyVecEnv",
     )
 

@@ -2,7 +2,7 @@
 
 torch's ``load_state_dict`` casts the tensors of a parameter's state to the parameter's dtype, also inside lists, tuples
 and dicts (pytorch#43706). That rounds float32 factors to bf16, and turns counts into floats. Arrays, texts and named
-tuples raise errors or come back as other values.
+tuples raise errors or come back as different values.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def loading_exactly(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Non
     """Restore optimizers' states with the saved types, if the block loads them with torch's ``load_state_dict``.
 
     The tensors among the settings of parameter groups, such as a learning rate, are restored in place: torch puts new
-    tensors into the groups, but a loop or another group may refer to the tensors that were there.
+    tensors into the groups, but a loop or a different group may refer to the old tensors.
     """
     optimizers = list(optimizers)
     with contextlib.ExitStack() as stack:
@@ -42,7 +42,7 @@ class _Hidden:
 
 
 class _Loading:
-    """One call of ``load_state_dict``: the saved values by parameter, which torch gets in another form."""
+    """One call of ``load_state_dict``: the saved values by parameter, which torch gets in a different form."""
 
     def __init__(self) -> None:
         self._saved: dict[Any, Any] = {}
@@ -132,8 +132,9 @@ def _list_stepped(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def _groups_in_order(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Leave the keys of the parameter groups in their order. A checkpoint has them sorted, and another object that is
-    kept may save them in the groups' own order.
+    """Keep the order of the parameter groups' keys in the block.
+
+    A checkpoint has the keys sorted, but a second kept object may save them in the groups' own order.
     """
     orders = [[list(group) for group in each.param_groups] for each in optimizers]
     yield

@@ -124,12 +124,12 @@ class Originals:
     def hold(self) -> None:
         """Keep all originals alive until the next call of `drop`.
 
-        During a restore, a container may drop an object that another container gets later.
+        During a restore, one container may drop an object that a second container gets later.
         """
         self._held = [refer() for refer in self._references]
 
     def drop(self) -> None:
-        """Release the containers to which only this `Originals` refers, because no other code can use them again."""
+        """Release the containers to which only this `Originals` refers: no code can use them again."""
         self._held = []
         for reference in self._references:
             if isinstance(reference, _Strong) and sys.getrefcount(reference.value) < OWN_REFERENCES:

@@ -72,7 +72,7 @@ class ContainerReader:
         if self._new and self.objects <= self._originals.objects:
             raise StateError(
                 f"{self._new}, and no such object was there when the loop began: a resume couldn't make it",
-                hint="make it before run.keep, and put it into the container then",
+                hint="make the value before run.keep, and put it into the container then",
             )
         return state
 
@@ -142,7 +142,7 @@ class ContainerReader:
             raise StateError(
                 f"{name_path(self._name, place)} is a new sharded tensor, and no such tensor was there "
                 "when the loop began: a resume couldn't shard it over the ranks",
-                hint="put a tensor that is sharded alike there before run.keep: parameter.detach().clone()",
+                hint="before run.keep put a tensor with the same sharding there: parameter.detach().clone()",
             )
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:
@@ -176,10 +176,10 @@ class ContainerReader:
             )
 
     def _check_form(self, value: Any, place: Path, expected: int | None) -> dict[str, Any]:
-        """Return what a restore needs besides the state of an object that has replaced the original at its place.
+        """Return the facts that a restore needs, besides the state, about an object that has replaced an original.
 
         Raises:
-            StateError: the original has another form, so that a restore couldn't make the new object from it.
+            StateError: the original has a different form, so that a restore couldn't make the new object from it.
         """
         name, kind, now = name_path(self._name, place), type(value).__qualname__, describe_form(value)
         built = self._originals.form_of(expected)
@@ -209,7 +209,7 @@ class ContainerReader:
         return {SWITCHES: now.switches} if now.switches != built.switches else {}
 
     def _describe(self, value: Tensor, number: int | None, expected: int | None) -> dict[str, Any]:
-        """Return what a restore needs besides a tensor's elements: class, device, and whether it requires a gradient.
+        """Return the facts that a restore needs besides a tensor's elements: class, device, and ``requires_grad``.
 
         Args:
             number: the tensor's number among the originals; None if it isn't an original.

@@ -24,12 +24,12 @@ def list_unseeded(name: str, value: Any, stateful: Any) -> dict[str, np.random.G
 
 
 def seed_unused(generators: dict[str, np.random.Generator], text: str) -> list[str]:
-    """Seed those of the generators of `list_unseeded` that nothing has drawn from. Return the lines of the others.
+    """Seed the generators of `list_unseeded` from which nothing was drawn. Return the lines of all others.
 
     An environment's spaces have such generators: the library makes them, and many programs never draw from them.
 
     Args:
-        text: the run's seed and the rank, from which each generator's seed follows.
+        text: the run's seed and the rank; each generator's seed is derived from this text.
     """
     for line, each in generators.items():
         if _is_unused(each):
@@ -44,7 +44,7 @@ def describe_unseeded(name: str, lines: list[str]) -> str:
     """Return a warning about generators that have drawn numbers without a seed, with the lines that seed them."""
     return (
         f"run.keep({name}=...): {len(lines)} of its generators have drawn numbers with a seed from the operating "
-        f"system, so that the program differs from itself in each run; before the first draw: {'; '.join(lines)}"
+        f"system, so the program computes different values in each run; before the first draw: {'; '.join(lines)}"
     )
 
 

@@ -171,7 +171,7 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def check_is_cut(tensor: Any, name: str) -> None:
-    """Raise StateError if a `DTensor` is a partial sum: each rank holds an addend, and the addends aren't summed yet.
+    """Raise StateError if a `DTensor` is a partial sum: each rank holds one summand, and the sum isn't computed yet.
 
     Args:
         name: the tensor's name, for the message.

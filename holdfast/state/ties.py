@@ -48,9 +48,9 @@ class Ties:
         yield from self._kept.items()
 
     def find_original(self, value: Any, own: Originals) -> list[Any] | None:
-        """Return the name of another container of which a value is an original, and the original's number there.
+        """Return the name of a different container of which a value is an original, and the original's number there.
 
-        Return None if the value is not an original of another container.
+        Return None if the value is not an original of a different container.
         """
         for name, each in self._originals.items():
             if each is not own and (number := each.find(value)) is not None:

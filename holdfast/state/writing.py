@@ -160,7 +160,7 @@ class ContainerWriter:
         return value
 
     def _write_without_place(self, own: Any, saved: Any, how: dict[str, Any], device: Any, place: Path) -> Any:
-        """Return a restored value that shares memory with no other value: an empty or a sharded one."""
+        """Return a restored value that shares memory with no other value, because it is empty or sharded."""
         if _is_alike(own, saved):
             if is_sharded(saved):
                 self._write(local_of(own), local_of(saved), place)
@@ -188,7 +188,7 @@ class ContainerWriter:
             own[...] = saved
 
     def _choose_device(self, how: dict[str, Any], like: Any) -> torch.device | None:
-        """Return the device for a restored tensor: of the saved type (CPU or GPU) if this machine has such a device.
+        """Return the device for a restored tensor: one of the saved type (CPU or GPU) if this machine has it.
 
         Otherwise, return the device of ``like``.
         """
@@ -206,7 +206,7 @@ class ContainerWriter:
         return not overlaps(own) or strides_of(own) == strides_of(saved)
 
     def _is_free(self, own: Any, saved: Any) -> bool:
-        """Return whether an original is of the saved kind, and a restore may write to it."""
+        """Return whether an original has the saved kind, and whether a restore may write to it."""
         if isinstance(saved, Tensor):
             if not isinstance(own, Tensor) or is_sharded(own) or own.layout is not torch.strided:
                 return False
@@ -217,7 +217,7 @@ class ContainerWriter:
 
 
 def resize_like(own: Any, saved: Any) -> bool:
-    """Give a tensor the saved shape, dtype and strides, which a step has changed in place. Return whether it can."""
+    """Give a tensor the saved shape, dtype and strides, which a step has changed in place. Return False if it can't."""
     if not isinstance(own, Tensor) or own.is_meta or is_foreign(own):
         return False
     own.data = torch.empty_strided(saved.shape, saved.stride(), dtype=saved.dtype, device=own.device)

@@ -24,7 +24,8 @@ class WrittenTimes:
 
     Attributes:
         attributes: the names of attributes that get durations, or containers to which durations are added.
-        items: for each dict in the code whose items are durations, the dict's keys, and those of the durations.
+        items: for each dict in the code with items that are durations: the keys of the dict, and the keys of these
+            items.
     """
 
     attributes: set[str] = field(default_factory=set)

@@ -74,7 +74,9 @@ def translate_library_errors(where: str) -> Iterator[None]:
             raise NameTaken(f"can't {where}: it exists") from None
         if isinstance(error, FileNotFoundError) or status == 404:
             if where.startswith("write"):
-                raise StoreDenied(f"can't {where}: {text}", hint="create the bucket, or give another store") from None
+                raise StoreDenied(
+                    f"can't {where}: {text}", hint="create the bucket, or name a different store"
+                ) from None
             raise NameMissing(f"can't {where}: it does not exist") from None
         if status == 401 or _is_about_credentials(error):
             raise StoreDenied(f"can't {where}: {text}", hint="set the cloud's usual credentials") from None
@@ -85,7 +87,9 @@ def translate_library_errors(where: str) -> Iterator[None]:
             raise StoreDenied(f"can't {where}: {text}", hint="set this machine's clock") from None
         if isinstance(error, PermissionError) or status == 403:
             raise StoreDenied(
-                f"can't {where}: {text}", hint="give this machine's identity the right to do that", lacks_right=True
+                f"can't {where}: {text}",
+                hint="give this machine's identity the right to perform this action",
+                lacks_right=True,
             ) from None
         # Don't chain the cause, because it would show the secrets that were removed from the text.
         cause = error if text == str(error) else None

@@ -20,7 +20,7 @@ FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: bool = True) -> Iterator[int]:
-    """Open the folder at the path ``parts`` below the root. Yield its descriptor, and close it after the block.
+    """Open the folder at the path ``parts`` below the root. Yield its file descriptor, and close it after the block.
 
     Args:
         make: create missing folders.
@@ -107,7 +107,9 @@ def open_file(folder: int, name: str, path: Path) -> BinaryIO:
 
 def _check_regular(found: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise Unreadable(f"{path} is not a regular file", hint="remove it; a run holds files and folders only")
+        raise Unreadable(
+            f"{path} is not a regular file", hint="remove this entry; a run contains files and folders only"
+        )
 
 
 def _make_root(folder: Path) -> None:

@@ -21,9 +21,9 @@ def python_command(*arguments: str) -> list[str]:
 
 
 def describe_modules() -> dict[str, str]:
-    """Return an environment in which no Python has the current folder first in ``sys.path``, and each finds Holdfast.
+    """Return an environment in which no Python searches the current folder first, and every Python finds Holdfast.
 
-    Children inherit it. So it reaches the processes that Prefect starts for flow runs, in a folder that a pool names.
+    Child processes inherit this environment, also the processes that Prefect starts for flow runs in a pool's folder.
     """
     folders = filter(None, [str(ENGINE_FOLDER), os.environ.get("PYTHONPATH")])
     return {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
@@ -41,7 +41,8 @@ def spell_module_path() -> str:
 def search_current_folder(module: str) -> None:
     """Let this process find a module of the user's in the current folder, too; see `place_current`.
 
-    In a store this adds the folder only if the module is there: a library must not find others that it tries to import.
+    If the current folder is in a store, this adds the folder only if the module is there: a library must not find
+    further modules there.
 
     Args:
         module: the module's dotted name, from the user's own configuration.
@@ -89,7 +90,7 @@ def lies_in_store(path: Path, root: Path | None = None) -> bool:
 
 
 def lies_in_run(path: Path, root: Path | None = None) -> bool:
-    """Return whether a path is in a store's folder, if that is known, or in a run. No folder is listed."""
+    """Return whether a path is in the folder of a known store, or in a run. This lists no folder."""
     folders = [path, *path.parents]
     return root in folders or any((folder / "run.json").is_file() for folder in folders)
 

@@ -129,7 +129,7 @@ class ObjectStore(Store):
         if left := self.list(folder):  # s3fs silently skips objects for whose deletion it lacks the right
             raise StoreDenied(
                 f"can't delete {folder} in {self.url}: {left[0]} is still there",
-                hint="give this machine's identity the right to do that",
+                hint="give this machine's identity the right to perform this action",
                 lacks_right=True,
             )
 
@@ -147,7 +147,7 @@ class ObjectStore(Store):
         return names
 
     def _list_after(self, path: str, after: str) -> Iterable[str]:
-        """Return the paths in a folder whose names sort after ``after``. The result may contain other paths, too."""
+        """Return the paths in a folder whose names sort after ``after``. The result may also contain earlier paths."""
         return self._list(path)
 
     def _split(self, path: str) -> tuple[str, str]:

@@ -2,9 +2,9 @@
 
 The worker's environment variable ``HOLDFAST_ALLOWED_STORES`` lists folders or URLs, separated by commas, for example
 ``/data/runs, s3://team/runs``. An entry allows the store at this URL and all stores below it. If the variable is unset,
-all stores are allowed; if it is empty, none is. A store with a class of the user's, ``my_store:MyStore://folder``, is
-allowed only if an entry names it. The reason: its URL decides which code is imported, and a run's records may contain
-any URL.
+all stores are allowed; if it is empty, no store is allowed. A store whose class the user has written,
+``my_store:MyStore://folder``, is allowed only if an entry names it. The reason: its URL decides which code is imported,
+and a run's records may contain any URL.
 """
 
 import os

@@ -126,7 +126,7 @@ class S3Upload:
         self._etags[number] = self._call("upload_part", PartNumber=number, Body=data)["ETag"]
 
     def copy(self, number: int, bucket: str, key: str, start: int, stop: int) -> None:
-        """Add a part: a copy of the bytes ``[start, stop)`` of another object."""
+        """Add a part to the upload: a copy of the bytes ``[start, stop)`` of another object."""
         source = {"CopySource": {"Bucket": bucket, "Key": key}, "CopySourceRange": f"bytes={start}-{stop - 1}"}
         self._etags[number] = self._call("upload_part_copy", PartNumber=number, **source)["CopyPartResult"]["ETag"]
 

@@ -198,7 +198,7 @@ class Trials:
         self._inner.create("file", DATA)
 
     def _create_again(self) -> None:
-        with _refused("a second create replaced the first one: two attempts of a run could both commit"):
+        with _refused("a second create replaced the first: two attempts of a run could both commit"):
             self._inner.create("file", DATA[::-1])
         if "read" in self._good:
             _expect(self._inner.read("file"), DATA, "a refused create changed the file")
@@ -239,7 +239,7 @@ class Trials:
         _expect(self._inner.size_bytes("large"), PART_BYTES + 1, "the store wrote a different size than was sent")
 
     def _upload_again(self) -> None:
-        message = "a second upload replaced the first one: two attempts of a run could mix their checkpoints"
+        message = "a second upload replaced the first: two attempts of a run could mix their checkpoints"
         with _refused(message), self._inner.creating("raced") as writer:
             writer.write(bytes(PART_BYTES + 1))
             self._inner.create("raced", DATA)
@@ -248,7 +248,7 @@ class Trials:
 
     def _copy(self) -> None:
         if not self._inner.copy("large", "copied"):
-            raise NotOffered("the storage makes no copies: a run uploads the bytes again")
+            raise NotOffered("the storage can't copy objects: instead of a copy, a run uploads the bytes again")
         _expect(self._inner.size_bytes("copied"), PART_BYTES + 1, "the copy has a different size than the original")
 
     def _sweep(self) -> None:
@@ -270,7 +270,7 @@ class Trials:
         """Return a store and the name of a file in it: a trial's file or, if none was created, any run's ``run.json``.
 
         Raises:
-            NotTried: there is neither.
+            NotTried: no trial's file and no run exists.
         """
         if "create" in self._good:
             return self._inner, "file"

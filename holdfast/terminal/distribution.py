@@ -1,4 +1,4 @@
-"""The distribution that installs Holdfast. It has another name, because ``holdfast`` on PyPI is another project."""
+"""The distribution that installs Holdfast. On PyPI a different project has the name ``holdfast``."""
 
 import os
 import warnings
@@ -15,7 +15,7 @@ def spell_install(extra: str) -> str:
 
 
 def find_other(folder: Path) -> str:
-    """Find a package named ``holdfast`` that is installed in a folder. Return its ``.dist-info`` name; empty if none.
+    """Find a package named ``holdfast`` that is installed in a folder. Return the name of its ``.dist-info``.
 
     This only lists the names in the folder: reading the metadata of all packages would take most of the time of
     ``import holdfast``.
@@ -28,7 +28,7 @@ def find_other(folder: Path) -> str:
 
 
 def warn_of_other(folder: Path) -> None:
-    """Warn if the distribution ``holdfast``, another project or an earlier Holdfast, is installed in the same folder.
+    """Warn if a package ``holdfast`` (a different project, or an earlier Holdfast) is installed in the same folder.
 
     Args:
         folder: the folder in which Holdfast is installed.

@@ -31,7 +31,7 @@ def flip(rank: int, struck: Path | None = None) -> dict[str, str]:
     Args:
         rank: the rank.
         struck: a file that the fault creates, so that it flips a bit only once, in the second step. Without a file it
-            flips the same bit in every step. Then both steps agree, and only another device or the run's records can
-            reveal the fault.
+            flips the same bit in every step. Then both steps agree, and only a different device or the run's records
+            can reveal the fault.
     """
     return {"HOLDFAST_FLIP": f"{rank}:{struck or ''}"}

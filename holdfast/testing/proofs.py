@@ -18,7 +18,7 @@ def assert_resumes(
     Args:
         config: the run, or its TOML file. Its recipe has to be importable from the working directory.
         kills: the number of SIGKILLs.
-        seed: the seed that chooses chunks and kills; None for a random one, which the message names.
+        seed: the seed that chooses chunks and kills; None for a random seed, which the message names.
 
     Returns: the proof, which also lists the cases that it did not test.
 

@@ -12,7 +12,7 @@ MEAN_LOSS = "avg_loss"
 def check_best(best: KeepBest | None, evaluated: Iterable[str]) -> None:
     """Raise ConfigError unless the metric of ``keep_best`` is the mean loss or a metric that an evaluation returns.
 
-    If the name were misspelt, no checkpoint would count as one of the best, and the retention could prune nothing.
+    If the name were misspelt, no checkpoint would count as one of the best, and retention could delete nothing.
 
     Args:
         best: the setting ``retention.keep_best``; None if it isn't set.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from holdfast.training.virtual_ranks.step import VirtualRanks
 
 MAKE_VIRTUAL = "holdfast.training.virtual_ranks.step:make_virtual"  # a name, because few runs have virtual ranks
-NO_BATCH = "give more data, a smaller batch, or a loader without drop_last"
+NO_BATCH = "use more data, a smaller batch, or a loader without drop_last"
 
 
 class Training:
@@ -139,15 +139,16 @@ class Training:
         if size % self.ranks.shares:
             raise ConfigError(
                 f"compute.ranks = {self.ranks.number}: a batch of {size} samples can't be divided evenly over ranks",
-                hint=f"numbers of ranks that divide the batch: {list_divisors(size)}",
+                hint=f"these numbers of ranks divide the batch: {list_divisors(size)}",
             )
         if is_stream(recipe.data):
             return None
-        order = Order(len(recipe.data), recipe.batch_size, recipe.grad_accum, self.config.seed)  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        order = Order(len(recipe.data), recipe.batch_size, recipe.grad_accum, self.config.seed)
         if order.steps_per_pass < 1:
             raise RecipeError(
                 f"the data has {order.samples} samples, but one step takes {recipe.batch_size} x {recipe.grad_accum}",
-                hint="give more data, or a smaller batch_size",
+                hint="use more data, or a smaller batch_size",
             )
         return order
 
@@ -158,7 +159,7 @@ class Training:
             steps = batches // self.recipe.grad_accum
             if not steps:
                 raise RecipeError(
-                    f"the loader gives {batches} batches, but one step takes {self.recipe.grad_accum}", hint=NO_BATCH
+                    f"the loader yields {batches} batches, but one step takes {self.recipe.grad_accum}", hint=NO_BATCH
                 )
         if not steps:
             raise RecipeError(
@@ -265,7 +266,7 @@ class Training:
 def cut_epoch(steps: int) -> int:
     """Return the number of steps of an epoch, at most the limit that `holdfast prove` sets in the environment.
 
-    The limit shortens the epochs, so that the few steps of a proof cross the end of an epoch.
+    With shorter epochs, the few steps of a proof cross the end of an epoch.
     """
     longest = int(os.environ.get(LONGEST_EPOCH_VARIABLE, "0"))
     return min(steps, longest or steps)

@@ -49,7 +49,7 @@ def await_device(training: Training) -> None:
 
     A read of the state is ordered only after the work on the current stream. Without this wait the read could see half
     of a copy on another stream, such as an average of the weights, or of a ``non_blocking`` copy to a tensor on the
-    CPU; and the checkpoint would have the hash of that.
+    CPU; the checkpoint would then contain these half-copied bytes.
     """
     if training.accelerator.device.type != "cpu":
         heartbeats.mark(Place.DEVICE)
@@ -136,8 +136,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
 
     Raises:
         StateError: the saved state of a component doesn't fit what the recipe built.
-        ConfigError: a different number of ranks saved the state, and the present ranks can't divide it among
-        themselves.
+        ConfigError: a different number of ranks saved the state, and the present ranks can't divide the state among
+            themselves.
     """
     accelerator = training.accelerator
     try:
@@ -174,7 +174,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
         for name, (target, saved) in parts.items():
             read = load_scheduler if name.startswith("scheduler ") else load
             if (target is None) != (saved is None):
-                raise _unfit(name, f"it is missing from {'the checkpoint' if saved is None else 'the recipe'}")
+                raise _unfit(name, f"the object is missing from {'the checkpoint' if saved is None else 'the recipe'}")
             if target is not None:
                 read(name, target, saved)
     load_optimizer(training, state["optimizer"], are_laid_out=are_laid_out)

@@ -91,7 +91,7 @@ class Cooperation(abc.ABC):
         return objects.gather(value) if self.has_others else [value]
 
     def gather_in_main(self, value: Any) -> list[Any]:
-        """Return as `gather` does, but in each rank except the main rank only this rank's value, and None for others.
+        """Return the result of `gather` in the main rank; elsewhere this rank's value, and None for all others.
 
         Use it for states, which may be large.
         """
@@ -159,7 +159,7 @@ class Cooperation(abc.ABC):
         """Return whether a trail can record facts of single ranks, or of single shares of a batch."""
 
     def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Record facts for `describe_parts` that only exist during a step. The block trains the step."""
+        """While the block trains a step, record the facts for `describe_parts` that exist only during a step."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""The data-parallel rank: which ranks train the same samples, and which ranks train different samples.
+"""The data-parallel rank: the number that is equal in ranks that train the same samples, and different in all others.
 
 Without tensor, pipeline or context parallelism every rank trains different samples. With such parallelism the ranks of
 a group compute one model together, and need the same samples and the same random numbers.
@@ -74,7 +74,7 @@ def gather_data_ranks(mesh: Any, accelerator: Accelerator) -> DataRanks:
         mesh: a torch ``DeviceMesh`` of the data-parallel dimensions alone, with any number of dimensions.
 
     Raises:
-        RecipeError: `mesh` is no DeviceMesh, or lacks this rank, or its groups differ in size.
+        RecipeError: `mesh` isn't a DeviceMesh, doesn't contain this rank, or has groups of different sizes.
     """
     rank = int(accelerator.process_index)
     ranks = _list_ranks(mesh, rank)

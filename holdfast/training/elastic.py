@@ -29,10 +29,10 @@ def digest_state(name: str, state: Any) -> str:
 
 
 def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return how many ranks saved a state; None if each present rank can continue one of the saved states.
+    """Return the number of ranks that saved a state; None if each present rank can continue one of the saved states.
 
-    They can if the number of saved states is the number that the present ranks would save, and if the same ranks train
-    the same samples (see `DataRanks`). With virtual ranks a single state is saved, which any number of ranks continues.
+    That is possible if the present ranks would save the same number of states, and if the same ranks train the same
+    samples (see `DataRanks`). With virtual ranks a single state is saved, which any number of ranks continues.
     """
     others, ranks = len(saved["rng"]), training.ranks
     is_same = ranks.has_common_state or _list_data_ranks(saved) == [*ranks.data.numbers]
@@ -40,7 +40,7 @@ def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
 
 
 def count_other_data_ranks(training: Training, saved: Mapping[str, Any]) -> int | None:
-    """Return how many data ranks saved a state; None if each present rank can continue one of the saved states."""
+    """Return the number of data ranks that saved a state; None if each present rank can continue one of the states."""
     return None if count_others(training, saved) is None else len(set(_list_data_ranks(saved)))
 
 
@@ -84,7 +84,8 @@ def take_extras(training: Training, saved: Mapping[str, Any], names: Collection[
                 training,
                 saved,
                 f"the extra {name!r} differs between the ranks",
-                "keep the extra equal in all ranks, by changing it in after_step, to continue with any number of ranks",
+                "to continue with any number of ranks, change the extra only in after_step, which keeps it equal in "
+                "all ranks",
             )
     return parts[0]
 
@@ -112,6 +113,6 @@ def _refuse(training: Training, saved: Mapping[str, Any], reason: str, hint: str
     ranks, others = training.ranks.number, len(saved["rng"])
     return ConfigError(
         f"compute.ranks = {ranks}: the checkpoint of step {saved['progress']['step']}, which "
-        f"{counted(others, 'rank')} saved, can't be divided over other ranks: {reason}",
+        f"{counted(others, 'rank')} saved, can't be divided over a different number of ranks: {reason}",
         hint=f"continue with compute.ranks = {others}; or, in a new run, {hint}",
     )

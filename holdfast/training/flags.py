@@ -1,4 +1,4 @@
-"""The check of torch's settings, with the user's line in the error."""
+"""The check that a program doesn't change torch's global settings, with the user's line in the error."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from holdfast.provenance.settings_lines import find_setter
 
 @contextlib.contextmanager
 def locating_flags() -> Iterator[None]:
-    """Add the user's file and line that changes a setting of torch's to the message of a DeterminismError."""
+    """If the block raises DeterminismError, add the user's line that changes torch's setting to the message."""
     try:
         yield
     except DeterminismError as error:

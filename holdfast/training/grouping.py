@@ -110,7 +110,7 @@ class Grouping:
     def _check_inner(self, step: int) -> None:
         """Raise RecipeError if a step has changed the groups of an optimizer in a kept container.
 
-        The state of such an optimizer doesn't name its parameters, so a resume couldn't make the groups again.
+        The state of such an optimizer doesn't name its parameters, so a resume couldn't create the groups again.
         """
         for name, each in self._inner.items():
             now, built = _list_groups(each), self._inner_groups[name]
@@ -130,7 +130,7 @@ class Grouping:
             saved: the optimizer's state in a checkpoint.
 
         Raises:
-            ValueError: steps had changed the groups before the save, and the recipe now builds other groups; or a
+            ValueError: steps had changed the groups before the save, and the recipe now builds different groups; or a
                 saved parameter is missing now.
         """
         if not self._recipe.has_own_loop:
@@ -143,7 +143,7 @@ class Grouping:
             return
         if mark["built"] != self._digest() or len(mark["groups"]) != len(parts):
             raise ValueError(
-                "a step had changed the optimizer's parameter groups, and the recipe now builds other groups"
+                "a step had changed the optimizer's parameter groups, and the recipe now builds different groups"
             )
         numbered = enumerate(saved["param_groups"])
         for part, count in zip(parts, mark["groups"], strict=True):
@@ -210,7 +210,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _regroup(part: torch.optim.Optimizer, wanted: Sequence[Sequence[Any]], saved: Sequence[Any]) -> None:
-    """Give an optimizer other parameter groups.
+    """Replace the parameter groups of an optimizer.
 
     Args:
         wanted: the parameters of each group.

@@ -59,7 +59,7 @@ def begin_from_folder(training: Training, folder: Path, init: InitFrom) -> None:
             raise ConfigError(f"init_from.{name}: {folder} has only weights", hint=f"leave {name} out")
     file, model = find_model_files(folder), training.recipe.model
     if file is None:
-        raise ConfigError(f"init_from: {folder} has no weights any more: its files were moved or deleted")
+        raise ConfigError(f"init_from: {folder} no longer has weights: its files were moved or deleted")
     if any(map(is_sharded, model.parameters())):
         raise ConfigError(
             f'init_from: compute.parallel = "fsdp" shards the model, and the weights in {folder} are not sharded',

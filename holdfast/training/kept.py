@@ -51,8 +51,8 @@ class Kept(Recipe):
 
     Args:
         function: the user's function.
-        originals: the objects as the loop passed them to `Run.keep`: they may be wrappers of the objects in the other
-            fields.
+        originals: the objects as the loop passed them to `Run.keep`: they may be wrappers of the objects in the fields
+            below.
         own: Holdfast's and accelerate's objects, which `find_forgotten` leaves out.
         list_variables: returns the variables that the loop's functions carry from step to step, for `find_forgotten`.
         constants: the plain values that the loop reads and never assigns, by name.
@@ -160,10 +160,10 @@ def sort_kept(
 def _list_parts(
     modules: Mapping[str, nn.Module], extras: Mapping[str, Any], known: Collection[int]
 ) -> list[tuple[str, Any]]:
-    """Return the objects with a state inside kept objects of other classes, which a checkpoint needs, too.
+    """Return the objects with a state inside kept objects without a ``state_dict``, which a checkpoint needs, too.
 
-    Such an object is an algorithm's policy, and the optimizer that is an attribute of this policy. Its name is that of
-    its place: ``model_policy_optimizer`` for ``model.policy.optimizer``.
+    Examples are an algorithm's policy, and the optimizer that is an attribute of this policy. An object is named by its
+    place: ``model_policy_optimizer`` for ``model.policy.optimizer``.
 
     Args:
         known: the ids of the objects that are saved already.
@@ -236,7 +236,7 @@ def list_checkpointed(accelerator: Accelerator, objects: Mapping[str, Any]) -> d
 
 
 def _find_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, "Inner"]:
-    """Return the optimizers inside kept optimizers, as in SAM, whose ``state_dict`` lacks the inner state."""
+    """Return the optimizers inside kept optimizers whose ``state_dict`` lacks the inner state, as in SAM."""
     kept = {id(each) for each in optimizers.values()}
     return {
         f"{name}.{key}": Inner(each, value)

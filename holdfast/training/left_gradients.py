@@ -30,7 +30,7 @@ class Gradients:
     """The gradients that a training step keeps for the next training step.
 
     An optimizer uses a gradient when its ``step()`` updates the parameter. Most loops then set the gradient to None
-    before the next backward pass: a checkpoint doesn't contain such a gradient. Other loops set gradients to zero in
+    before the next backward pass. Then a checkpoint doesn't contain the gradient. Other loops set gradients to zero in
     place, or never clear them: their next training step depends on the gradients. At an optimizer's second call of
     ``step()`` the gradients show what the loop does. Before that call, and for loops that don't set gradients to None,
     checkpoints contain all gradients that the optimizer uses.
@@ -118,7 +118,7 @@ class Gradients:
         """
         if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(
-                "step.shares() begins a new gradient, but no optimizer has used the gradient of the step before",
+                "step.shares() clears the gradients, but no optimizer has used the gradient of the step before",
                 hint="step the optimizer in every step; run.batches(..., grad_accum=N) makes steps of N batches",
             )
         for _, each in self._list_parameters():
@@ -127,8 +127,8 @@ class Gradients:
     def state_dict(self) -> dict[str, Any]:
         """Return, by parameter name, the gradients on which the next training step may depend.
 
-        The key "" records how the loop clears gradients, and has the gradients that FSDP2 hasn't synced. It is missing
-        if the loop sets all of them to None.
+        The key "" records how the loop clears gradients, and has the gradients that FSDP2 hasn't synced. The key is
+        missing if the loop sets all gradients to None.
         """
         found: dict[str, Any] = {}
         taken: dict[str, bool] = {}  # by parameter name: whether the gradient is unchanged since its optimizer's step()

@@ -191,7 +191,7 @@ def clip(training: Training) -> torch.Tensor:
 
 
 def end_epoch(training: Training) -> None:
-    """Evaluate the model, add the epoch to the history and step the schedulers that wait for an epoch's loss."""
+    """Evaluate the model, add the epoch to the history and step the schedulers that need an epoch's loss."""
     progress = training.progress
     last = read_lines(training)[-1]
     training.stage = Stage.FOLLOWING

@@ -178,7 +178,7 @@ class InnerModes(Modes):
 
 
 class Modules:
-    """Several modules, with those methods of a single module that list its parts by name."""
+    """Several modules behind the methods by which a single module lists its parts by name."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules

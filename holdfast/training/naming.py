@@ -1,7 +1,7 @@
 """The conversion of an optimizer's state between parameter numbers and parameter names.
 
 torch numbers an optimizer's parameters in the order in which the optimizer got them. On a resume the recipe may build
-the parameters in a different order. If a moment were saved by number, it could then silently be restored to another
+the parameters in a different order. If a moment were saved by number, it could then silently be restored to a different
 parameter of equal shape.
 """
 

@@ -1,8 +1,8 @@
 """The exchange of Python objects between the ranks, over gloo on every device.
 
 A rank that waits in NCCL spins on its GPU and on a core, and NCCL ends the wait after a timeout. A rank that waits in
-gloo sleeps. Tensors travel through the host's memory and arrive there: in a pickle a tensor of a GPU is restored to the
-GPU of the same number, where the receiver would need memory, or which the receiver doesn't see.
+gloo sleeps. Tensors travel through the host's memory and arrive there: a pickled tensor of a GPU would be restored to
+the GPU of the same number, where the receiver may have no memory, or which the receiver doesn't see.
 """
 
 import datetime
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def be_patient() -> None:
-    """Let process groups that are made without a timeout, such as those of a device mesh, wait for `PATIENCE`."""
+    """Set the timeout of process groups that are made without one, such as a device mesh's groups, to `PATIENCE`."""
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         if getattr(distributed_c10d, name, None) is not None:  # a build for the CPU has no timeout of NCCL
             setattr(distributed_c10d, name, PATIENCE)
@@ -79,7 +79,7 @@ class _Pickler(pickle.Pickler):
     """A pickler that copies tensors from other devices to the host's memory."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to restore a tensor of another device. A parameter's own reduction comes back with its tensor."""
+        """Pickle a tensor of a different device as a copy in the host's memory. Leave a parameter to pickle."""
         if isinstance(value, nn.Parameter) or not isinstance(value, Tensor) or value.device == CPU or is_sharded(value):
             return NotImplemented
         own = value.detach()

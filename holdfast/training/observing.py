@@ -80,7 +80,7 @@ class StepObserver:
                 recipe.loss = watch_loss
                 stack.callback(setattr, recipe, "loss", loss)
             if is_compiled(recipe.model):
-                self._notes.append("activations: the model is compiled, so that its layers can't be watched")
+                self._notes.append("no activations: the model is compiled, so its layers can't be watched")
             else:
                 for name, module in recipe.model.named_modules():
                     if not any(True for _ in module.children()):
@@ -180,7 +180,7 @@ class StepObserver:
                 content, rank = digest_content(sample), self._training.ranks.own_number
                 found.append((SampleLoss(step=step, rank=rank, index=index, content=content, loss=loss), sample))
         if not self._batches:
-            self._notes.append("samples: the program has no loss function that takes a batch")
+            self._notes.append("no losses of single samples: the program has no loss function that takes a batch")
         return self._add_norms(found)
 
     def _add_norms(self, found: list[tuple[SampleLoss, Any]]) -> list[SampleLoss]:
@@ -189,7 +189,7 @@ class StepObserver:
         No norm is added if the model's parameters are sharded.
         """
         if any(is_sharded(parameter) for _, parameter in self._parameters()):
-            self._notes.append("gradient norms of samples: the parameters are sharded")
+            self._notes.append("no gradient norms of single samples: the parameters are sharded")
             return [each for each, _ in found]
         largest = [place for place, (each, _) in enumerate(found) if each.step == self._step]
         largest.sort(key=lambda place: -_order(found[place][0].loss))
@@ -204,7 +204,7 @@ class StepObserver:
     def _cut(self, batch: Any) -> Iterator[Any]:
         size = find_batch_size(batch)
         if size is None:
-            self._notes.append("samples: the batch has no tensors that could be cut into samples")
+            self._notes.append("no losses of single samples: the batch has no tensors that can be cut into samples")
             return
         for place in range(size):
             yield slice_tensors(batch, slice(place, place + 1))

@@ -104,7 +104,7 @@ def list_stepped(optimizer: Any) -> list[nn.Parameter]:
 
 
 def list_members(optimizer: Any) -> list[tuple[torch.optim.Optimizer, nn.Parameter]]:
-    """Return pairs: an optimizer, and a tensor that it steps. The tensors have the order of `list_stepped`."""
+    """Return pairs of an optimizer and a tensor that it steps. The tensors have the order of `list_stepped`."""
     return [(part, each) for part in parts_of(optimizer) for each in list_stepped(part)]
 
 

@@ -1,4 +1,4 @@
-"""The shares of a step's batch that a rank trains one after the other, in the engine's loop or in a user's own loop."""
+"""The shares of a step's batch that a rank trains in turn, in the engine's loop or in a user's own loop."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any

@@ -84,7 +84,7 @@ def check_first_step(training: Training) -> None:
 def has_noise(training: Training) -> bool:
     """Return whether two gradients of the same micro-batch differ, though both are computed from the same state.
 
-    Kernels with atomic additions in any order give such gradients, for example those of some packages for attention.
+    Kernels with atomic additions in any order compute such gradients, for example in some packages for attention.
     """
     can_probe = training.recipe.loss is not None and training.has_probe_batch
     if not can_probe or not training.config.resume.training_probe:

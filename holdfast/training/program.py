@@ -102,12 +102,12 @@ class RecipeProgram(Program):
     """A recipe as a program: the engine trains the steps."""
 
     advice = Advice(
-        numbers="return the same numbers in all ranks",
+        numbers="return numbers of the same names and shapes in all ranks",
         model="step the recipe's optimizers only, whose gradients are averaged over the ranks",
         optimizer="step the recipe's optimizers only, whose gradients are averaged over the ranks",
         health="check the limits in Recipe(health=...); an earlier checkpoint is still healthy",
         shares="change extras in after_step, which all ranks call alike, or set compute.virtual_ranks = 0",
-        stepped="give optimizers the parameters of modules that are built before the first step",
+        stepped="build all modules before the first step, and give their parameters to the optimizers then",
         saved="put the parameter into the model or a module in extras; a state_dict hook may leave the parameter out",
     )
     keeps_seeds = False
@@ -175,7 +175,7 @@ class LoopProgram(Program):
         optimizer='the optimizer may read only values that all ranks share: run.accelerator.reduce(loss, "mean")',
         health="an earlier checkpoint is still healthy; don't log a loss that isn't finite if the loop skips its step",
         shares="change weights and kept objects after the loop over step.shares(), not inside it",
-        stepped="give optimizers the parameters of modules that are built and kept before the first step",
+        stepped="build and keep all modules before the first step, and give their parameters to the optimizers then",
         saved="keep the module that has the parameter: run.keep(model=model, ...)",
     )
     keeps_seeds = True

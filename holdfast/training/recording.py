@@ -76,7 +76,7 @@ def _read_numbers(training: Training) -> Iterator[float]:
         names = training.ranks.gather(own)
         if any(each != names[0] for each in names):
             raise RecipeError(
-                "the ranks have logged numbers of different names or shapes, of which no mean can be taken",
+                "the ranks have logged numbers of different names or shapes, whose mean can't be computed",
                 hint=training.program.advice.numbers,
             )
     found = [number for each in unread for number in each.logged.values()]

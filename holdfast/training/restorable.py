@@ -30,7 +30,7 @@ from holdfast.training.sharded.restoring import find_shards, find_unplaced
 from holdfast.training.sharded.stages import hold_whole, unite
 from holdfast.training.structure import has_own_loading
 
-LOADS = "the model's hooks, or its own load_state_dict, have to load all that its state_dict returns"
+LOADS = "the model's hooks, or its own load_state_dict, have to load everything that its state_dict returns"
 
 
 def check_step(training: Training) -> None:
@@ -78,7 +78,7 @@ def check_same_ranks(training: Training) -> None:
     sums = training.ranks.gather(describe_components(training, in_detail=False))
     step, advice = training.progress.step, training.program.advice
     for name, means, hint in (
-        ("model", ": each rank trains a model of its own", advice.model),
+        ("model", ": each rank trains a different model", advice.model),
         ("optimizer", "", advice.optimizer),
     ):
         found = [{key: value for key, value in each.items() if key.partition(".")[0] == name} for each in sums]
@@ -94,12 +94,12 @@ def check_same_ranks(training: Training) -> None:
 
 
 def _describe_odd(name: str, found: Sequence[dict[str, Any]]) -> str:
-    """Say, for an error's message, which ranks' model or optimizer has different values than that of most ranks."""
+    """Return a text for an error: the ranks whose model or optimizer differs from that of most ranks."""
     most = max(found, key=found.count)
     odd = [str(rank) for rank, each in enumerate(found) if each != most]
     if 2 * len(odd) >= len(found):
         return f"the ranks have different values of the {name}"
-    return f"the {name} of rank {', '.join(odd)} has different values than those of the other ranks"
+    return f"the {name} of rank {', '.join(odd)} differs from the values of the other ranks"
 
 
 def check_beginning(training: Training) -> None:
@@ -116,7 +116,7 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
     """Encode the state as a save does, without copies of its tensors, and check that a resume would restore all of it.
 
     Args:
-        moment: words that say when the check takes place, for the beginning of an error's message.
+        moment: the time of the check, as the beginning of an error's message.
         others: further components of the state, by name.
 
     Raises:

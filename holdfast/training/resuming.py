@@ -58,7 +58,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
         themselves.
         ConfigDrift: the recipe builds different hyperparameters than at the save, though no setting and no code has
             changed.
-        GateTripped: the restored state differs from the saved state, has other probe results, or isn't healthy.
+        GateTripped: the restored state differs from the saved state, has different probe results, or isn't healthy.
     """
     saved = capturing.decode(payload)
     capturing.restore(training, saved)
@@ -113,7 +113,7 @@ def resume_weights(training: Training, payload: Payload) -> None:
 
 
 def _search_suspects(training: Training) -> list[str]:
-    """Return a line for each value that no checkpoint contains and that the program may change, the likeliest first.
+    """Return a line for each value that no checkpoint contains and that the program may change, the most likely first.
 
     The process that saved is gone, so nothing can be compared: modules, generators and other objects with a state may
     change, and so may the values that a function other than ``__init__`` assigns.

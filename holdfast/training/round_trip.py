@@ -1,9 +1,9 @@
 """The round trip: write the captured state back into the objects of this process, capture it again, and compare.
 
-A value that comes back changed would be refused by the gate at the first restart. So it is refused before the first
-step, or after the first step if it exists only then. Afterwards each object has its own attributes and items again. No
-large tensor is copied: code of torch and Holdfast gets the live tensor, and code of other classes is tried only with
-states up to `MOST_TRIED_BYTES`.
+The gate would refuse a value that comes back changed at the first restart. So this check refuses it before the first
+step, or after the first step if the value exists only then. Afterwards each object has its own attributes and items
+again. No large tensor is copied: code of torch and Holdfast gets the live tensor, and code of other classes is tried
+only with states up to `MOST_TRIED_BYTES`.
 """
 
 import copy
@@ -57,7 +57,7 @@ def check_round_trip(training: Training, own: Mapping[str, Any], payload: Payloa
         payload: ``own`` as it is encoded.
 
     Raises:
-        StateError: a resume would restore a value as another one, or an object can't load its own state.
+        StateError: a resume would change a value, or an object can't load its own state.
     """
     is_first, kinds = not training.progress.step, _describe_kinds(own)
     tried = [(each, References([each.target])) for each in _list_tried(training, payload)]
@@ -172,7 +172,7 @@ def _describe(saved: Tensor | None, now: Tensor | None) -> str:
         return f"is {was}, and comes back as {comes}"
     if (shard_of(saved) is None) != (shard_of(now) is None):
         return "comes back sharded in another way"
-    return "comes back with other elements"
+    return "comes back with different elements"
 
 
 def _describe_kinds(own: Mapping[str, Any]) -> dict[str, str]:

@@ -59,7 +59,7 @@ class Schedulers(list[Any]):
 
 
 def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
-    """Yield pairs: a torch scheduler or a `Schedule`, and its optimizer; for a scheduler of a loop, None."""
+    """Yield pairs of a torch scheduler or a `Schedule`, and its optimizer (None for a loop's scheduler)."""
     if isinstance(recipe, Kept):
         yield from ((each, None) for each in recipe.schedulers)
         return
@@ -72,7 +72,7 @@ def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
         for each in schedules if isinstance(schedules, Sequence) else [schedules]:
             if isinstance(each, Schedule) and isinstance(own, Optimizers):
                 raise RecipeError(
-                    "schedule: a Schedule doesn't say which of the optimizers it is for",
+                    "schedule: a Schedule alone doesn't say to which optimizer it belongs",
                     hint=f'schedule={{"{next(iter(own.parts))}": Schedule(...), ...}}',
                 )
             yield each, own

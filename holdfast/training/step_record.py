@@ -31,7 +31,7 @@ class Unread:
         samples: the names of the step's micro-batches.
         is_skipped: whether the batches were drawn, but not trained.
         ended: numbers that a loop's code at an epoch's end has logged, in the same form as `numbers`. They aren't part
-            of the state, and a number of the step itself goes before a number of the same name.
+            of the state, and the step's own number replaces a number of the same name.
     """
 
     step: int
@@ -50,7 +50,7 @@ class Unread:
 
 @dataclass
 class EpochEnds:
-    """The settings for the ends of epochs, in a loop with code of its own there.
+    """The settings for the ends of epochs, in a loop with its own code at an epoch's end.
 
     Attributes:
         has_code: whether the program is such a loop.
@@ -78,7 +78,7 @@ class StepRecord:
         first_lrs: the rates of the first step of each epoch that has begun: part of the metadata, not of the state.
         measured: those metrics of the last epoch that are not part of the state.
         trained: the step that was trained last, for `record_step`.
-        unread: finished steps that have no line yet, each with the further fields of its line.
+        unread: finished steps that have no line yet, each with the additional fields of its later line.
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
             share, for a proof. If False, only the first line after a checkpoint has the facts of each rank or share.
             This line's step follows from the checkpoint alone, so that another machine can train one rank's part again.

@@ -44,7 +44,7 @@ class Structure:
             return True
         tensors = [name for name in found if not isinstance(now.get(name, built.get(name)), type)]
         is_new = any((name in now) != (name in built) for name in tensors)
-        how = "different tensors than" if is_new else "other layers, or ties between its tensors, than"
+        how = "different tensors than" if is_new else "different layers, or different ties between tensors, than"
         found = tensors or found
         raise RecipeError(
             f"{find_place()}after step {step} the model has {how} when the loop began: {shorten(found, SHOWN_NAMES)}; "

@@ -1,6 +1,6 @@
 """The save by a single rank after another rank is lost: the rank restores the last completed step's state and saves it.
 
-No collective is possible any more, so this rank must itself have everything that the checkpoint needs:
+No collective is possible any more, so this rank needs everything for the checkpoint itself:
 
 - Weights and the optimizer's state are the same in all ranks, and no step changes them before its gradients are summed.
   If a rank is lost before that, the sum fails in all ranks, and with it the step.
@@ -25,7 +25,7 @@ from holdfast.training.saving import begin_save
 
 
 def go_back(training: Training) -> bool:
-    """Restore the last completed step's state in this rank alone. Return False if the state may still be another.
+    """Restore the last completed step's state in this rank alone. Return False if the state may still differ.
 
     Raises:
         DeterminismError: the last step has switched determinism off.

@@ -212,7 +212,7 @@ def _restore_large(training: Training, large: dict[str, Any]) -> None:
         heartbeats.begin(Phase.STEP, training.progress.step + 1)
     if _describe_large(training) != large:
         raise RecipeError(
-            "the code at an epoch's beginning changes weights, and runs again when the run resumes in the epoch",
+            "the code at an epoch's beginning changes weights, and runs again if the run resumes inside the epoch",
             hint="move that code to the epoch's end, after the inner loop",
         )
 

@@ -1,4 +1,4 @@
-"""The gradients of FSDP2 that wait to be summed over the ranks, if a loop doesn't sync them in every step.
+"""The unsynced gradients of FSDP2: not yet summed over the ranks, because the loop doesn't sync them in every step.
 
 After ``model.set_requires_gradient_sync(False)`` torch keeps each rank's whole gradient in a private attribute, and not
 in ``grad``. Each rank has a different gradient, so a checkpoint contains them as one sharded tensor: its first
@@ -19,7 +19,7 @@ SUM, GATHERED = "unsharded_accumulated_grad", "_unsharded_param"
 
 
 def capture_unsynced(model: nn.Module) -> dict[str, Any]:
-    """Return the waiting gradients by the parameter's name, each as a sharded tensor.
+    """Return the unsynced gradients by the parameter's name, each as a sharded tensor.
 
     Raises:
         RecipeError: a gradient can't be saved.
@@ -35,10 +35,10 @@ def capture_unsynced(model: nn.Module) -> dict[str, Any]:
 
 
 def restore_unsynced(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Restore the gradients that `capture_unsynced` returned. All other parameters get no waiting gradient.
+    """Restore the gradients that `capture_unsynced` returned. Delete the unsynced gradients of all other parameters.
 
     Raises:
-        StateError: a different number of ranks has saved the gradients, or a parameter isn't sharded now.
+        StateError: the gradients were saved by a different number of ranks, or a parameter is no longer sharded.
     """
     own = dict(_list_parameters(model))
     for name in saved.keys() - own.keys():
@@ -53,7 +53,7 @@ def restore_unsynced(model: nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def like_stack(parameter: Any) -> Any:
-    """Return a sharded tensor without memory, with the layout of a parameter's waiting gradient in a checkpoint."""
+    """Return a sharded tensor without memory, with the layout of a parameter's unsynced gradient in a checkpoint."""
     mesh = parameter.device_mesh
     local = torch.empty((), device=parameter.device).expand((1,) * mesh.ndim + parameter.shape)
     return _shard_by_ranks(local, parameter)
@@ -62,7 +62,7 @@ def like_stack(parameter: Any) -> Any:
 def _stack(name: str, gradient: Tensor, parameter: Any) -> Any:
     if is_sharded(gradient) or parameter.device_mesh.size() != torch.distributed.get_world_size():
         raise RecipeError(
-            f"the gradient of {name} waits to be synced, on a mesh that has further dimensions or not all ranks: a "
+            f"the gradient of {name} is not synced yet, and its mesh has further dimensions or not all ranks: a "
             "checkpoint can't contain it",
             hint="sync gradients in every step: model.set_requires_gradient_sync(True); accumulate inside a step",
         )

@@ -315,7 +315,7 @@ def test_a_cancelled_run_saves_and_continues_when_started_again(run: PoolRun, re
     (attempt,) = run.attempts()
     assert run.pool.await_end(attempt["id"])["state"]["name"] == "Cancelled"
     # Nothing of it looks like a crash.
-    saved = f"cancelled by a person: step {step} is saved in {newest.path}; start the run again to continue it"
+    saved = f"cancelled by a person: step {step} is saved in {newest.path}; start the run again to continue"
     for flow_run in (train, attempt["id"]):
         await_true(functools.partial(run.pool.has_logged, flow_run, saved), f"no log says: {saved}", ENDS_WITHIN_S)
         assert "Crash detected" not in run.pool.logs(flow_run)
@@ -344,7 +344,9 @@ def test_a_retried_attempt_is_refused_and_a_retried_train_continues_the_run(run:
     run.pool.await_crash(first["id"])
     run.pool.retry(first["id"])
     run.pool.await_state(first["id"], "Stopped")
-    refused = f"attempt 1 of run '{run.name}' has begun before, and no attempt begins twice; start or retry train"
+    refused = (
+        f"attempt 1 of run '{run.name}' has begun before, and an attempt can begin only once; start or retry train"
+    )
     assert run.pool.read(first["id"])["state"]["message"].startswith(refused)
     run.pool.retry(train)
     run.pool.await_state(train, "Completed")

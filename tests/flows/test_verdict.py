@@ -266,7 +266,10 @@ def test_a_run_that_is_stopped_begins_no_attempt_until_it_is_rolled_back(
     assert audit(engine, "c", *STOP)["kind"] == "machine"
     done = engine.run(*OPTIONS, "epochs=4", **{VARIABLE: "b"})
     assert done.returncode == 3, done.stderr
-    assert f"error: {HELD}\nhint: holdfast release {run} --rollback goes back to right bytes" in done.stderr
+    assert (
+        f"error: {HELD}\nhint: holdfast release {run} --rollback goes back to a commit with the right bytes"
+        in done.stderr
+    )
     journal = journal_of(engine)
     assert journal.attempts() == 2, "the hold is the second attempt, and no third one began"
     shown = engine.command("show", run)

@@ -60,7 +60,7 @@ def test_an_unhealthy_gpu_has_no_worker(machine: Machine, ledger: ProcessLedger)
     assert note.endswith("is unhealthy: 2 uncorrected ECC errors since its last reset")
     with pytest.raises(ConfigError, match=r"GPUS=3: GPU 1 .* is unhealthy") as refused:
         plan_workers("3", ledger)
-    assert refused.value.hint == "GPUS=2 leaves the others out"
+    assert refused.value.hint == "GPUS=2 leaves out the unhealthy GPUs"
     machine(HOPPER | SICK)
     with pytest.raises(ConfigError, match=r"GPUS=all: GPU 0 .* is unhealthy"):
         plan_workers("all", ledger)

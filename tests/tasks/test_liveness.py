@@ -152,8 +152,8 @@ def test_a_new_watch_believes_that_a_process_has_vanished() -> None:
     ("state", "name", "message"),
     [
         (Running(), "Vanished", "no sign of life for 31 s: its process, or its machine, is gone"),
-        (Pending(), "Vanished", "a worker took it and did not start it"),
-        (InfrastructurePending(), "Vanished", "its cluster found no machine for it"),
+        (Pending(), "Vanished", "a worker took this flow run, but did not start it"),
+        (InfrastructurePending(), "Vanished", "the cluster found no machine for this flow run"),
         (Cancelling(), "Cancelled", "its process was gone already"),
     ],
 )

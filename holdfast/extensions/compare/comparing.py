@@ -28,7 +28,7 @@ def compare_trainings(
     Args:
         is_replayed: whether to train the steps of the first difference again, in fresh processes on this machine, to
             find the first tensor that differs.
-        trusts: for each training, the reader's own configuration, or what of the run's records to accept.
+        trusts: for each training, the reader's own configuration, or the parts of the run's records to accept.
 
     Raises:
         WrongUse: there is no step at which both trainings have a checkpoint, or both have a line of a trail.
@@ -98,7 +98,9 @@ def _compare_states(one: Ancestry, other: Ancestry, pair: Pair, notes: list[str]
     """Return the names of the values that differ in two checkpoints. Add a note if either is pruned or unreadable."""
     for line, commit in zip((one, other), pair, strict=True):
         if line.journal.is_pruned(commit.number):
-            notes.append(f"the tensors at step {commit.step} weren't compared: those of {line.label} were pruned")
+            notes.append(
+                f"the tensors at step {commit.step} weren't compared: the checkpoint of {line.label} was pruned"
+            )
             return []
     try:
         states = [

@@ -1,9 +1,9 @@
 """The steps after which only one of two trainings has run a loop's code at the end of the epoch.
 
 This code runs before the checkpoint of the epoch's last step. It runs after that checkpoint if the ranks had to stop at
-once, or if an earlier version of Holdfast trained the step and the step wasn't the run's last. Suppose it ran before
-the checkpoint in one of two runs only. Then only this run has the effects of the code in the state and the trail's line
-of that step. In the other run the effects appear one step later.
+once, or if an earlier version of Holdfast trained the step and the step wasn't the run's last. If the code ran before
+the checkpoint in only one of two runs, the state and the trail's line of that step have its effects only in that run.
+In the second run the effects appear one step later.
 """
 
 from collections.abc import Mapping, Sequence

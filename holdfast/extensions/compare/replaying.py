@@ -28,7 +28,7 @@ def replay_both(
     Args:
         pair: for each training, the commit up to which to train: the first commit at or after the first difference.
         after: the last step at which both trainings have the same content id.
-        trusts: for each training, the reader's own configuration, or what of the run's records to accept.
+        trusts: for each training, the reader's own configuration, or the parts of the run's records to accept.
 
     Returns:
         The replays; the first difference between their trails, which have a checksum of every tensor; and notes. The

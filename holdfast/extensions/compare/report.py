@@ -13,7 +13,8 @@ SHOWN_SUSPECTS = 12
 HASHED = {"samples", "rng", "logged", "metrics"}
 TITLES: dict[Tier, str] = {"likely": "most likely", "possible": "possible", "unlikely": "no explanation"}
 NOTHING_RECORDED = (
-    "nothing on record explains it; the cause may be a resume that lost state (holdfast audit trains across resumes), "
+    "no difference on record explains the different bytes; the cause may be a resume that lost state (holdfast audit "
+    "trains across resumes), "
     "a file that changed while training read it, or an error of a machine"
 )
 
@@ -115,7 +116,7 @@ class Comparison(Differing, BaseModel):
             ends = f"{shorter.label} ends at step {shorter.step}"
             lines.append(f"  {longer.label} continues to step {longer.step}, {ends}")
         if self.compared_until > self.equal_until:
-            lines.append(f"  steps {self.equal_until + 1}-{self.compared_until} agree line by line")
+            lines.append(f"  the lines of steps {self.equal_until + 1}-{self.compared_until} are equal")
         return lines
 
     def _describe_difference(self) -> list[str]:
@@ -150,7 +151,7 @@ class Comparison(Differing, BaseModel):
         lines = [] if is_explained else [f"  {NOTHING_RECORDED}"]
         title = ""
         for each in shown:
-            heading = "differs, and changed no byte" if self.is_equal else TITLES[each.tier]
+            heading = "differs, but changed no byte before the first difference" if self.is_equal else TITLES[each.tier]
             lines += [f"  {heading}:"] if heading != title else []
             title = heading
             lines.append(f"    {each.cls:11}  {describe_change(each.change, self.one.label, self.other.label)}")

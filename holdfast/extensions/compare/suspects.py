@@ -66,52 +66,55 @@ class Kind:
 # Built values (values of the objects that the recipe has built) come last, because they result from settings, code,
 # data and packages.
 KINDS = (
-    Kind("recipe", ("recipe",), EVERYTHING, (), "another function builds what is trained"),
+    Kind("recipe", ("recipe",), EVERYTHING, (), "a different function builds the model, the data and the optimizer"),
     Kind(
         "seed", ("seed",), ("samples", "content", "start", "random"), EVERYTHING,
-        "it decides the order of samples, the first weights and every random number",
+        "the seed decides the order of samples, the first weights and every random number",
     ),
     Kind(
         "data", ("data", "files.", "tokenizer"), ("samples", "content", "start"), EVERYTHING,
-        "the order depends on the number of samples, and a batch on their content",
+        "the order of samples depends on their number, and a batch on their content",
     ),
     Kind(
         "ranks", ("compute.ranks",), ("samples", "content", "gradient", "random"), EVERYTHING,
         "each rank draws its own samples and random numbers, and gradients are summed over ranks",
     ),
-    Kind("skip", ("skip",), ("skipped",), (*COMPUTED, "random"), "it says which batches are drawn and not trained"),
-    Kind("start", ("init_from",), ("start",), COMPUTED, "it gives the first weights"),
-    Kind("setting", ("settings.",), (), EVERYTHING, "the recipe may use it for anything"),
+    Kind("skip", ("skip",), ("skipped",), (*COMPUTED, "random"), "the skip list says which batches are drawn and not "
+                                        "trained"),
+    Kind("start", ("init_from",), ("start",), COMPUTED, "the first weights come from init_from"),
+    Kind("setting", ("settings.",), (), EVERYTHING, "the recipe may use a setting for anything"),
     Kind(
         "precision", ("compute.mixed_precision", "determinism."), COMPUTED, ("rates", "random", "metrics"),
-        "it chooses how the same mathematics is rounded, and in which order it is summed",
+        "precision and determinism choose how results are rounded, and in which order they are summed",
     ),
     Kind("source", ("sources.",), (), EVERYTHING, "the recipe's code may change anything"),
     Kind("epochs", ("epochs",), ("rates",), (), "a schedule may end with the last epoch"),
     Kind(
         "package", ("packages.", "environment.torch", "environment.numpy", "environment.accelerate",
         "environment.torchdata", "environment.python"), COMPUTED, EVERYTHING,
-        "a different version may compute, draw or load otherwise",
+        "a different version may compute, draw or load differently",
     ),
-    Kind("machine", ("environment.",), COMPUTED, ("rates", "metrics"), "it may round or sum otherwise"),
-    Kind("holdfast", ("holdfast",), (), EVERYTHING, "it has to give the same bits"),
+    Kind("machine", ("environment.",), COMPUTED, ("rates", "metrics"), "a different machine may round or sum "
+                                        "differently"),
+    Kind("holdfast", ("holdfast",), (), EVERYTHING, "every version of Holdfast should give the same bits"),
     Kind(
         "batch", ("built.batch_size", "built.grad_accum", "built.steps_per_epoch", "built.collate"),
-        ("samples", "content"), COMPUTED, "it decides which samples a step has",
+        ("samples", "content"), COMPUTED, "these values decide which samples a step has",
     ),
     Kind(
         "schedule", ("built.schedule", "built.scheduler", "built.anneals", "built.optimizer"),
         ("rates", "loss", "rounding", "gradient", "update", "state"), (),
-        "it decides the learning rates, and how they are applied",
+        "schedule and optimizer decide the learning rates, and how they are applied",
     ),
     Kind(
         "model", ("built.model", "built.loss", "built.extras", "built.step", "built.loop"),
         ("start", "loss", "gradient", "update", "random", "state"), ("rates", "rounding", "metrics"),
-        "it computes loss and gradient",
+        "model and loss compute the loss and its gradient",
     ),
-    Kind("built", ("built.",), ("start", "loss", "gradient", "update", "state"), EVERYTHING, "it was built otherwise"),
+    Kind("built", ("built.",), ("start", "loss", "gradient", "update", "state"), EVERYTHING, "this object was built "
+                                        "differently"),
 )  # fmt: skip
-NO_KIND = Kind("operational", ("",), (), (), "it changes no bit")
+NO_KIND = Kind("operational", ("",), (), (), "a change of this kind changes no bits")
 ORDER = [kind.name for kind in (*KINDS, NO_KIND)]
 SOURCES_OF_BUILT = {"data", "setting", "source", "package", "holdfast"}
 

@@ -1,4 +1,4 @@
-"""The diff that turns a training script into a loop of one's own."""
+"""The diff that turns a training script into a loop of a Holdfast run."""
 
 from holdfast.extending import Command, Extension
 

@@ -44,7 +44,7 @@ def convert_command(script: Path, /, *, line: int = 0, write: bool = False, prov
         return 0
     for path in (source, config):
         if path.exists():
-            raise ConfigError(f"{path} exists", hint="remove it, or give the script another name")
+            raise ConfigError(f"{path} exists", hint="remove that file, or give the script a different name")
     source.write_text(found.text, "utf-8")
     config.write_text(_make_config(found, source), "utf-8")
     print(f"wrote {source} and {config}")

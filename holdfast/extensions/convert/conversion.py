@@ -47,7 +47,7 @@ class Conversion:
         epochs: the number of epochs; None if the script doesn't say it in a number.
         steps: the number of steps of an epoch, if the script counts steps; None if it is unknown.
         kept: the objects and variables that the loop keeps.
-        questions: what a person has to decide, each with its line.
+        questions: questions that a person has to answer, each with its line.
     """
 
     text: str
@@ -134,7 +134,10 @@ class _Entry:
         for call in ast.walk(self.script.tree):
             if isinstance(call, ast.Call) and dotted(call.func).endswith(".parse_args") and not call.args:
                 self.script.insert_at(call, len(self.script.segment(call).encode()) - 1, "[]")
-                self.ask(call, "options have their defaults now: make those that you set parameters of the function")
+                self.ask(
+                    call,
+                    "the options have their defaults now: make each option that you set a parameter of the function",
+                )
         script = Script(self.script.name, self.script.apply())
         _drop_imports(script, ("wandb", "SummaryWriter"))
         script = Script(script.name, script.apply())
@@ -161,7 +164,7 @@ class _Entry:
 
 
 class _Changer(_Entry):
-    """The edits of a script that has a loop of its own."""
+    """The edits of a script with its own training loop."""
 
     def __init__(self, script: Script, line: int) -> None:
         super().__init__(script)
@@ -224,7 +227,7 @@ class _Changer(_Entry):
         self._ask_about_split(outer, batch)
 
     def _loader_outside(self, loader: ast.expr) -> str:
-        """Return the loader's expression in the function of the loop over epochs."""
+        """Return the expression that yields the loader in the function with the loop over epochs."""
         expression: ast.expr = loader
         for call, function in reversed(self.found.calls):
             if function_of(self.found.outer) is function or function_of(self.found.batch) is self.scope:
@@ -233,7 +236,7 @@ class _Changer(_Entry):
         return self.text_of(expression)
 
     def _replace_head(self, loop: Loop, iterable: str, target: str = "") -> None:
-        """Let a loop go through another iterable, with a target of another name if one is given."""
+        """Replace a loop's iterable, and its target if a new one is given."""
         if isinstance(loop, ast.While):
             self.script.replace_head(loop, f"for {target or counter_of(loop) or 'epoch'} in {iterable}")
             return
@@ -252,7 +255,7 @@ class _Changer(_Entry):
             self.ask(loop, "how many epochs? Write the number into the configuration")
 
     def _continue_index(self, batch: Loop, loader: ast.expr) -> None:
-        """Let ``enumerate`` continue with the batch's number."""
+        """Let ``enumerate`` begin with the number of the next batch, so that it continues after a resume."""
         for around in itertools.takewhile(lambda each: each is not batch, enclosing(loader)):
             if isinstance(around, ast.Call) and dotted(around.func) == "enumerate":
                 starts = [*around.args[1:], *(each.value for each in around.keywords)]
@@ -269,7 +272,7 @@ class _Changer(_Entry):
                 break
             for each in walk_own([node]):
                 if isinstance(each, ast.Call) and SPLITTERS.search(called(each)):
-                    question = "a resume inside an epoch draws this again, and differently"
+                    question = "after a resume inside an epoch this line draws again, and gets different numbers"
                     self.ask(each, f"{question}: draw it with a generator that the epoch's number seeds")
 
     def _change_steps(self, loop: Loop, loader: ast.expr | None) -> None:
@@ -296,7 +299,7 @@ class _Changer(_Entry):
             if stop is None:
                 raise ConfigError(
                     f"{self.script.place(loop)}: this loop has no count that ends it: {ast.unparse(_head(loop))}",
-                    hint="let it go through range(number of steps), and convert again",
+                    hint="let the loop go through range(number of steps), and convert again",
                 )
             counter = counter_of(loop)
             is_used = counter is not None and counter in names_in(loop.body, ast.Load)
@@ -314,11 +317,11 @@ class _Changer(_Entry):
             if not isinstance(each, ast.Break) or each is self._last_break:
                 continue
             if next(n for n in enclosing(each) if isinstance(n, LOOPS)) is loop:
-                self.ask(each, "a loop that breaks leaves its run incomplete: let the configuration say the length")
+                self.ask(each, "a run whose loop breaks stays incomplete: set the length in the configuration instead")
 
     @cached_property
     def _last_break(self) -> ast.Break | None:
-        """The break of ``while True`` at its end, behind the count of the steps."""
+        """Return the break at the end of ``while True``, after the count of the steps."""
         found = find_last_break(self.found.batch)
         return found.body[-1] if found is not None and isinstance(found.body[-1], ast.Break) else None
 
@@ -337,7 +340,7 @@ class _Changer(_Entry):
         self._replace_head(loop, f"{self.run}.steps(per_epoch={count})", step)
 
     def _change_split(self, outer: Loop, batch: Loop) -> None:
-        """Change a loop over epochs around a loop over the parts of an array."""
+        """Change a loop over epochs that contains a loop over slices of an array."""
         assert isinstance(batch, ast.For)
         if function_of(batch) is not function_of(outer) or strip_wrappers(batch.iter) is not batch.iter:
             raise ConfigError(
@@ -355,7 +358,7 @@ class _Changer(_Entry):
         self._ask_about_split(outer, batch)
 
     def _find_number(self, expression: ast.expr | None) -> int | None:
-        """Return the number that an expression is, if the script says so: in a constant, or as an option's default."""
+        """Return an expression's value if the script defines it as a number, in a constant or an option's default."""
         if expression is None:
             return None
         if (number := _number(expression)) is not None:
@@ -374,7 +377,7 @@ class _Changer(_Entry):
         return numbers.pop() if len(numbers) == 1 else None
 
     def _argument_outside(self, expression: ast.expr) -> ast.expr:
-        """Return the argument that the script's outermost call gives for a parameter of the loop's function."""
+        """Return the argument that the script's outermost call passes for a parameter of the loop's function."""
         for call, function in reversed(self.found.calls_into(self.found.outer)):
             expression = _find_argument(call, function, expression)
         return expression
@@ -389,17 +392,20 @@ class _Changer(_Entry):
             lines += _fold(f"{self.store} = {{", items, "}")
             kept[self.store] = self.store
         if not kept:
-            self.ask(self.found.outer, f"what is the state? Write {self.run}.keep(model=model, ...) before this loop")
+            self.ask(
+                self.found.outer,
+                f"which objects does training change? Write {self.run}.keep(model=model, ...) before this loop",
+            )
         else:
             lines += _fold(f"{self.run}.keep(", [f"{name}={text}" for name, text in kept.items()], ")")
         for name, reason in self.state.unclear.items():
-            question = f"does a step depend on {name}, as the step before left it?"
+            question = f"does a step depend on the value of {name} that the step before left?"
             self.ask(self.found.outer, f"{question} It isn't kept, because {reason}")
         self.script.insert_before(self.found.outer, *lines)
         self.result.kept = [*self.state.kept, *carried]
 
     def _rename(self) -> None:
-        """Let the loop read and write the carried variables in the dict that is kept."""
+        """Replace the variables that one step leaves to the next by items of a dict, which the run keeps."""
         if not self.state.carried:
             return
         for node in walk_own([*ast.iter_child_nodes(self.scope)]):
@@ -412,7 +418,7 @@ class _Changer(_Entry):
                 self.script.replace(node, f'{self.store}["{node.id}"]')
 
     def text_of(self, node: ast.AST) -> str:
-        """Return a node's text, with the carried variables as items of the kept dict."""
+        """Return a node's text, with each variable that the run keeps as an item of the kept dict."""
         first, _ = self.script.span(node)
         parts, position, data = list[str](), 0, self.script.segment(node).encode()
         for each in walk_own([node]):
@@ -428,7 +434,7 @@ class _Changer(_Entry):
         return "".join([*parts, data[position:].decode()])
 
     def _rename_in_text(self, text: str) -> str:
-        """Rename the carried variables between the braces of an f-string."""
+        """In the braces of an f-string, replace the variables that the run keeps by items of the kept dict."""
         quote = "'" if text.rstrip().endswith('"') else '"'
         names = "|".join(map(re.escape, self.state.carried)) or r"\b\B"
 
@@ -616,7 +622,7 @@ def _number(expression: ast.expr | None) -> int | None:
 
 
 def _values_of(tree: ast.AST, name: str) -> Iterator[ast.expr | None]:
-    """Yield the values that a script gives a name: a variable, an attribute, an item of a dict, an option's default."""
+    """Yield the values that a script assigns to a variable, an attribute, an item of a dict, or an option's default."""
     for node in ast.walk(tree):
         match node:
             case ast.Assign() if any(dotted(each).rpartition(".")[2] == name for each in node.targets):
@@ -643,7 +649,7 @@ def _values_of(tree: ast.AST, name: str) -> Iterator[ast.expr | None]:
 
 
 def _find_argument(call: ast.Call, function: Function, parameter: ast.expr) -> ast.expr:
-    """Return the argument that a call gives for a parameter; the parameter itself if it is none."""
+    """Return the argument that a call passes for a parameter. Return a name that is no parameter unchanged."""
     names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
     names = names[1:] if class_of(function) else names
     name = dotted(parameter)
@@ -665,7 +671,7 @@ def _is_guard(node: ast.stmt) -> TypeGuard[ast.If]:
 
 
 def _list_globals(script: Script, body: Sequence[ast.stmt]) -> list[str]:
-    """Return the names that statements store, and that the module's other functions or statements have, too."""
+    """Return the names that these statements assign and that further statements or functions of the module use."""
     stored = {each.id for each in walk_own(body) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     inside = {id(each) for node in body for each in ast.walk(node)}
     others = [node for node in script.tree.body if id(node) not in inside and not _is_guard(node)]
@@ -682,7 +688,7 @@ def _list_globals(script: Script, body: Sequence[ast.stmt]) -> list[str]:
 
 
 def _is_passive(node: ast.stmt) -> bool:
-    """Return whether a statement of a module may stay at its top."""
+    """Return whether a statement may stay at the top of the module, because it only defines or imports."""
     if isinstance(node, PASSIVE) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return True
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -691,7 +697,7 @@ def _is_passive(node: ast.stmt) -> bool:
 
 
 def _wrap(script: Script, head: str, guard: ast.If | None) -> str:
-    """Put a module's statements into a function, from the first one that does something.
+    """Put a module's statements into a function, from the first statement that does more than define or import.
 
     Args:
         guard: the statement ``if __name__ == "__main__":``, whose body becomes a part of the function's.
@@ -729,7 +735,7 @@ def _with_comments(lines: Sequence[str], start: int) -> int:
 
 
 def _drop_imports(script: Script, names: Sequence[str]) -> None:
-    """Delete the imports of names that nothing uses any more: their packages may be missing."""
+    """Delete imports of names that are no longer used, because their packages may be missing."""
     used = names_in([script.tree], ast.Load)
     for node in ast.walk(script.tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)) and len(node.names) == 1:

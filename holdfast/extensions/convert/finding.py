@@ -31,11 +31,11 @@ class Loops:
     """The loop that trains.
 
     Attributes:
-        batch: the loop of which each pass is a step, or a batch of one.
+        batch: the loop whose passes are steps, or batches of a step.
         epoch: the loop over epochs around it; None if there is none.
         loader: the expression of the loader in the batch loop's head; None if the loop makes its batches itself.
         calls: the calls that lead from the script's top to the loops, outermost first, with the called functions.
-        others: other loops that train.
+        others: further loops that train.
     """
 
     batch: Loop
@@ -65,7 +65,7 @@ class Finder:
         """Return the loop that trains: the last one of the script, or the one at a line.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the script has no such loop.
         """
         paths = [path for path in self._paths(self.script.tree.body, ()) if any(isinstance(n, LOOPS) for n in path)]
         if line:
@@ -92,7 +92,7 @@ class Finder:
         return Loops(loops[0], None, None, calls)
 
     def _paths(self, body: Sequence[ast.AST], called_by: tuple[Function, ...]) -> Iterator[list[ast.AST]]:
-        """Yield the ways from statements to the loops that train: the loops and calls on each way, outermost first."""
+        """Yield each path from statements to a loop that trains: the loops and calls on the path, outermost first."""
         for node in body:
             if isinstance(node, LOOPS) and self._is_training(node):
                 inner = [*self._paths(node.body, called_by)]
@@ -110,7 +110,7 @@ class Finder:
         return self._has(node, "backward") and self._has(node, "step")
 
     def _has(self, node: ast.AST, what: str, seen: tuple[ast.AST, ...] = ()) -> bool:
-        """Return whether a node calls ``backward``, or updates weights, itself or in the script's functions."""
+        """Return whether a node, or a function that it calls, calls ``backward`` or updates weights."""
         for each in ast.walk(node):
             if what == "step" and isinstance(each, ast.Attribute) and each.attr == "grad":
                 return True  # an update by hand
@@ -140,7 +140,7 @@ class Finder:
         return None
 
     def list_code(self, found: Loops) -> list[ast.AST]:
-        """Return the outer one of the loops, and the script's functions that it calls."""
+        """Return the outermost loop, and the script's functions that it calls."""
         code: list[ast.AST] = [found.outer]
         for each in code:
             for node in ast.walk(each):
@@ -160,7 +160,7 @@ class Finder:
 
     @cached_property
     def _instances(self) -> dict[str, str]:
-        """The classes of the script that variables are instances of, by the variable's name."""
+        """Return the script's class of each variable that is an instance of one, by the variable's name."""
         classes = {own for own, _ in self._methods}
         return {
             target.id: called(node.value)
@@ -194,7 +194,7 @@ class Finder:
         return assigned is not None and called(assigned).lower().endswith(("dataloader", "loader"))
 
     def _assigned(self, expression: ast.expr, loop: Loop) -> ast.expr | None:
-        """Return the value that was assigned last, before a loop, to a variable."""
+        """Return the value that was last assigned to a variable before a loop."""
         name, found = dotted(expression), None
         for node in ast.walk(function_of(loop) or self.script.tree):
             if isinstance(node, ast.Assign) and any(dotted(each) == name for each in node.targets) and name:
@@ -218,7 +218,7 @@ def _counts(loop: Loop) -> bool:
 
 
 def _is_split(loop: Loop) -> bool:
-    """Return whether a loop goes through the parts of an array, as ``range(0, len(data), batch_size)`` does."""
+    """Return whether a loop goes through slices of an array, as ``range(0, len(data), batch_size)`` does."""
     assert isinstance(loop, ast.For)
     head = strip_wrappers(loop.iter)
     text = ast.unparse(head)
@@ -226,7 +226,7 @@ def _is_split(loop: Loop) -> bool:
 
 
 def find_last_break(loop: Loop) -> ast.If | None:
-    """Return the ``if`` that ends a ``while True`` after its last step, by a count of the steps and a break."""
+    """Return the ``if`` with the break that ends a ``while True`` after a number of steps."""
     if isinstance(loop, ast.For) or not (isinstance(loop.test, ast.Constant) and loop.test.value):
         return None
     counts = {dotted(each.target) for each in loop.body if isinstance(each, ast.AugAssign)}

@@ -83,7 +83,7 @@ class Script:
         self.edits.append((*self.span(node), text))
 
     def replace_head(self, loop: ast.While, text: str) -> None:
-        """Replace a loop's first words, up to its colon."""
+        """Replace the head of a loop, up to its colon."""
         self.edits.append((self.span(loop)[0], self.span(loop.test)[1], text))
 
     def delete(self, statement: ast.stmt) -> None:
@@ -109,7 +109,7 @@ class Script:
         self.edits.append((end, end, break_ + "".join(f"{self.indent_of(statement)}{line}\n" for line in lines)))
 
     def insert_at(self, node: ast.AST, offset: int, text: str) -> None:
-        """Insert a text so many bytes after a node's beginning."""
+        """Insert a text this number of bytes after a node's beginning."""
         first, _ = self.span(node)
         self.edits.append((first + offset, first + offset, text))
 
@@ -157,7 +157,7 @@ def walk_own(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return a name such as ``torch.optim.SGD``; empty for another expression."""
+    """Return a name such as ``torch.optim.SGD``; empty for any different expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -167,7 +167,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def called(node: ast.AST) -> str:
-    """Return the name that a call calls, or that it begins with: ``Net`` in ``Net().to("cpu")``."""
+    """Return the name of the called function, or the first name of a chain of calls: ``Net`` in ``Net().to("cpu")``."""
     while isinstance(node, ast.Call):
         if name := dotted(node.func):
             return name

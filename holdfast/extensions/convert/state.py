@@ -1,4 +1,4 @@
-"""Find the state of a loop: the objects to keep, and the plain variables that a pass hands to the next pass."""
+"""Find the state of a loop: the objects to keep, and the plain variables that one pass leaves to the next."""
 
 import ast
 import re
@@ -42,8 +42,8 @@ class State:
 
     Attributes:
         kept: the objects to keep, as expressions by name.
-        carried: the plain variables that a pass hands to the next, with the value at the beginning.
-        unclear: variables that a pass hands to the next, and for which a person has to decide, with the reason.
+        carried: the plain variables whose values the next pass reads, with their values at the beginning.
+        unclear: variables for which a person has to decide whether a step depends on them, with the reason.
     """
 
     kept: dict[str, str]
@@ -72,13 +72,13 @@ class StateFinder:
     # ---- objects
 
     def _list_kept(self) -> list[str]:
-        """Return the expressions of the objects to keep that the loop's function sees: first the modules."""
+        """Return the expressions of the objects to keep that the loop's function can use, modules first."""
         used, kinds = self._used_expressions(), self._kinds()
         found = [text for text, kind in kinds.items() if kind and (kind != "container" or text in used)]
         return sorted(found, key=lambda text: ORDER.index(kinds[text]) if kinds[text] in ORDER else len(ORDER))
 
     def _kinds(self) -> dict[str, Kind]:
-        """Return what each variable is that lives when the loop begins, by how it was made and by its methods."""
+        """Return the kind of each variable that exists when the loop begins, judged by its creation and its methods."""
         found = dict[str, Kind]()
         scopes = [self._scope, *self._outer_scopes()]
         used = names_in([self._scope] if isinstance(self._scope, FUNCTIONS) else self._code, ast.Load)
@@ -106,7 +106,7 @@ class StateFinder:
         return {text: kind or self._kind_by_use(text) for text, kind in found.items()}
 
     def _outer_scopes(self) -> list[ast.AST]:
-        """Return the scopes whose variables the loop's function sees besides its own."""
+        """Return the outer scopes whose variables the loop's function can use."""
         around = parent_of(self._scope)
         scopes = list[ast.AST]()
         while around is not None:
@@ -116,7 +116,7 @@ class StateFinder:
         return scopes
 
     def _attributes(self, scope: ast.AST) -> dict[str, Kind]:
-        """Return the kinds of the attributes that a method's object has got in ``__init__``."""
+        """Return the kinds of the attributes that ``__init__`` sets on a method's object."""
         own = class_of(scope)
         found = dict[str, Kind]()
         for node in ast.walk(own) if own is not None else ():
@@ -154,7 +154,7 @@ class StateFinder:
         return bool(names & (methods | passed))
 
     def _kind_by_use(self, text: str, within: ast.AST | None = None) -> Kind:
-        """Return what a variable is by the methods that are called on it."""
+        """Return the kind of a variable, judged by the methods that are called on it."""
         called_on, is_called = set[str](), False
         for node in ast.walk(within or self._scope):
             if isinstance(node, ast.Call):
@@ -186,7 +186,7 @@ class StateFinder:
         return found
 
     def _classes(self) -> set[str]:
-        """Return the script's classes whose objects may change, so not those of settings."""
+        """Return the script's classes whose objects may change, without classes of settings."""
         return {
             each.name
             for each in ast.walk(self._script.tree)
@@ -196,7 +196,7 @@ class StateFinder:
         }
 
     def _used_expressions(self) -> set[str]:
-        """Return the containers that the loop changes. Leave out those that get readings of clocks."""
+        """Return the containers that the loop changes. Leave out containers of clock readings."""
         found, clocks = set[str](), self._clocks()
         for node in ast.walk(self._found.outer):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
@@ -222,19 +222,19 @@ class StateFinder:
         for name in sorted(names, key=lambda name: (self._first_line(name), name)):
             before, reset = self._value_before(name), self._value_inside(name)
             if self._is_shared(name):
-                unclear[name] = "another function reads or changes it"
+                unclear[name] = "a different function reads or changes this variable"
             elif before is not None:
                 carried[name] = name
             elif isinstance(reset, ast.Constant):
                 carried[name] = ast.unparse(reset)
             else:
-                unclear[name] = "it has no value before the loop"
+                unclear[name] = "this variable has no value before the loop"
         for function in self._script.functions:
             for name in {name for n in ast.walk(function) if isinstance(n, ast.Global) for name in n.names} - kept:
                 if function is not self._scope and name in names_in(function.body, ast.Store):
-                    unclear[name] = f"it is global, and {function.name} changes it"
+                    unclear[name] = f"this variable is global, and {function.name} changes it"
         for name in self._changed_attributes() - kept:
-            unclear[name] = "a method changes it: put it into a dict of the object, and keep the dict"
+            unclear[name] = "a method changes this value: put it into a dict of the object, and keep the dict"
         return {name: value for name, value in carried.items() if name not in unclear}, unclear
 
     def _changed_attributes(self) -> set[str]:
@@ -245,7 +245,7 @@ class StateFinder:
         return {dotted(each) for each in stored if isinstance(each.ctx, ast.Store) and dotted(each).startswith("self.")}
 
     def list_sums(self) -> list[str]:
-        """Return the names that count over an epoch inside the batch loop's own function, which a resume restarts."""
+        """Return the batch loop's variables that sum over an epoch: a resume inside the epoch restarts them."""
         batch = self._found.batch
         if function_of(batch) is function_of(self._found.outer):
             return []
@@ -278,7 +278,7 @@ class StateFinder:
         return found[0] if found else None
 
     def _is_shared(self, name: str) -> bool:
-        """Return whether a function inside or outside of the loop's own reads a variable of it."""
+        """Return whether a function other than the loop's own reads this variable."""
         for function in self._script.functions:
             if function is self._scope:
                 continue
@@ -309,12 +309,12 @@ def _owner(node: ast.expr) -> ast.expr:
 
 
 def find_live(body: Sequence[ast.stmt], stored: set[str]) -> set[str]:
-    """Return the names that statements may read before they store them: those whose value an earlier pass has left.
+    """Return the variables whose value from an earlier pass the statements may read.
 
-    A loop inside counts as passed at least once: otherwise the first pass would end with an error.
+    An inner loop counts as run at least once: otherwise the first pass would end with an error.
 
     Args:
-        stored: the names that are stored already.
+        stored: the names that were assigned before.
     """
     live = set[str]()
     _follow(body, stored, live)
@@ -322,7 +322,7 @@ def find_live(body: Sequence[ast.stmt], stored: set[str]) -> set[str]:
 
 
 def _follow(body: Sequence[ast.stmt], stored: set[str], live: set[str]) -> set[str]:
-    """Add to ``live`` the names that statements read and that aren't stored for certain. Return the names stored."""
+    """Add to ``live`` the names that statements read before they are certainly assigned. Return the assigned names."""
     for node in body:
         match node:
             case ast.If():

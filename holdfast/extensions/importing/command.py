@@ -57,5 +57,5 @@ def import_command(
 def _split(text: str) -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not equals or not old:
-        raise WrongUse(f"--map {text}: expected OLD=NEW", hint="OLD= leaves a part of the source out")
+        raise WrongUse(f"--map {text}: expected OLD=NEW", hint="--map OLD= leaves an object of the source out")
     return old, new

@@ -95,7 +95,7 @@ def _refuse_existing(config: RunConfig, journal: Journal, known: Known) -> None:
     if not is_new and not known.has_unfinished_import(journal):
         raise WrongUse(
             f"run {journal.run!r} exists in {config.store}, and an import begins a new one",
-            hint="give the new run another name",
+            hint="give the new run a different name",
         )
 
 

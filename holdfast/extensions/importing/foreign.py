@@ -107,7 +107,7 @@ def is_scaler(value: Any) -> bool:
 
 
 def _is_around(value: Any) -> bool:
-    """Return whether a value is a dictionary that contains a module's weights.
+    """Return whether a value is an outer dictionary with a module's weights somewhere inside.
 
     Some programs save a dictionary whose only key, such as ``app``, leads to the dictionary of all states.
     """
@@ -183,7 +183,7 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
             if new in found:
                 raise ConfigError(
                     f"two of the source's names become {new}",
-                    hint=f"--map {new}= leaves out what has this name in the source",
+                    hint=f"--map {new}= leaves out the objects that have this name in the source",
                 )
             if old is None or names[old]:
                 found[new] = value

@@ -72,7 +72,7 @@ def _choose(kind: str, names: Sequence[str]) -> str:
             return fitting[0]
     if len(names) > 1:
         raise ConfigError(
-            f"it isn't clear which of the source's generators ({', '.join(names)}) is that of {kind}",
+            f"several generators of the source ({', '.join(names)}) may be the one of {kind}",
             hint="--map NAME= leaves a generator of the source out",
         )
     return names[0]

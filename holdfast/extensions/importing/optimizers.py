@@ -33,7 +33,7 @@ class Moments:
         groups: the source's hyperparameters for each parameter group.
         how: a text for a person that says how parameters were matched.
         notes: lines for a person about learning rates.
-        paired: lines for a person about optimizers that have other names in the source.
+        paired: lines for a person about optimizers that have different names in the source.
         stateless: the parameters for which the source has no state.
         used: the names of the source's optimizers.
     """
@@ -56,7 +56,7 @@ def match_moments(training: Training, imported: ForeignCheckpoint, order: Sequen
         order: the names of the model's weights in the order of the source's model; empty if this order is unknown.
 
     Raises:
-        ConfigError: an optimizer of the source is of a different class than the run's, or has other parameters.
+        ConfigError: an optimizer of the source is of a different class than the run's, or has different parameters.
     """
     if not imported.optimizers:
         return None
@@ -116,7 +116,7 @@ def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[s
         return fitting[0]
     known = ", ".join(sorted(sources)) or "none besides"
     raise ConfigError(
-        f"it isn't clear which of the source's optimizers ({known}) is {name}",
+        f"several optimizers of the source ({known}) may be {name}",
         hint=f"--map {next(iter(sources), 'OLD')}={name}",
     )
 
@@ -170,7 +170,7 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
             )
         if broken := _find_nan(state):
             raise ConfigError(
-                f"the source's {broken} of {own_name} has values that are NaN",
+                f"the source's {broken} of {own_name} has NaN values",
                 hint=f"import an earlier checkpoint, or leave the optimizer out: --map {name}=",
             )
         found.state[own_name] = dict(state)
@@ -183,7 +183,7 @@ def _pair(own: Own, groups: Sequence[Mapping[str, Any]], order: Sequence[str]) -
     """Return pairs of a key in the source's state and the run's parameter, and a text that says how they were matched.
 
     Raises:
-        ConfigError: the source saves parameters by name, and the run's parameters have other names.
+        ConfigError: the source saves parameters by name, and the run's parameters have different names.
     """
     known = {name: (name, each) for group in own for name, each in group}
     names = [unwrap(str(name)) for group in groups for name in group.get("param_names", group["params"])]
@@ -202,7 +202,7 @@ def _pair(own: Own, groups: Sequence[Mapping[str, Any]], order: Sequence[str]) -
         return [
             (key, known[name]) for key, name in zip(keys, ordered, strict=True)
         ], "in the order of the source's model"
-    return _pair_by_place(own, groups), "by their places in the groups"
+    return _pair_by_place(own, groups), "by the parameters' positions in the groups"
 
 
 def _pair_by_place(own: Own, groups: Sequence[Mapping[str, Any]]) -> Pairs:
@@ -255,7 +255,7 @@ def _find_nan(state: Any) -> str:
 
 
 def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> None:
-    """Raise ConfigError if a saved group comes from an optimizer of another class."""
+    """Raise ConfigError if a saved group comes from an optimizer of a different class."""
     lost, others = sorted(built.keys() - saved.keys() - APART), sorted(saved.keys() - built.keys() - APART)
     key = "decoupled_weight_decay"
     if not lost and not others and key in saved and saved[key] != built.get(key, saved[key]):
@@ -294,7 +294,7 @@ def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any
             raise ConfigError(
                 f"group {number} of the optimizer has {key} = {_plain(saved[key])} in the source, and "
                 f"{_plain(built[key])} in the run",
-                hint="give the recipe the source's value, because the run's records show the recipe's value",
+                hint="set the recipe's value to the source's, because the run's records show the recipe's value",
             )
     if "lr" in built.keys() & saved.keys() and _plain(built["lr"]) != _plain(saved["lr"]):
         yield f"lr of group {number}: {_plain(saved['lr']):.6g} from the source replaces {_plain(built['lr']):.6g}"

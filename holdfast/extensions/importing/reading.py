@@ -63,5 +63,5 @@ def _read(form: SourceForm, path: Path, rank: int) -> ForeignCheckpoint:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{path} doesn't have the structure of {form.name}: {type(error).__name__}: {error}",
-            hint="compare it with what the other program saved: a part of it may be missing",
+            hint="compare the file with the one that the other program saved: some of its bytes may be missing",
         ) from None

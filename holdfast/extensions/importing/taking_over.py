@@ -125,7 +125,7 @@ class _Into:
         )
         told = imported.batches if is_lightnings else imported.step
         if asked is not None and told not in (None, asked):
-            self.notes.append(f"the source says step {told}")
+            self.notes.append(f"the source's record of its step says {told}")
         step = told if asked is None else asked
         if step is None:
             step = counted_steps
@@ -137,7 +137,7 @@ class _Into:
             said = f", only epoch = {epoch}" if isinstance(epoch, int) else ""
             raise ConfigError(
                 f"the source doesn't say how many steps it has trained{said}",
-                hint=f"give it as --step N; an epoch has {training.steps_per_epoch} steps here",
+                hint=f"name the step with --step N; an epoch has {training.steps_per_epoch} steps here",
             )
         if not is_lightnings and counted_steps is not None and counted_steps != step:
             self.notes.append(f"the optimizer has counted {counted(counted_steps, 'step')} itself")
@@ -245,7 +245,7 @@ class _Into:
             if len(fitting) != 1:
                 known = fitting or left
                 raise ConfigError(
-                    f"it isn't clear which of the source's schedulers ({', '.join(sorted(known))}) is {name}",
+                    f"several schedulers of the source ({', '.join(sorted(known))}) may be {name}",
                     hint=f"--map {known[0]}={name}; the run's schedulers are {', '.join(names)}",
                 )
             self.notes.append(f"scheduler {name}: {fitting[0]} of the source, by its settings")
@@ -383,7 +383,7 @@ class _Into:
             load()
         except (StateError, RecipeError) as error:
             message = " ".join(error.message.replace("the saved ", "the source's ", 1).split())
-            raise ConfigError(message, hint="--map NAME= leaves a part of the source out") from None
+            raise ConfigError(message, hint="--map NAME= leaves an object of the source out") from None
 
 
 def _find_kind(state: Mapping[str, Any]) -> set[str]:

@@ -31,7 +31,7 @@ def read_trainer(path: Path, rank: int) -> ForeignCheckpoint:
             f"{path} has {'only the weights of adapters' if has_adapters else 'no weights'}",
             hint="merge the adapters into the model, and begin a run with it (init_from)"
             if has_adapters
-            else "expected model.safetensors; save_only_model=False makes a Trainer write all that a run needs",
+            else "expected model.safetensors; save_only_model=False makes a Trainer write everything that a run needs",
         )
     imported = ForeignCheckpoint(
         "trainer", modules={"model": load_weights(weights)}, step=as_count(state.get("global_step"))

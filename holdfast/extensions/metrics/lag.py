@@ -15,9 +15,10 @@ class Lag:
         self._last: Mapping[int, Beat] = {}
 
     def look(self, beats: Mapping[int, Beat]) -> None:
-        """Record each rank's step, and add to its lag the seconds for which the other ranks have newly waited for it.
+        """Record each rank's step. Add to its lag the seconds that the other ranks waited for it since the last call.
 
-        While ranks train different steps, add nothing. The next reading at which all train the same step catches up.
+        While ranks train different steps, add nothing. The next call at which all ranks train the same step adds these
+        seconds.
         """
         waits = measure_waits(self._last, beats) if are_at_one_step(beats) else {}
         for rank, beat in beats.items():

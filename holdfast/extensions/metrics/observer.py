@@ -180,7 +180,9 @@ class Measuring(Observer):
             # If the attempt no longer waits for this thread, the end of the process makes the export fail ("cannot
             # schedule new futures after shutdown"). Don't warn of that.
             if not self._is_left:
-                log.warning("no more metrics are exported (log.metrics): %s; the run continues", error or repr(error))
+                log.warning(
+                    "the export of metrics has ended (log.metrics): %s; the run continues", error or repr(error)
+                )
 
     def _export(self) -> None:
         view = self._view

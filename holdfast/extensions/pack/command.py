@@ -32,7 +32,7 @@ def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT
         with creating(path) as writer:
             sha256 = pack(journal, found, writer)
     except NameTaken:
-        raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
+        raise ConfigError(f"{out} exists", hint="choose a different name, or remove the existing file") from None
     print(f"{sha256}  {out}")
     print(f"commit {found.number} of run {journal.run}: step {found.step}, {found.checkpoint_sha256}")
     warn_if_quarantined(journal, found)

@@ -164,7 +164,7 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
 
 
 def _undo(store: Store, journal: Journal, path: str, made: list[str]) -> None:
-    """Delete the files that `unpack` made, and no others, because another process may have begun the same run.
+    """Delete only the files that `unpack` made, because a second process may have begun the same run.
 
     Args:
         path: the checkpoint's folder. If a commit of the other process names this folder, the files in it stay, because
@@ -188,7 +188,7 @@ def _undo(store: Store, journal: Journal, path: str, made: list[str]) -> None:
 
 
 def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) -> dict[str, bytes]:
-    """Copy the checkpoint's files to the store and verify them. Return the other files' bytes, by name, unwritten.
+    """Copy the checkpoint's files to the store, and verify them. Return the bytes of all other files, by name.
 
     Args:
         made: a list to which the name of each copied file is added.

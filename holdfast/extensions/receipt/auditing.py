@@ -54,7 +54,7 @@ class ReceiptAudit(BaseModel):
         return math.comb(self.replayable - forged, len(self.audits)) / math.comb(self.replayable, len(self.audits))
 
     def _list_notes(self) -> list[str]:
-        """Return the changes since the audited commits that have not changed the bytes, such as another machine."""
+        """Return the changes since the audited commits that have not changed the bytes, such as a different machine."""
         return list(dict.fromkeys(note for each in self.audits if each.is_identical for note in each.notes))
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def audit_receipt(
         chunks: the number of chunks to train again; all if the chain has fewer.
         seed: the seed. Choose it after the receipt was made, because a forger who knows the seed can forge the other
             chunks.
-        trust: the reader's own configuration, or what of the run's records to accept.
+        trust: the reader's own configuration, or the parts of the run's records to accept.
 
     Raises:
         NotTrusted: the receipt contradicts the run's records.

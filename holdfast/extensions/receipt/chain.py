@@ -101,7 +101,7 @@ def list_line(journal: Journal, number: int) -> list[Hashed]:
 
 
 def describe_line(journal: Journal, line: Sequence[Hashed]) -> tuple[list[ChainLink], dict[int, AttemptFacts]]:
-    """Return the link of each commit in a list of ancestors, and the facts of the attempts that trained these commits.
+    """Return a link for each commit, and the facts of the attempts that trained these commits.
 
     Raises:
         NameMissing, RecordDamaged: the record of an attempt is lost or damaged.
@@ -117,7 +117,7 @@ def describe_line(journal: Journal, line: Sequence[Hashed]) -> tuple[list[ChainL
 
 
 def read_settings(journal: Journal, line: Sequence[Hashed]) -> dict[str, dict[str, Any]]:
-    """Return the settings that change the trained numbers, of each commit in a list of ancestors, by fingerprint.
+    """Return the settings that the commits of a chain were trained with, by fingerprint: those that change the results.
 
     Raises:
         WrongUse: the settings of a commit were lost.

@@ -37,13 +37,15 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
         known = [host for host in found.certified_by if host in told.certified_by]
         _compare(f"commit {told.commit}", told, found.model_copy(update={"certified_by": known}))
     if list(chain.attempts) != sorted(attempts):
-        refuse_receipt(f"its attempts are {_spell(chain.attempts)}; {_spell(attempts)} trained its commits")
+        refuse_receipt(
+            f"the receipt names attempts {_spell(chain.attempts)}, but attempts {_spell(attempts)} trained its commits"
+        )
     for number, facts in chain.attempts.items():
         _compare(f"attempt {number}", facts, attempts[number])
     _check_settings(chain)
     commit = line[-1][0]
     if chain.exported is None and receipt.files != list_own_files(commit):
-        refuse_receipt(f"its files are not those of commit {commit.number}")
+        refuse_receipt(f"the receipt's files are not the files of commit {commit.number}")
     return [each for each, _ in line]
 
 
@@ -63,7 +65,7 @@ def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
         if damaged := checkpoint.verify(journal.store, commit):
             raise CheckpointDamaged(
                 f"checkpoint {commit.path} is not the signed one: {'; '.join(map(str, damaged))}",
-                hint="don't use it; ask whoever signed the receipt for the checkpoint",
+                hint="don't use this checkpoint; ask the receipt's signer for the right one",
                 files=[vars(damage) for damage in damaged],
             )
         return ""
@@ -72,8 +74,8 @@ def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
     except ConfigError as error:
         refuse_receipt(error.message)
     if others is None:
-        refuse_receipt(f"none of its files has the weights of commit {commit.number}")
-    not_made = f"; not made by the run: {', '.join(others)}" if others else ""
+        refuse_receipt(f"no file of the receipt has the weights of commit {commit.number}")
+    not_made = f"; the run didn't make these files: {', '.join(others)}" if others else ""
     return f"the signed files have the weights of commit {commit.number}{not_made}"
 
 
@@ -96,15 +98,17 @@ def describe_untrained(journal: Journal, chain: Chain, first: Commit) -> str:
 
 
 def _compare_commits(journal: Journal, chain: Chain, line: Sequence[Hashed]) -> None:
-    """Check that a chain has exactly the commits of this list of ancestors."""
+    """Check that a chain has exactly these commits."""
     quarantined = set(journal.numbers("quarantine"))
     for told, found in zip_longest(chain.chain, line):
         number = found[0].number if found else 0
         if told is None or told.commit != number:
-            refuse_receipt(f"its chain has {_name(told.commit if told else 0)} where the run's has {_name(number)}")
+            refuse_receipt(
+                f"the receipt's chain has {_name(told.commit if told else 0)} where the run's chain has {_name(number)}"
+            )
         name = record_name("commits", number)
         if told.record_sha256 != found[1]:
-            refuse_receipt(f"run {journal.run!r} has another {name}")
+            refuse_receipt(f"run {journal.run!r} has a different {name}")
         if number in quarantined:
             refuse_receipt(f"commit {number} is quarantined on the store: {record_name('quarantine', number)} says why")
 
@@ -113,7 +117,7 @@ def _compare(what: str, told: BaseModel, found: BaseModel) -> None:
     """Check that a part of a receipt equals the run's records."""
     for name in type(told).model_fields:
         if _to_bytes(told, name) != _to_bytes(found, name):
-            refuse_receipt(f"its {name} of {what} is not what the run's records have")
+            refuse_receipt(f"the receipt's {name} of {what} is not what the run's records have")
 
 
 def _to_bytes(part: BaseModel, name: str) -> bytes:
@@ -122,13 +126,13 @@ def _to_bytes(part: BaseModel, name: str) -> bytes:
 
 
 def _check_settings(chain: Chain) -> None:
-    """Check that a chain has the settings of each of its commits, and no other settings."""
+    """Check that a chain has the settings of each of its commits, and no further settings."""
     for link in chain.chain:
         if link.settings not in chain.settings:
             refuse_receipt(f"the settings of commit {link.commit} are missing")
     for name, identity in chain.settings.items():
         if hashlib.sha256(dump_json(identity)).hexdigest() != name:
-            refuse_receipt(f"the settings {name[:12]} have another fingerprint")
+            refuse_receipt(f"the settings {name[:12]} have a different fingerprint")
         if name not in {link.settings for link in chain.chain}:
             refuse_receipt(f"no commit has the settings {name[:12]}")
 

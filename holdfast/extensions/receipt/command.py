@@ -51,10 +51,10 @@ def receipt_command(
         with creating(Path(out).absolute()) as writer:
             writer.write(seal_receipt(told, key))
     except NameTaken:
-        raise ConfigError(f"{out} exists", hint="give another name, or remove it") from None
+        raise ConfigError(f"{out} exists", hint="choose a different name, or remove the existing file") from None
     print(f"{out}: receipt of commit {found.number} of run {journal.run}, step {found.step}, {found.checkpoint_sha256}")
     if told.others:
-        print(f"signed, but not made by the run: {', '.join(told.others)}")
+        print(f"signed, but the run didn't make these files: {', '.join(told.others)}")
 
 
 def audit_file(
@@ -62,7 +62,7 @@ def audit_file(
 ) -> int:
     """Audit a receipt for `holdfast audit`, print the result, and return the exit code."""
     if not keys:
-        raise WrongUse("--receipt needs the public key of whoever signed it", hint="add --key KEY.pub")
+        raise WrongUse("--receipt needs the public key of the receipt's signer", hint="add --key KEY.pub")
     if chunks is not None and chunks < 1:
         raise WrongUse(f"--random {chunks}: expected at least 1")
     try:

@@ -59,7 +59,7 @@ def hash_files(model: Path) -> dict[str, str]:
     except OSError as error:
         raise ConfigError(f"{error.filename or model} can't be read: {error.strerror}") from None
     if not files:
-        raise ConfigError(f"there is no file in {model}", hint="holdfast export writes the weights into it")
+        raise ConfigError(f"there is no file in {model}", hint="holdfast export writes the weights into this folder")
     return files
 
 
@@ -87,7 +87,9 @@ def _check_kind(path: Path) -> int:
     mode = path.lstat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = "a link" if stat.S_ISLNK(mode) else "no file"
-        raise ConfigError(f"{path} can't be signed: it is {kind}", hint="put a file in its place, or name another path")
+        raise ConfigError(
+            f"{path} can't be signed: it is {kind}", hint="put a file in its place, or name a different path"
+        )
     return mode
 
 

@@ -157,7 +157,7 @@ def describe_commit(journal: Journal, commit: Commit, model: Path | None = None,
     if others is None:
         raise ConfigError(
             f"no file of {model} has the weights of {f'{part} in ' if part else ''}commit {commit.number}",
-            hint="sign what holdfast export wrote as safetensors or transformers, with the same --part",
+            hint="sign files that holdfast export wrote as safetensors or transformers, with the same --part",
         )
     return Told(model.resolve().name, files, others, chain)
 
@@ -180,21 +180,21 @@ def open_receipt(data: bytes, trusted: Sequence[TrustedKey]) -> Receipt:
     """Return a receipt that one of the keys has signed.
 
     A receipt has exactly one valid spelling, so that all programs read the same content: a key that is given twice, an
-    unknown field or a number in another form is refused.
+    unknown field or a number in a different form is refused.
 
     Raises:
         NotTrusted: none of the keys has signed the file, or it is no receipt.
     """
     if len(data) > MAX_RECEIPT_BYTES:
-        refuse_receipt(f"it has over {MAX_RECEIPT_BYTES} bytes")
+        refuse_receipt(f"the file has over {MAX_RECEIPT_BYTES} bytes")
     if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        refuse_receipt("it is no bundle: it has too many values")
-    bundle = _parse(BUNDLE, data, "it is no bundle, as holdfast receipt writes it")
+        refuse_receipt("the file is no bundle: it has too many values")
+    bundle = _parse(BUNDLE, data, "the file is not a bundle that holdfast receipt has written")
     key_id, payload_type, payload = open_envelope(
         dump_json(_dump(bundle.envelope)), trusted, "the signature of the receipt", is_lower=True
     )
     if (bundle.media_type, payload_type) != (BUNDLE_TYPE, PAYLOAD_TYPE):
-        refuse_receipt(f"it is no bundle: its types are {bundle.media_type!r} and {payload_type!r}")
+        refuse_receipt(f"the file is no bundle: its types are {bundle.media_type!r} and {payload_type!r}")
     texts = [bundle.envelope.payload, *(each.sig for each in bundle.envelope.signatures)]
     if dump_json(_dump(bundle)) + b"\n" != data or not all(map(_is_plain_base64, texts)):
         refuse_receipt("the bundle is not spelled as canonical JSON")
@@ -228,7 +228,7 @@ def find_others(journal: Journal, commit: Commit, files: dict[str, str], part: s
 
 def refuse_receipt(problem: str) -> NoReturn:
     """Raise NotTrusted, with the reason why a receipt can't be trusted."""
-    raise NotTrusted(f"the receipt: {problem}", hint="don't trust this checkpoint; ask whoever signed the receipt")
+    raise NotTrusted(f"the receipt: {problem}", hint="don't trust this checkpoint; ask the receipt's signer")
 
 
 def _state(name: str, files: dict[str, str], chain: Chain) -> bytes:
@@ -239,7 +239,7 @@ def _state(name: str, files: dict[str, str], chain: Chain) -> bytes:
 
 
 def _is_plain_base64(text: str) -> bool:
-    """Return whether a text is the one spelling of its bytes in the standard alphabet. `open_envelope` reads others."""
+    """Return whether a text is standard base64, in the only spelling of its bytes. `open_envelope` accepts more."""
     with contextlib.suppress(ValueError):
         return base64.b64encode(base64.b64decode(text, validate=True)).decode() == text
     return False

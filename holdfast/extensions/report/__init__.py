@@ -8,8 +8,8 @@ extension = Extension(
         Command(
             "report",
             "holdfast.extensions.report.command:report",
-            "Draw a run as one HTML page that needs no network. Several runs are drawn over each other; a store as an "
-            "index.",
+            "Draw a run as one HTML page that needs no network. For several runs, compare their curves; for a store, "
+            "write an index.",
             usage="holdfast report RUN... [-o FILE]\n       holdfast report STORE [-o FILE]",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Commands to copy: reproduce, prove, audit and verify a run."""
+"""The commands that a reader of the report can copy: reproduce, prove, audit and verify a run."""
 
 import json
 import shlex

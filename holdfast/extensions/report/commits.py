@@ -52,7 +52,7 @@ def _describe(history: History, commit: Commit, kept: str, verified: int) -> lis
 
 
 def _list_notes(note: str, kept: str, host: str) -> list[str]:
-    """Return a commit's note; without a note, the rule that keeps the commit and the host that certified it."""
+    """Return a commit's note; by default the rule that keeps its checkpoint, and the host that certified it."""
     kept_by = [f"by {kept}"] if kept else []
     return [note] if note else kept_by + ([f"certified by {host}"] if host else [])
 

@@ -69,7 +69,7 @@ def read_loss_curve(journal: Journal) -> list[tuple[int, float | None]]:
 
 
 def _choose_commits(journal: Journal, most: int) -> list[Commit]:
-    """Return up to this many readable commits of a run: the newest, and others at even distances."""
+    """Return up to this many readable commits of a run: the newest commit, and earlier commits at even distances."""
     numbers = journal.numbers("commits")
     commits = []
     for number in dict.fromkeys([*numbers[:: max(1, math.ceil(len(numbers) / most))], *numbers[-1:]]):

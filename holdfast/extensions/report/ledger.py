@@ -10,9 +10,9 @@ from holdfast.terminal import counted
 MEANINGS = {
     "productive": "steps that the newest commit contains",
     "lost": "steps that died with their attempt or were taken back",
-    "stall": "training stood still for a save",
-    "restart": "from the start of ranks until they trained",
-    "rehearsal": "training waited for ranks that trained its next steps, too",
+    "stall": "training paused for a save",
+    "restart": "from the start of the ranks until their first step began",
+    "rehearsal": "training waited for a rehearsal, in which new ranks trained the next steps, too",
     "save": "ranks waited for a save or a commit",
     "drain": "from the last step until the end of an attempt that was told to end",
     "waiting": "between two attempts",
@@ -34,7 +34,10 @@ def make_goodput(ledger: Ledger | None, missing: Sequence[str]) -> Markup:
 
 def _make_summary(ledger: Ledger) -> Markup:
     available_s = ledger.wall_s - ledger.buckets["waiting"]
-    text = f"Of {show_seconds(available_s)} on a machine, {ledger.goodput:.1%} was training that counts: "
+    text = (
+        f"Of {show_seconds(available_s)} on a machine, {ledger.goodput:.1%} was training whose steps the newest "
+        f"commit contains: "
+    )
     limit = f"{ledger.efficiency:.1%} of the limit {ledger.limit:.1%}, which holds if only restarts cost time"
     each = " each" if ledger.preemptions > 1 else ""
     cost = f". {counted(ledger.preemptions, 'preemption')} cost {show_seconds(ledger.cost_per_preemption_s)}{each}"

@@ -140,7 +140,7 @@ class Sketch:
                 self._most = 2 * before
 
     def count(self, name: str, commits: Collection[int]) -> tuple[int, int]:
-        """Return how many values of this name the commits have, and how many of these values are infinite or NaN.
+        """Return the number of values with this name in the commits, and the number of infinite and NaN ones.
 
         Values that were thinned out count, too.
         """

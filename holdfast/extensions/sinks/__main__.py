@@ -72,7 +72,10 @@ class Sender:
         if not self._has_failed:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_LETTERS]
             hint = f" (hint: {sink.hint})" if sink is not None and sink.hint else ""
-            self._say(f"the sink {self._name} failed: {text}; the run continues, and sends again at each commit{hint}")
+            self._say(
+                f"the sink {self._name} failed: {text}; the run continues, and the sink tries again at each "
+                f"commit{hint}"
+            )
         self._has_failed = True
 
 

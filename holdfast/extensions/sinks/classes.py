@@ -1,4 +1,4 @@
-"""The classes of sinks: whether one can be used here, and its import at its first use."""
+"""The classes of sinks: check whether a sink can be used on this machine, and import it at its first use."""
 
 import importlib
 import importlib.util

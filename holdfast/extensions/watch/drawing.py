@@ -123,7 +123,7 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
         yield "spike", [*describe_spikes(spiking[-1].spikes).values()][-1]
     if health.state in ("training", "stalled"):
         stop = f"-{seen.next_stop}" if seen.next_stop else ""
-        when = f"began {spell_s(age_s)} ago, its commit is expected after {spell_s(health.expected_s)}"
+        when = f"began {spell_s(age_s)} ago, and its commit is expected after {spell_s(health.expected_s)}"
         yield "chunk", f"{seen.newest + 1}: steps {head.step if head else 0}{stop or ' on'}, {when}"
     if head is not None:
         yield "resume", head.verdict

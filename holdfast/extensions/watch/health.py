@@ -52,7 +52,7 @@ def judge_health(seen: Seen, age_s: float) -> Health:
         return Health("complete", "complete")
     if not seen.attempts:
         is_lost = bool(seen.newest)
-        return Health("waiting", f"waits for {'another' if is_lost else 'its first'} attempt")
+        return Health("waiting", f"waits for {'a further' if is_lost else 'its first'} attempt")
     number, record = seen.attempts[-1]
     ending = seen.find_ending(number)
     if ending is not None:
@@ -64,7 +64,7 @@ def judge_health(seen: Seen, age_s: float) -> Health:
     if age_s > max(LATE_FACTOR * expected_s, LATE_AFTER_S):
         return Health(
             "stalled",
-            f"stalled: waits for a commit of attempt {number}, or for another attempt",
+            f"stalled: waits for a commit of attempt {number}, or for a further attempt",
             f"no commit for {spell_s(age_s)}, expected after {spell_s(expected_s)}; the attempt{where} died without a "
             "record, hangs, or is slower than before",
             expected_s,
@@ -75,7 +75,7 @@ def judge_health(seen: Seen, age_s: float) -> Health:
 def _judge_ended(number: int, reason: str, text: str) -> Health:
     detail = f"attempt {number} ended: {text}"
     if reason in REASONS and not REASONS[reason].retries:
-        return Health("ended", "ended: needs a person, no further attempt starts by itself", detail)
+        return Health("ended", "ended: no further attempt starts by itself, so a person has to act", detail)
     return Health("waiting", "waits for another attempt", detail)
 
 

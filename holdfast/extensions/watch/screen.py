@@ -132,7 +132,7 @@ def _wait_without_keys(within_s: float) -> str:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Let keys be read without Enter inside the block; yield a function that waits for keys and returns them.
+    """Inside the block, read keys without Enter; yield a function that waits for keys and returns them.
 
     If standard input is no terminal, no key can be read, and the function only waits.
     """

@@ -145,9 +145,9 @@ def _check_run(journal: Journal) -> tuple[int, bool, list[str]]:
 
 
 def _list_others(journal: Journal) -> Iterator[tuple[str, type[Record], dict[str, int]]]:
-    """Yield a tuple for each record except ``run.json``, ``latest.json`` and commits: what `_check_other` needs.
+    """Yield the arguments of `_check_other` for each record except ``run.json``, ``latest.json`` and commits.
 
-    The tuple has the record's name, its class, and the numbers that its fields have to repeat from its name.
+    The arguments are the record's name, its class, and the numbers in its name, which its fields have to repeat.
     """
     if journal.store.exists("config.snapshot.json"):
         yield "config.snapshot.json", ConfigRecord, {}

@@ -32,7 +32,7 @@ class VerifyReport(BaseModel):
         records: the number of records that were read.
         checkpoints: the results for the checkpoints that were read.
         verdict: the findings of the run's rehearsals; empty before the first commit.
-        covered, uncovered: the files that the signatures cover and those that they don't, by kind; empty without
+        covered, uncovered: the files that the signatures cover, and the uncovered files, by kind; empty without
             trusted keys.
         coverage: both lists as lines for a person.
         unanswered: a line for each verdict of audits that puts the run's bytes in doubt and that nobody has answered.

@@ -79,9 +79,9 @@ def verify_run(
 def _check_signatures(
     journal: Journal, records: CheckedRecords, trusted_keys: Sequence[TrustedKey], map_: Map
 ) -> Coverage:
-    """Check the signatures of the commits that count and of the skip list. Add a problem for each that isn't good.
+    """Check the signatures of the commits that count and of the skip list. Add a problem for each invalid signature.
 
-    Return which files the good signatures cover.
+    Return the files that the valid signatures cover.
     """
     found = list(map_(lambda commit: _check_signed(journal, commit, trusted_keys), records.live))
     skips, problem = _check_skips_signed(journal, trusted_keys)

@@ -105,7 +105,7 @@ def check_gpus(compute: Compute) -> int:
 
 
 def describe_unseen() -> str:
-    """Return how it is known that this process has GPUs, for a process in which torch sees none; empty if it has none.
+    """Return the evidence that this machine has GPUs although torch sees none in this process; empty if it has none.
 
     GPUs that CUDA_VISIBLE_DEVICES hides don't count.
     """
@@ -150,7 +150,7 @@ def describe_visible(report: GpuReport, visible: tuple[Gpu, ...]) -> str:
 
 
 def explain_ranks(error: ConfigError, ranks: int) -> ConfigError:
-    """Return an error like ``error`` whose message names ``compute.ranks = "all"`` besides the number that it became.
+    """Return an error like ``error`` whose message also names ``compute.ranks = "all"``, from which the number comes.
 
     An error that isn't about the number of ranks is returned unchanged.
     """

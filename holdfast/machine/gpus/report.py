@@ -29,18 +29,18 @@ UNCORRECTED = (
     "dram_uncorrectable",
 )  # fmt: skip
 FAULTS = {
-    "gpu_reset_status/reset_required": "it has to be reset",
-    "ecc_errors/aggregate/sram_threshold_exceeded": "its SRAM has had more errors than NVIDIA allows",
-    "ecc_errors/unrepairable_memory": "a part of its memory can't be repaired",
-    "remapped_rows/remapped_row_failure": "a faulty row of its memory can't be replaced",
-    "retired_pages/pending_retirement": "a faulty page of its memory stays in use until its next reset",
-    "retired_pages/pending_blacklist": "a faulty page of its memory stays in use until its next reset",
+    "gpu_reset_status/reset_required": "the GPU has to be reset",
+    "ecc_errors/aggregate/sram_threshold_exceeded": "the GPU's SRAM has had more errors than NVIDIA allows",
+    "ecc_errors/unrepairable_memory": "a part of the GPU's memory can't be repaired",
+    "remapped_rows/remapped_row_failure": "a faulty row of the GPU's memory can't be replaced",
+    "retired_pages/pending_retirement": "a faulty page of the GPU's memory stays in use until the next reset",
+    "retired_pages/pending_blacklist": "a faulty page of the GPU's memory stays in use until the next reset",
 }
 # Source: NVIDIA GPU Memory Error Management: while a remapping is pending, new work may be started.
 NOTES = {
-    "remapped_rows/remapped_row_pending": "a row of its memory will be replaced at its next reset",
-    "ecc_errors/channel_repair_pending": "a memory channel will be repaired at its next reset",
-    "ecc_errors/tpc_repair_pending": "a processing cluster will be repaired at its next reset",
+    "remapped_rows/remapped_row_pending": "a row of the GPU's memory will be replaced at the next reset",
+    "ecc_errors/channel_repair_pending": "a memory channel will be repaired at the GPU's next reset",
+    "ecc_errors/tpc_repair_pending": "a processing cluster will be repaired at the GPU's next reset",
 }
 COUNTS = {
     "retired_pages/multiple_single_bit_retirement/retired_count": ("memory page", "retired after corrected errors"),
@@ -194,7 +194,7 @@ def _list_faults(gpu: ElementTree.Element) -> Iterator[str]:
         yield f"{counted(errors, 'uncorrected ECC error')} since its last reset"
     action = _find(gpu, "gpu_recovery_action")
     if action not in NO_ACTION and not UNREACHABLE.search(action) and not UNREADABLE.search(action):
-        yield f"its driver asks for a recovery: {action}"
+        yield f"the GPU's driver asks for a recovery: {action}"
     yield from (meaning for path, meaning in FAULTS.items() if _find(gpu, path) == "Yes")
 
 

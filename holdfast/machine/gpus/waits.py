@@ -1,4 +1,4 @@
-"""How this process waits for its GPUs: it sleeps, where CUDA would spin.
+"""The way in which this process waits for its GPUs: it sleeps, while CUDA's default is to spin.
 
 A process that spins looks like one that computes, so a rank whose GPU hangs couldn't be told from a rank that compiles.
 The spinning also takes a core from the loader's workers.
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 def sleep_in_waits(driver: Any = None) -> None:
     """Let this process sleep while it waits for a GPU. Call it before torch uses one.
 
-    A way of waiting that somebody has chosen for a GPU stays. If the driver refuses, log a warning: the process spins
-    then.
+    If the user or a library has already chosen how to wait for a GPU, keep that choice. If the driver refuses, log a
+    warning; the process then spins.
 
     Args:
         driver: the library of the CUDA driver; by default it is loaded.
@@ -33,7 +33,9 @@ def sleep_in_waits(driver: Any = None) -> None:
         for number in range(count.value):
             _sleep_for(driver, number)
     except (OSError, AttributeError) as error:
-        log.warning("a wait for a GPU takes a core, and a GPU that hangs is found only after an hour: %s", error)
+        log.warning(
+            "each wait for a GPU takes a full CPU core, and a hanging GPU is found only after an hour: %s", error
+        )
 
 
 def _sleep_for(driver: Any, number: int) -> None:

@@ -1,7 +1,7 @@
 """The variables that a function carries from one iteration of its loop to the next, found in its bytecode.
 
-A checkpoint restores objects, not variables. If an iteration reads a variable before assigning it, the variable has
-another value after a resume, unless its object is kept. The search takes place while the function runs its loop: the
+A checkpoint restores objects, not variables. If an iteration reads a variable before assigning it, the variable has a
+different value after a resume, unless its object is kept. The search takes place while the function runs its loop: the
 instruction that is running shows which loop to examine.
 """
 
@@ -34,7 +34,7 @@ class _Instruction:
 
 
 def find_carried(frame: types.FrameType) -> dict[str, int] | None:
-    """Return the variables, and attributes, that the loop of a running function carries to its next iteration.
+    """Return the variables and attributes that one iteration of a running function's loop leaves to the next.
 
     The result has, by name, the line that first reads the variable. Variables that the loop reads and never assigns are
     included.
@@ -52,7 +52,7 @@ def find_constants(frame: types.FrameType) -> set[str]:
 
 
 def find_outputs(codes: Iterable[types.CodeType]) -> set[str]:
-    """Return the attributes that every method of a class assigns before it reads them, so that no old value matters.
+    """Return the attributes that every method of a class assigns before it reads them: no step needs old values.
 
     ``__init__`` doesn't count: an attribute that only this method assigns may be read and changed by code outside of
     the class.

@@ -1,4 +1,4 @@
-"""The values that are directly reachable from a value. No other module of the search looks into objects.
+"""The values that are directly reachable from a value. Only this module of the search looks into objects.
 
 - From a function: its closure, defaults and attributes, and the globals that it and its inner functions load.
 - From a bound method or a ``partial``: the function, and the bound object or arguments.
@@ -6,9 +6,9 @@
 - From a class of the user's: its attributes and functions.
 - From a container: its items. From a generator: its variables. From a built-in iterator: the iterable that it reads.
 
-The caller decides how far to go. The search (`search`) starts from the roots of a program, and goes on from each value
-that it reaches. The list of the objects in a checkpoint (`registered`) follows attributes and items to objects with a
-state. The record of hyperparameters (`holdfast.training.built`) takes only a function's variables.
+The caller decides how far to go. The search (`search`) starts from the roots of a program, and continues from each
+value that it reaches. The list of the objects in a checkpoint (`registered`) follows attributes and items to objects
+with a state. The record of hyperparameters (`holdfast.training.built`) takes only a function's variables.
 """
 
 import contextlib
@@ -175,7 +175,7 @@ def walk_code(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def list_codes(value: Any) -> list[types.CodeType]:
-    """Return the code of the user's function, or of the methods of the user's class, also behind decorators."""
+    """Return the code of the user's function, or of the methods of the user's class, inside decorators, too."""
     members = vars(value).values() if isinstance(value, type) else [value]
     codes = [each.__code__ for member in members for each in list_functions(member)]
     return [each for each in codes if is_own_file(each.co_filename)]

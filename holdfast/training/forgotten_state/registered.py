@@ -1,4 +1,4 @@
-"""The objects, and the memory of the tensors, whose values a checkpoint contains."""
+"""The objects, and the tensors' memory, whose values a checkpoint contains."""
 
 import random
 import types

@@ -32,7 +32,7 @@ class At:
         root: the recipe's field from which the search reached the value, or `LOOP`.
         owner: the object that has the value; the function of a closure's or a default value; None for other variables.
         depth: how many nested objects of libraries contain the value, up to the first object of the user's.
-        place: the file and line for the report, as in `Found.place`; empty if the search still has to find them.
+        place: the file and line for the report, as in `Found.place`; empty if the search hasn't found them yet.
         is_noted: whether the value is reported if it is a plain value.
         is_log: whether the value belongs to a logger, a meter or a timer.
         parent: the value from which the search has come to this one; None for a root.
@@ -123,7 +123,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _read(owner: Any, key: str) -> Any:
-    """Return an attribute without a call of the user's code; None if the object has none of this name."""
+    """Return an attribute without a call of the user's code; None if the object has no attribute of this name."""
     if isinstance(owner, functools.partial):
         return getattr(owner, key, None)
     inner = (getattr(owner, name, {}) for name in ("_modules", "_buffers")) if isinstance(owner, nn.Module) else ()
@@ -134,7 +134,7 @@ def _read(owner: Any, key: str) -> Any:
 def find_remedy(at: At, scope: Scope, *, is_loop: bool, is_kept: bool, is_assigned: bool) -> str:
     """Return the line to add to the user's code, so that checkpoints contain a value.
 
-    Words for the reader stand in a comment at the line's end, so that the whole line can be pasted.
+    Words for the reader are in a comment at the line's end, so that the whole line can be pasted.
 
     Args:
         is_loop: whether the value belongs to a loop; False if it belongs to a recipe.

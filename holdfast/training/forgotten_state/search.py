@@ -169,7 +169,7 @@ class _Search:
         return self.describe_one(holders[0]) if holders else None
 
     def list_outer(self) -> list[At]:
-        """Return the objects with a state that were found, without those modules that others contain."""
+        """Return the found objects with a state, without modules that are inside other found modules."""
         inner = {id(part) for at in self._stateful.values() for part in _list_inner(at.value)}
         return [at for key, at in self._stateful.items() if key not in inner]
 
@@ -217,7 +217,7 @@ class _Search:
             self._enter(at)
 
     def _note(self, at: At, sha256: str) -> None:
-        """Record a plain value as found. A second value of the same name gets a number behind its name."""
+        """Record a plain value as found. A second value of the same name gets a number after its name."""
         key, number = (at.root, at.name), 1
         while key in self._plain and self._plain[key][1] != sha256:
             number += 1

@@ -29,8 +29,8 @@ class _Start:
 
     Attributes:
         line: the line in the function's source.
-        said: the words that name the variables.
-        remedy: what to write instead.
+        said: a phrase that names the variables.
+        remedy: the code to write instead.
     """
 
     names: frozenset[str]
@@ -107,7 +107,7 @@ def _list_beside(
     if _name_of(call.func) == "zip" and len(call.args) == len(inner.target.elts):
         for each, target in zip(call.args, inner.target.elts, strict=True):
             if not takes(each) and not (isinstance(each, ast.Name) and is_kept(values.get(each.id))):
-                remedy = "give one loader that yields both, or keep a loader with a position"
+                remedy = "use one loader that yields both, or keep a loader with a position"
                 yield _Start(_names_in(target), inner.lineno, f"{ast.unparse(each)} begins anew", remedy)
 
 
@@ -134,7 +134,7 @@ def _list_set(
 
 
 def _list_assigned(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the variables that statements assign, each with an expression that contains all that its value needs."""
+    """Yield the variables that statements assign, each with an expression on which its value depends."""
     for each in ast.walk(tree):
         if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name):
             yield each.target.id, each

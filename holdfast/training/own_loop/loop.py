@@ -76,7 +76,7 @@ class Step:
     def is_rehearsal(self) -> bool:
         """Return whether this step is a rehearsal: new ranks train this step, too, and this process ends afterwards.
 
-        It is also True for a step whose effects are undone, in front of the code at an epoch's end. Don't log such a
+        It is also True for a step before the code at an epoch's end whose effects are undone. Don't log such a
         step.
         """
         return self._loop.is_rehearsal
@@ -259,7 +259,7 @@ class OwnLoop:
             self._warnings[f"keep {name}"] = f"{find_place()}{describe_unseeded(name, lines)}"
 
     def _spell_seed(self, name: str) -> str:
-        """Return a text from which the seed of a generator of this rank follows."""
+        """Return the text from which the seed of a generator of this rank is derived."""
         rank = 0 if self.config.compute.virtual_ranks else self._wrapping.data.use()
         return f"{self.config.seed}/{name}/{rank}"
 
@@ -525,7 +525,7 @@ class OwnLoop:
         self._next()
 
     def _end_late_code(self) -> None:
-        """Note what the code at an epoch's end has logged after that epoch's last step was recorded."""
+        """Record the numbers that the code at an epoch's end has logged after the epoch's last step was recorded."""
         step, noted = self._step, self._noted
         assert step is not None
         self._end_code(step)
@@ -697,7 +697,8 @@ class OwnLoop:
             self.refuse(
                 f"step {step.number + 1} took {len(self._noted.names)} batches, expected {accum}: a resume computes "
                 "the position in the data from the number of steps",
-                hint=f"take as many in every step: run.batches(dataset, ..., grad_accum={len(self._noted.names) or 1})",
+                hint=f"take the same number of batches in every step: run.batches(dataset, ..., "
+                f"grad_accum={len(self._noted.names) or 1})",
             )
         per_step = training.batches_per_step
         if training.program.skipped and training.virtual is None and len(self._noted.names) != per_step:

@@ -15,7 +15,7 @@ Frames = Sequence[types.FrameType]
 
 
 def list_carried(frames: Frames) -> Iterator[Variable]:
-    """Yield the variables that each function's loop carries to its next iteration; all variables outside of a loop."""
+    """Yield the variables that a function's loop leaves to its next iteration; outside of a loop, all variables."""
     for frame in frames:
         carried = find_carried(frame)
         for name, value in frame.f_locals.items():
@@ -60,9 +60,9 @@ class Holders:
         ]
 
     def check(self, step: int) -> None:
-        """Raise RecipeError if a step has assigned another object to a variable that held a kept object.
+        """Raise RecipeError if a step has assigned a new object to a variable that held a kept object.
 
-        No checkpoint contains that other object.
+        No checkpoint contains the new object.
         """
         for variable, frame in self._found:
             name = variable.name

@@ -48,7 +48,7 @@ class DataParallel:
     def set_mesh(self, mesh: Any) -> None:
         """Set the mesh whose ranks train different samples; see `Run.data_parallel`."""
         if self.known is not None or self._is_used:
-            when = "after run.generator(...)" if self._is_used else "when the data ranks were known already"
+            when = "after run.generator(...)" if self._is_used else "after the data ranks were fixed"
             raise RecipeError(
                 f"run.data_parallel(...) was called {when}",
                 hint="call it once, before run.generator(...); with compute.mesh don't call it",
@@ -101,13 +101,13 @@ class Wrapping:
             groups = each.param_groups if isinstance(each, optim.Optimizer) else []
             if any(id(parameter) in replaced for group in groups for parameter in group["params"]):
                 raise RecipeError(
-                    f"the optimizer {name!r} was built before run.wrap(model), which gave the model other parameters",
+                    f"the optimizer {name!r} was built before run.wrap(model), which gave the model new parameters",
                     hint="build the optimizer from the model that run.wrap returns",
                 )
             if shares and isinstance(each, DistributedDataParallel):
                 raise RecipeError(
-                    f"compute.virtual_ranks = {shares}: {name!r} is a DistributedDataParallel, which sums gradients in "
-                    "an order of its own",
+                    f"compute.virtual_ranks = {shares}: {name!r} is a DistributedDataParallel, which sums gradients "
+                    f"in a different order",
                     hint=f"use {name} = run.wrap({name}) instead",
                 )
             if isinstance(each, DistributedDataParallel) and (lacking := _list_lacking(each, required)):

@@ -315,7 +315,7 @@ class _HeldShards:
 
 
 def _join(regions: Sequence[Region | None]) -> TensorHolders:
-    """Return a tensor's holders, given the region that each rank holds (None for a rank without the tensor)."""
+    """Return the ranks that hold a tensor, given each rank's region (None for a rank without the tensor)."""
     return TensorHolders({rank: region for rank, region in enumerate(regions) if region is not None})
 
 

@@ -27,7 +27,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class PieceExtent:
-    """The bytes of a piece of a checkpoint's part: where they are in the part, and which of them each rank holds.
+    """The bytes of a piece of a checkpoint's part: their position in the part, and the bytes that each rank holds.
 
     Attributes:
         position: the position of the piece's first byte in the part.

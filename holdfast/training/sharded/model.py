@@ -133,7 +133,7 @@ def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> di
             tied = [known for known, each in before.items() if each is whole]
             first, names = tied[0], " and ".join(tied)
             raise ConfigError(
-                f"parallelize has untied {names}: each would be trained as a parameter of its own",
+                f"parallelize has untied {names}: each would be trained as a separate parameter",
                 hint=f"after parallelize_module, tie the parameters again: assign the parameter {first} to {name}",
             )
     return {key: each for key, each in found.items() if id(each) != key}
@@ -187,7 +187,8 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
     if whole := list_whole(model):
         raise ConfigError(
             f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average the gradient",
-            hint='call fully_shard(model, mesh=mesh["replicate", "shard"]) at its end, which shards the rest',
+            hint='call fully_shard(model, mesh=mesh["replicate", "shard"]) at its end, which shards the remaining '
+            "parameters",
         )
     # By default FSDP2 doesn't shard the outermost module again after a forward pass. Shard it again each time, because
     # a probe (see `Recipe`) runs forward passes without a backward pass.
@@ -242,7 +243,7 @@ def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parame
             raise RecipeError(
                 f"the model's {name or 'own tensors'} ({type(module).__qualname__}) has no values: it was built on the "
                 "meta device and has no reset_parameters()",
-                hint="give it a method reset_parameters(), which sets its parameters and buffers",
+                hint="give it a method reset_parameters(), which sets the module's parameters and buffers",
             )
         for key, parameter in parameters.items():
             if id(parameter) not in made:

@@ -55,7 +55,7 @@ def find_shards(recipe: Recipe) -> Shards:
 
 
 def find_unplaced(payload: Payload, shards: Shards) -> str:
-    """Return the name of a sharded tensor that a resume couldn't shard as it is sharded now; empty if there is none.
+    """Return the name of a sharded tensor whose present sharding a resume couldn't repeat; empty if there is none.
 
     Args:
         payload: the state of the model and the optimizer, in the form in which it is saved.

@@ -228,7 +228,7 @@ def _merge_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if any(sorted(group[PARAMS]) != group[PARAMS] for group in each):
             raise StateError(
                 f"the optimizer depends on the order of the parameters in {name}, and the stages have no common order",
-                hint="take an optimizer that steps each parameter by itself, and leave the groups as they are built",
+                hint="use an optimizer that steps each parameter by itself, and leave the groups as they are built",
             )
         values = _merge([{key: value for key, value in group.items() if key != PARAMS} for group in each], name)
         groups.append(values | {PARAMS: sorted({one for group in each for one in group[PARAMS]})})

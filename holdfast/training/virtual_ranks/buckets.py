@@ -29,8 +29,9 @@ class Turn:
     """A share of the batch that a rank trains.
 
     Attributes:
-        counts: whether the share's result is added; False for a repeated share. A rank repeats a share if other ranks
-            have one more share to train, because all ranks have to take part in the exchanges of a sharded model.
+        counts: whether the share's result is added to the sum; False for a repeated share. A rank repeats a share if
+            other ranks have one more share to train, because all ranks have to take part in the exchanges of a sharded
+            model.
     """
 
     share: int

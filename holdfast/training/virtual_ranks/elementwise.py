@@ -87,5 +87,5 @@ def _refuse(optimizer: Any, dtype: torch.dtype) -> ConfigError:
     return ConfigError(
         f'compute.parallel = "fsdp": virtual ranks can\'t train with {name} here: a step on rows of a {kind} tensor '
         "gives different bits than a step on the whole tensor",
-        hint=f'use {name} without fused=True, another optimizer such as AdamW, or compute.parallel = "ddp"',
+        hint=f'use {name} without fused=True, a different optimizer such as AdamW, or compute.parallel = "ddp"',
     )

@@ -10,7 +10,9 @@ from holdfast.state import is_sharded
 from holdfast.training.data_ranks import HINT, DataRanks, find_grid, has_plan
 from holdfast.training.sharded.model import list_fsdp_modules
 
-ORDER_HINT = "use init_device_mesh(...), which keeps the order; name all data-parallel dimensions, and no other"
+ORDER_HINT = (
+    "use init_device_mesh(...), which keeps the order; name all data-parallel dimensions, and no further dimension"
+)
 
 
 def check_order(data: DataRanks) -> None:
@@ -61,7 +63,7 @@ def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool
     if is_cut and not is_gathered:
         raise RecipeError(
             f"virtual ranks can't train {name!r}: FSDP2 shards the model, and not this parameter",
-            hint="fully_shard(model, ...) at the end of parallelize shards the rest",
+            hint="fully_shard(model, ...) at the end of parallelize shards the remaining parameters",
         )
     if not is_gathered:
         ranks = parameter.device_mesh.mesh.flatten().tolist() if is_sharded(parameter) else []

@@ -81,7 +81,7 @@ def _find_first(gradient: Tensor) -> int:
 
 
 def _is_counted(gradient: Tensor) -> bool:
-    """Return whether the rows of a gradient in this rank count, and not the same rows in another rank.
+    """Return whether this rank's copy of a gradient's rows is counted, of all copies of the same rows.
 
     If a tensor's mesh contains only some of the ranks, the other ranks hold the same rows on other meshes. Then the
     main rank's mesh counts.

@@ -219,7 +219,7 @@ class VirtualRanks(Cooperation):
         """Store, for each number that a share has logged, the mean over its micro-batches."""
         if turn.share != self.own[0] and self._logged.keys() != self.numbers.keys():
             raise RecipeError(
-                "the shares of a batch have logged numbers of different names, of which no mean can be taken: "
+                "the shares of a batch have logged numbers of different names, whose mean can't be computed: "
                 f"{_join(self.numbers)}, and {_join(self._logged)}",
                 hint="log the same numbers in all shares",
             )
@@ -325,7 +325,7 @@ def check_ranks(shares: int, data_ranks: int, ranks: int) -> None:
         kind = "ranks" if ranks == data_ranks else "data ranks"
         raise ConfigError(
             f"compute.ranks = {ranks}: {found}there are only {shares} virtual ranks",
-            hint=f"use at most {shares} {kind}; 4 to 8 virtual ranks for each of the {kind} share the work out evenly",
+            hint=f"use at most {shares} {kind}; 4 to 8 virtual ranks for each of the {kind} divide the work evenly",
         )
 
 

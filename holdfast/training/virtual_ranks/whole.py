@@ -33,8 +33,8 @@ class WholeSums:
     """The sums of gradients over the shares of each step, in ranks that each hold the whole model.
 
     All ranks exchange the same buckets in the same order. A rank sends a bucket as soon as its gradients are complete:
-    during the backward pass of the rank's last share (`overlapped`), or else in `finish`. The other ranks need not know
-    at which of these two times it was sent.
+    during the backward pass of the rank's last share (`overlapped`), or else in `finish`. The receiving ranks need not
+    know which of the two it was.
 
     Args:
         shares: the number of shares, V.

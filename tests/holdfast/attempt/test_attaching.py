@@ -60,10 +60,7 @@ def test_the_ranks_of_a_launcher_train_the_bytes_of_the_command(
     check_complete(launched, reference)
     newest = launched.journal.newest()
     assert newest is not None
-    assert (
-        newest.not_rehearsed
-        == "another launcher has started the ranks, so holdfast can't start new ones to compare with"
-    )
+    assert newest.not_rehearsed == "a launcher has started the ranks, so holdfast can't start new ranks to compare with"
     assert launched.run(*launcher, "train_me.py") == 0, launched.said()  # nothing is left to train
     assert launched.endings() == ["completed"]
 

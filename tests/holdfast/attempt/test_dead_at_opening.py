@@ -168,7 +168,7 @@ def test_a_signal_ends_the_pause_before_new_ranks_at_once(
 
     class Noticing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "new ranks take their place" in record.getMessage():
+            if "new ranks replace these ranks" in record.getMessage():
                 is_pausing.set()
 
     def send() -> None:

@@ -45,7 +45,7 @@ def test_resume_refuses_the_commits_of_another_run(
     assert after.head
     assert after.head.number == numbers[0] - 1
     assert after.journal.numbers("quarantine") == [*numbers]
-    assert "it breaks the chain" in after.journal.quarantine_reasons()[0]
+    assert "its record breaks the chain" in after.journal.quarantine_reasons()[0]
     assert train(after).number == numbers[-1] + 1
     assert_good(store)
 

@@ -160,7 +160,7 @@ def test_a_resume_that_nothing_is_compared_with_is_marked_as_unproved(
     assert newest.unproved == [head.number + 1]
     audit = f"holdfast audit RUN --commit {head.number + 1}"
     assert newest.verdict.endswith(
-        f"; unproved: commit {head.number + 1} begins after a stop or a death that left no steps to compare ({audit})"
+        f"; unproved: commit {head.number + 1} begins after a stop or a kill that left no steps to compare ({audit})"
     )
     assert "exactly" not in newest.verdict
     assert verify_run(journal_of(config)).verdict == newest.verdict

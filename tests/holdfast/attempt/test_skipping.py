@@ -169,8 +169,8 @@ class TestOnTheStore:
             app(["skip", url, str(4 * STEPS_PER_EPOCH)])
         assert done.value.code == 0
         out = capsys.readouterr().out
-        assert "the run goes on from commit 3 (" in out
-        assert out.endswith(f"the run is held, and goes on once you release it: holdfast release {url}\n")
+        assert "the run continues from commit 3 (" in out
+        assert out.endswith(f"the run is held, and continues once you release it: holdfast release {url}\n")
 
     def test_the_run_keeps_a_checkpoint_that_verifies(self, line: Line) -> None:
         damage(line, line.journal.read_commit(1).path)
@@ -347,7 +347,8 @@ class TestWithRanks:
         reference = make_config(tmp_path, "reference", form, skip=str(POISONED_STEP))
         assert live(reference).complete
         assert list_ends(config) == list_ends(reference)
-        assert open_run(config).newest().config_fingerprint == open_run(reference).newest().config_fingerprint  # type: ignore[union-attr]
+        # type: ignore[union-attr]
+        assert open_run(config).newest().config_fingerprint == open_run(reference).newest().config_fingerprint
 
         journal, trust = open_run(config), Trust(recipe=config.recipe)
         commits = [*journal.candidates()]

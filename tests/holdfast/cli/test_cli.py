@@ -195,7 +195,7 @@ def test_the_best_commit_has_a_name(tmp_path: Path, capsys: pytest.CaptureFixtur
     for number in (2, 3):
         shutil.rmtree(tmp_path / "scored" / f"epoch-{number:04d}")
     rows, shown = ask_rows("show", run, capsys=capsys), ask_json("show", run, capsys=capsys)
-    assert rows["best"] == f"{said}, which is gone: holdfast verify names the missing files"
+    assert rows["best"] == f"{said}, which is lost: holdfast verify names the missing files"
     assert rows["stored"].split(maxsplit=1)[1].startswith("epoch-0003, which is gone")
     assert (shown["best"]["is_gone"], shown["is_gone"]) == (True, True)
 
@@ -375,7 +375,9 @@ def test_pack_refuses_an_existing_file_before_reading(
     out.write_bytes(b"mine")
     monkeypatch.setattr("holdfast.extensions.pack.command.pack", None)
     assert run_app(app, ["pack", run, str(out)]) == 1
-    assert capsys.readouterr().err == f"error: {out} exists\nhint: give another name, or remove it\n"
+    assert capsys.readouterr().err == (
+        f"error: {out} exists\nhint: choose a different name, or remove the existing file\n"
+    )
     assert out.read_bytes() == b"mine"
 
 

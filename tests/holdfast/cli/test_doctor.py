@@ -106,8 +106,8 @@ def test_doctor_describes_a_machine_with_a_gpu(
     monkeypatch.setenv("COLUMNS", "100")
     out = say(capsys)
     rows = {line.split()[0]: words(line) for line in out.splitlines() if line.startswith("  ")}
-    assert rows["gpus"] == "gpus sm_90 with 132 SMs they choose kernels; the name doesn't count"
-    assert rows["cudnn"] == "cudnn 9.10 its kernels change with its minor version"
+    assert rows["gpus"] == "gpus sm_90 with 132 SMs architecture and SMs choose kernels; the GPU's name doesn't count"
+    assert rows["cudnn"] == "cudnn 9.10 cuDNN's kernels change with its minor version"
     assert "cpu_family" not in rows
     assert "the host, python's patch version, a GPU's name, cuDNN's patch version, cpu, cpu_family" in words(out)
     assert all(limit.text in words(out) for limit in LIMITS)
@@ -413,7 +413,7 @@ hashlib.sha256 = lambda data=b"": sha256(b"%d" % os.getpid() + data)
     out = words(say(capsys, exit_code=2))
     assert "good self-test: one step, twice" in out
     assert f"wrong one step, in 2 processes different bits: {', '.join(PARTS)}" in out
-    assert "so a run can be neither continued nor repeated to the bit" in out
+    assert "so no run can be continued or repeated with equal bits" in out
 
 
 def test_a_machine_that_has_no_torch(

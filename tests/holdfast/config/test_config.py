@@ -325,8 +325,8 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
     [
         (
             'log.observers = ["m:Own", "holdfast.attempt.published:KillCostFile"]',
-            "log.observers: holdfast.attempt.published:KillCostFile is gone: log.metrics exports the age of the newest "
-            "commit, which a kill costs",
+            "log.observers: holdfast.attempt.published:KillCostFile is gone: log.metrics exports the age of the "
+            "newest commit: the training time that a kill would cost",
             "log.observers", ("m:Own",),
         ),
         (
@@ -336,8 +336,8 @@ def test_settings_of_earlier_versions_are_read_with_a_line_on_each(
         ),
         (
             'on_spike = "skip"\nskip = "7"',
-            "on_spike is gone: a run names the command that explains a jump of its loss; holdfast skip leaves out the "
-            "batch",
+            "on_spike is gone: a run names the command that explains a jump of its loss; holdfast skip leaves the "
+            "batch out",
             "skip", "7",
         ),
         (

@@ -51,7 +51,7 @@ def test_every_complaint_is_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"), [({}, "give min, max or jump"), ({"min": 2, "max": 1}, "min = 2 is above max = 1")]
+    ("fields", "said"), [({}, "set min, max or jump"), ({"min": 2, "max": 1}, "min = 2 is above max = 1")]
 )
 def test_limits_that_limit_nothing_or_cannot_be_met_are_refused(fields: dict[str, float], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -70,7 +70,7 @@ def test_what_workers_cannot_be_given_is_refused(part: str) -> None:
     ]
     loader: Any = DataLoader(**{"dataset": Telling(), "batch_size": SIZE} | settings)
     with pytest.raises(
-        RecipeError, match=r"loader workers can't be given the dataset and its functions: .*local"
+        RecipeError, match=r"the dataset and its functions can't be sent to loader workers: .*local"
     ) as found:
         load(loader, 1, 1)
     assert "compute.loader_workers = 0" in str(found.value.hint)

@@ -287,7 +287,7 @@ def test_a_stream_that_gives_other_samples_when_it_is_read_again_is_refused() ->
     batches = of_stream(Changing(), collate=list)
     batches.begin(0, STEPS)
     take(batches, 2 * GRAD_ACCUM)
-    with pytest.raises(RecipeError, match=r"the stream \(.*Changing\) gives different samples when it is read again"):
+    with pytest.raises(RecipeError, match=r"the stream \(.*Changing\) yields different samples when it is read again"):
         batches.begin(2, STEPS, batches.state_dict())
 
 
@@ -322,7 +322,7 @@ def test_reading_again_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_stream_that_is_too_short_is_refused(size: int) -> None:
     batches = of_stream(Passes(size), collate=list)
     batches.begin(0, STEPS)
-    with pytest.raises(RecipeError, match="less than one micro-batch of 4"):
+    with pytest.raises(RecipeError, match="fewer samples than one micro-batch of 4"):
         next(batches)
 
 
@@ -330,7 +330,7 @@ def test_a_stream_that_ends_is_refused_when_it_ends() -> None:
     batches = of_stream(iter(range(6)), collate=list)
     batches.begin(0, STEPS)
     assert next(batches)[1] == [0, 1, 2, 3]
-    with pytest.raises(RecipeError, match="less than one micro-batch of 4"):
+    with pytest.raises(RecipeError, match="fewer samples than one micro-batch of 4"):
         next(batches)
 
 

@@ -44,4 +44,4 @@ def test_it_goes_on_with_the_batches_that_follow(kind: str, per_epoch: int, step
 def test_an_order_from_the_global_generator_is_unknown_inside_a_pass(same_process: None) -> None:
     assert make("shuffled").move_to(2 * LENGTH, LENGTH) == ""
     lost = make("shuffled").move_to(2 * LENGTH + 1, LENGTH)
-    assert lost == "order of the samples in pass 3, which has step 15: a new order is drawn"
+    assert lost == "the order of the samples in pass 3, which step 15 belongs to, is drawn again"

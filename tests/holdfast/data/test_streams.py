@@ -70,12 +70,22 @@ REFUSED = [
     (
         "loop",
         "hf_stream_shuffled",
-        "can't restore the exact position .*: its state leaves out the shuffle buffer",
+        "can't restore the exact position .*: the stream's state leaves out the shuffle buffer",
         "run.batches",
     ),
-    ("loop", "hf_shuffled_stream_in_a_stateful_loader", "its state leaves out the shuffle buffer", "run.batches"),
+    (
+        "loop",
+        "hf_shuffled_stream_in_a_stateful_loader",
+        "the stream's state leaves out the shuffle buffer",
+        "run.batches",
+    ),
     ("loop", "node_of_a_random_sampler", "its RandomSampler draws a different order after a resume", "run.batches"),
-    ("loop", "stateful_loader_with_workers", "its worker processes draw different random numbers", "loader_workers"),
+    (
+        "loop",
+        "stateful_loader_with_workers",
+        "the loader's worker processes draw different random numbers",
+        "loader_workers",
+    ),
     ("loop", "web_loader", "a resume can't restore the position of a WebLoader", "run.batches"),
     (
         "batches",
@@ -92,20 +102,20 @@ REFUSED = [
     (
         "loop_beside",
         "hf_stream_of_batches",
-        "the exact position of the IterableDataset: its position is known only after a batch is read",
+        "the exact position of the IterableDataset: the loader's position is known only after a batch is read",
         "num_workers=0",
     ),
     (
         "loop_beside",
         "hf_stream_in_a_stateful_loader",
-        "its position is known only after a batch is read",
+        "the loader's position is known only after a batch is read",
         "num_workers=0",
     ),
     ("loop_beside", "node_of_a_random_sampler", "its RandomSampler draws a different order", "num_workers=0"),
     (
         "loop_beside",
         "stateful_loader_with_workers",
-        "its worker processes draw different random numbers",
+        "the loader's worker processes draw different random numbers",
         "num_workers=0",
     ),
     (
@@ -120,7 +130,7 @@ REFUSED = [
         "can't restore the exact position .*: it has no state_dict",
         "StatefulDataLoader",
     ),
-    ("loop_beside", "hf_stream_shuffled", "its state leaves out the shuffle buffer", "num_workers=0"),
+    ("loop_beside", "hf_stream_shuffled", "the stream's state leaves out the shuffle buffer", "num_workers=0"),
 ]
 CHANGING = ["hf_stream_shuffled_without_a_seed", "web_shuffled_without_a_seed"]
 
@@ -190,7 +200,7 @@ def test_others_are_refused_with_the_reason(tmp_path: Path, program: str, stream
 def test_a_stream_that_nobody_seeds_is_refused_on_resume(tmp_path: Path, stream: str) -> None:
     config = make_config(tmp_path, "recipe", stream)
     saved, _ = live(config, 4)
-    with pytest.raises(RecipeError, match="gives different samples when it is read again") as refused:
+    with pytest.raises(RecipeError, match="yields different samples when it is read again") as refused:
         live(config, TOTAL, saved)
     assert "seed the stream's shuffles" in refused.value.hint
 
@@ -222,7 +232,7 @@ def test_an_iterator_that_was_made_before_the_loop_is_refused(tmp_path: Path) ->
     early = config.model_copy(update={"settings": config.settings | {"is_early": True}})
     said = (
         r"run.keep\(other=...\): a resume can't restore the exact position of the StatefulDataLoader: "
-        "its iterator was made before the loop"
+        "the loader's iterator was made before the loop"
     )
     with pytest.raises(RecipeError, match=said) as refused:
         live(early, TOTAL)

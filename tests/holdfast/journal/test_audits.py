@@ -125,7 +125,7 @@ def test_retention_keeps_the_newest_certified_checkpoint(line: Line) -> None:
     audit(line, commits[1])
     report = prune_by_policy(line.journal, policy, STEPS_PER_EPOCH)
     assert report
-    assert {entry.commit: entry.why for entry in report.protected} == {2: "the newest that is certified"}
+    assert {entry.commit: entry.why for entry in report.protected} == {2: "the newest certified commit"}
     audit(line, commits[3])
     report = prune_by_policy(line.journal, policy, STEPS_PER_EPOCH)
     assert report

@@ -193,7 +193,7 @@ def test_taking_out_a_quarantined_commit_says_so(run: str, tmp_path: Path, capsy
     journal.quarantine(2, "a test", journal.attempts())
     for command in ("export", "pack"):
         assert run_app(app, [command, run, "2", str(tmp_path / command)]) == 0
-        assert "commit 2 is in quarantine: the run doesn't use it any more" in capsys.readouterr().out
+        assert "commit 2 is in quarantine: the run no longer uses it" in capsys.readouterr().out
 
 
 def test_an_export_of_several_modules_names_the_option_for_one() -> None:

@@ -165,7 +165,7 @@ def test_the_newest_that_verifies_stays(line: Line) -> None:
     report = run_prune(line, keep_last=1)
     assert numbers(report.kept) == [4]
     assert {entry.commit: entry.why for entry in report.protected} == {
-        3: "newer than any that verifies", 2: "the newest that verifies",
+        3: "newer than every commit that verifies", 2: "the newest that verifies",
     }  # fmt: skip
     assert numbers(report.pruned) == [1]
     resume(line)

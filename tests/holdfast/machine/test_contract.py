@@ -150,7 +150,7 @@ def test_ranks_that_are_as_many_or_virtual_keep_the_promise(saved: int | None, h
 def test_another_number_of_ranks_rules_out_the_promise() -> None:
     verdict = judge(EPYC, EPYC, (4, 1))
     assert verdict.promise == "not promised"
-    assert verdict.reasons == ("ranks: saved 4, here 1; only with compute.virtual_ranks would the bits be equal",)
+    assert verdict.reasons == ("ranks: saved 4, here 1; the bits would be equal only with compute.virtual_ranks",)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -75,7 +75,7 @@ def test_a_rebalance_recommendation_on_aws_is_advice(stub: MetadataStub) -> None
     stub.recommend_rebalance_on_aws()
     (notice,) = ask(stub, "aws")
     assert notice.is_advice
-    assert str(notice) == "AWS sees a higher risk of a spot interruption: saving a checkpoint now"
+    assert str(notice) == "AWS reports a higher risk of a spot interruption: saving a checkpoint now"
 
 
 def test_a_preemption_on_gcp_is_a_notice(stub: MetadataStub) -> None:

@@ -40,7 +40,7 @@ def test_ranks_that_part_are_replaced_and_not_saved(campaign: Campaign, is_stick
     assert found.flipped
     assert not found.changed
     if is_sticky:
-        assert "after step 6 the model of rank 2 has different values than those of the other ranks" in found.stopped
+        assert "after step 6 the model of rank 2 differs from the values of the other ranks" in found.stopped
         assert len(found.commits) == 1
     else:
         assert found.judge(case) == "trained again", found

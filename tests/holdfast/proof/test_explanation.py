@@ -128,7 +128,7 @@ class TestWithRanks:
         assert found.first_step is None
         assert not found.samples
         assert found.updates
-        assert found.notes == ["samples: the program has no loss function that takes a batch"]
+        assert found.notes == ["no losses of single samples: the program has no loss function that takes a batch"]
 
     def test_steps_that_cannot_be_explained(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         journal, trust = train(tmp_path, "tests.support.spiking:spike", {"cause": ""})

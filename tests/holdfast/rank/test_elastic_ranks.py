@@ -114,7 +114,7 @@ def test_what_cannot_go_on_with_another_number_is_refused(nursery: Lives, tmp_pa
 
     assert refuse(5) == (
         "error: compute.ranks = 5: a batch of 12 samples can't be divided evenly over ranks\n"
-        "hint: numbers of ranks that divide the batch: 1, 2, 3, 4, 6, 12"
+        "hint: these numbers of ranks divide the batch: 1, 2, 3, 4, 6, 12"
     )
     assert train(nursery, tmp_path, 2, "epochs=1", "settings.own=true").returncode == 0
     found = refuse(1, "epochs=2", "settings.own=true")

@@ -50,11 +50,11 @@ def test_a_run_goes_on_after_a_hang(
     assert (tmp_path / "struck").exists()
     where = r"\S+, GPU \S+" if ON_GPUS else r"\S+"
     assert re.search(rf"rank {hangs} \(process \d+ on {where}\) hangs {says}", printed), printed
-    assert "new ranks go on from the last commit" in printed
+    assert "new ranks continue from the last commit" in printed
     log = read_log(tmp_path)
     for rank in range(ranks):
         assert f"---- rank {rank} (process" in log
-    assert ("it doesn't answer" in log) == (how == "stop")
+    assert ("the rank doesn't answer" in log) == (how == "stop")
     assert log.count("most recent call first") >= ranks - (how == "stop")
     commits = list(Journal(open_store(str(tmp_path)), "r").candidates())
     assert {commit.attempt for commit in commits} == {1}, "the same attempt went on"

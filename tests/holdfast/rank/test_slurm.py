@@ -182,7 +182,9 @@ def test_of_two_jobs_of_a_run_the_later_one_trains_it(batch: Batch, cluster: Clu
         attempt.resume()
     ended = [cluster.await_ended(job) for job in (first, second)]
     assert [(each["JobState"], each["Restarts"]) for each in ended] == [("FAILED", "0"), ("COMPLETED", "0")]
-    assert f"job {first} is not queued again: another attempt can't help: another process has started" in batch.said()
+    assert (
+        f"job {first} is not queued again: a further attempt would end in the same way: another process has started"
+    ) in batch.said()
     assert batch.final() in undisturbed
 
 
@@ -194,7 +196,7 @@ def test_ctrl_c_to_every_process_of_a_job_saves_and_ends_it(batch: Batch, cluste
     ended = cluster.await_ended(job)
     assert (ended["JobState"], ended["Restarts"]) == ("FAILED", "0"), batch.said()
     assert "which is saved and committed" in batch.said()
-    assert f"job {job} is not queued again: it was stopped by Ctrl-C" in batch.said()
+    assert f"job {job} is not queued again: Ctrl-C stopped the run" in batch.said()
     newest = batch.journal().newest()
     assert newest is not None
 

@@ -47,8 +47,8 @@ def test_a_models_own_wrapper_is_proved(nursery: Lives, tmp_path: Path, ranks: i
     ("own", "said"),
     [
         ("default", "'model' is a DistributedDataParallel without find_unused_parameters=True"),
-        ("frozen", "after step 1 the ranks have different values of the model: each rank trains a model of its own"),
-        ("bare", "after step 1 the ranks have different values of the model: each rank trains a model of its own"),
+        ("frozen", "after step 1 the ranks have different values of the model: each rank trains a different model"),
+        ("bare", "after step 1 the ranks have different values of the model: each rank trains a different model"),
         ("closure", "the ranks have different values of the optimizer\n"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_lack_of_permission_is_not_retried(gcs_bucket: str, pauses: list[float
     for verb in (store.read, store.list, store.delete, store.exists, lambda name: store.create(name, b"")):
         with pytest.raises(StoreDenied, match="the caller does not have") as caught:
             verb("a")
-        assert "the right to do that" in caught.value.hint
+        assert "the right to perform this action" in caught.value.hint
     with pytest.raises(StoreDenied, match="the caller does not have"):
         in_parts(store, "a", b"x")
     assert sum(pauses) < 1
@@ -94,7 +94,7 @@ def test_a_wrong_key_is_not_retried(container: str, azure_server: str, pauses: l
     for verb in (store.read, store.exists, lambda name: store.create(name, b"")):
         with pytest.raises(StoreDenied) as caught:
             verb("a")
-        assert "credentials" in caught.value.hint or "the right to do that" in caught.value.hint
+        assert "credentials" in caught.value.hint or "the right to perform this action" in caught.value.hint
         assert key not in "".join(traceback.format_exception(caught.value))
     assert sum(pauses) < 1
 

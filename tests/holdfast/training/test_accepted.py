@@ -103,8 +103,14 @@ def test_the_objects_inside_a_kept_environment_are_restored(tmp_path: Path) -> N
         ("unreadable", r"run\.keep\(env=\.\.\.\): the state of env\.data, a builtins\.list_iterator, can't be read"),
         ("elsewhere", r"env\.data is a multiprocessing\.\w+\.SimpleQueue: a part of the state is in other processes"),
         ("unseeded", r"a step has made env\.env\.second_random with a seed from the operating system"),
-        ("turns", r"run\.keep\(env=\.\.\.\): env\.env\.facing was another object, or None, when run.keep was called"),
-        ("grows", r"run\.keep\(env=\.\.\.\): env\.env\.second was another object, or None, when run.keep was called"),
+        (
+            "turns",
+            r"run\.keep\(env=\.\.\.\): env\.env\.facing was a different object, or None, when run.keep was called",
+        ),
+        (
+            "grows",
+            r"run\.keep\(env=\.\.\.\): env\.env\.second was a different object, or None, when run.keep was called",
+        ),
     ],
 )
 def test_an_environment_whose_objects_cannot_be_restored_is_refused(tmp_path: Path, how: str, message: str) -> None:

@@ -163,7 +163,7 @@ def make(**parts: Any) -> Recipe:
         ({"step": fit}, "the recipe has a loss and a step"),
         ({"loss": None, "step": fit, "grad_accum": 2}, "grad_accum = 2 has no effect"),
         ({"loss": None, "step": fit, "clip_norm": 1.0}, r"clip_norm = 1\.0 has no effect"),
-        ({"data": DataLoader(Points(noise=False)), "batch_size": 8}, "a DataLoader, which gives batches already"),
+        ({"data": DataLoader(Points(noise=False)), "batch_size": 8}, "a DataLoader, which yields batches already"),
         ({"data": DataLoader(Points(noise=False)), "collate": list}, "collate has no effect"),
         ({"extras": {"seen": torch.zeros(1)}}, r"extras\['seen'\] is of Tensor, without state_dict"),
     ],
@@ -190,7 +190,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, recipe: str, settings: dict[str, 
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (Schedule("linear"), "a Schedule doesn't say which of the optimizers it is for"),
+        (Schedule("linear"), "a Schedule alone doesn't say to which optimizer it belongs"),
         ({"bdoy": Schedule("linear")}, "there is no optimizer 'bdoy'"),
     ],
 )
@@ -216,7 +216,7 @@ def program_of(config: RunConfig, **changes: Any) -> Any:
 def test_a_loader_without_a_batch_is_named(tmp_path: Path) -> None:
     config = make_config(tmp_path, "two_rates", {})
     data = DataLoader(Points(noise=False), batch_size=10_000, drop_last=True)
-    with pytest.raises(RecipeError, match="the loader gives 0 batches, but one step takes 2"):
+    with pytest.raises(RecipeError, match="the loader yields 0 batches, but one step takes 2"):
         Training(config, program_of(config, data=data, batch_size=None, collate=None))
 
 

@@ -116,7 +116,7 @@ def keep_rounding(run: Run) -> None:
     ("loop", "message", "hint"),
     [
         ("keep_careless", r"before the first step: .*extras\.scale\.range .*a different kind of value", "of Careless"),
-        ("keep_rounding", r"after the first step: .*optimizer\.state\..*\.it .*other elements", "of Rounding"),
+        ("keep_rounding", r"after the first step: .*optimizer\.state\..*\.it .*different elements", "of Rounding"),
     ],
 )
 def test_a_value_that_does_not_come_back_is_refused_at_the_first_step(

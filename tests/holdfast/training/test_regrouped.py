@@ -47,7 +47,7 @@ def test_a_program_that_builds_other_groups_is_refused_after_its_steps_have_chan
 
     saved, _ = live(make_config(tmp_path, "adds_a_group"), 6)
     monkeypatch.setattr(regrouped, "adds_a_group", regrouped.appends_a_parameter)
-    with pytest.raises(StateError, match="now builds other groups"):
+    with pytest.raises(StateError, match="now builds different groups"):
         live(make_config(tmp_path, "moves_and_removes"), 8, saved)
 
 

@@ -68,7 +68,7 @@ def test_generators_in_a_dictionary_of_tensors_are_no_model(tmp_path: Path, form
 def test_inside_a_pass_its_order_is_lost_and_named(tmp_path: Path) -> None:
     alone = movers.with_torch(tmp_path / "at.pt", STOP + 2)
     taken, losses = go_on(make_config(tmp_path, "loop"), tmp_path / "at.pt")
-    assert taken.origin.lacks == ["order of the samples in pass 3, which has step 14: a new order is drawn"]
+    assert taken.origin.lacks == ["the order of the samples in pass 3, which step 14 belongs to, is drawn again"]
     assert len(losses) == TOTAL - STOP - 2
     assert losses != alone[STOP + 2 :]
 
@@ -92,7 +92,10 @@ def test_a_step_that_the_source_contradicts_is_said(tmp_path: Path) -> None:
     movers.with_torch(tmp_path / "at.pt", STOP)
     taken, losses = go_on(make_config(tmp_path, "loop"), tmp_path / "at.pt", step=STOP + PER_EPOCH)
     assert taken.origin.step == STOP + PER_EPOCH
-    assert taken.notes[:2] == [f"the source says step {STOP}", f"the optimizer has counted {STOP} steps itself"]
+    assert taken.notes[:2] == [
+        f"the source's record of its step says {STOP}",
+        f"the optimizer has counted {STOP} steps itself",
+    ]
     assert len(losses) == TOTAL - STOP - PER_EPOCH
 
 

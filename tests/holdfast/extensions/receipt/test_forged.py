@@ -136,21 +136,21 @@ def test_the_true_receipt_passes(journal: Journal, receipt: bytes, statement: St
 
 LIES: dict[str, tuple[Callable[[Statement], object], str]] = {
     # commits
-    "a replaced commit": (link(2, record_sha256="0" * 64), "run 'r' has another commits/00000002.json"),
-    "a different content id": (link(2, checkpoint_sha256="0" * 64), "its checkpoint_sha256 of commit 2 is not what"),
-    "another step": (link(2, step=19), "its step of commit 2 is not what"),
-    "another parent": (link(3, parent=1), "its parent of commit 3 is not what"),
-    "a dropped commit": (lambda s: links(s).pop(1), "its chain has commit 3 where the run's has commit 2"),
-    "a dropped beginning": (lambda s: links(s).pop(0), "its chain has commit 2 where the run's has commit 1"),
-    "a truncated chain": (lambda s: links(s).pop(), "its attempts are 1, 2|its files are not those of commit 3"),
+    "a replaced commit": (link(2, record_sha256="0" * 64), "run 'r' has a different commits/00000002.json"),
+    "a different content id": (link(2, checkpoint_sha256="0" * 64), "checkpoint_sha256 of commit 2 is not what"),
+    "another step": (link(2, step=19), "step of commit 2 is not what"),
+    "another parent": (link(3, parent=1), "parent of commit 3 is not what"),
+    "a dropped commit": (lambda s: links(s).pop(1), "chain has commit 3 where the run's chain has commit 2"),
+    "a dropped beginning": (lambda s: links(s).pop(0), "chain has commit 2 where the run's chain has commit 1"),
+    "a truncated chain": (lambda s: links(s).pop(), "names attempts 1, 2,|files are not the files of commit 3"),
     "no chain": (lambda s: links(s).clear(), "List should have at least 1 item"),
     "reordered commits": (
         lambda s: links(s).insert(0, links(s).pop(1)),
-        "its chain has commit 2 where the run's has commit 1",
+        "the receipt's chain has commit 2 where the run's chain has commit 1",
     ),
     "a commit twice": (
         lambda s: links(s).insert(1, links(s)[1]),
-        "its chain has commit 2 where the run's has commit 3",
+        "the receipt's chain has commit 2 where the run's chain has commit 3",
     ),
     "an invented commit": (
         lambda s: links(s).append(links(s)[-1] | {"commit": 5, "parent": 4}),
@@ -164,75 +164,75 @@ LIES: dict[str, tuple[Callable[[Statement], object], str]] = {
     "a truth value as number": (link(1, commit=True), "is not spelled as a receipt is"),
     "a list as number": (link(1, commit=[1]), "Input should be a valid integer"),
     # attempts and machines
-    "another attempt": (link(3, attempts=[1]), "its attempts of commit 3 is not what"),
-    "no attempt": (link(1, attempts=[]), "its attempts of commit 1 is not what"),
-    "a dropped attempt": (lambda s: chain(s)["attempts"].pop("1"), "its attempts are 2; 1, 2 trained"),
+    "another attempt": (link(3, attempts=[1]), "attempts of commit 3 is not what"),
+    "no attempt": (link(1, attempts=[]), "attempts of commit 1 is not what"),
+    "a dropped attempt": (lambda s: chain(s)["attempts"].pop("1"), "names attempts 2, but attempts 1, 2 trained"),
     "an invented attempt": (
         lambda s: chain(s)["attempts"].update({"3": attempt(s, 2)}),
-        "its attempts are 1, 2, 3; 1, 2 trained",
+        "names attempts 1, 2, 3, but attempts 1, 2 trained",
     ),
     "an attempt under two spellings": (
         lambda s: chain(s)["attempts"].update({"01": attempt(s, 2)}),
         "is not spelled as a receipt is",
     ),
-    "another machine": (lambda s: attempt(s, 1).update(host="dgx-1"), "its host of attempt 1 is not what"),
+    "another machine": (lambda s: attempt(s, 1).update(host="dgx-1"), "host of attempt 1 is not what"),
     "exchanged machines": (
         lambda s: chain(s)["attempts"].update({"1": attempt(s, 2), "2": attempt(s, 1)}),
-        "its host of attempt 1 is not what",
+        "host of attempt 1 is not what",
     ),
     "other code": (
         lambda s: attempt(s, 1)["environment"]["sources"].update(my_model="3" * 64),
-        "its environment of attempt 1 is not what",
+        "environment of attempt 1 is not what",
     ),
     "another package": (
         lambda s: attempt(s, 1)["environment"]["packages"].update(torch="2.10"),
-        "its environment of attempt 1 is not what",
+        "environment of attempt 1 is not what",
     ),
     "a version as number": (
         lambda s: attempt(s, 1)["environment"]["packages"].update(torch=2.9),
-        "its environment of attempt 1 is not what",
+        "environment of attempt 1 is not what",
     ),
     "a number for a truth value": (
         lambda s: attempt(s, 1)["environment"].update(deterministic=1),
-        "its environment of attempt 1 is not what",
+        "environment of attempt 1 is not what",
     ),
-    "a dropped drift record": (lambda s: attempt(s, 2)["lineage"].clear(), "its lineage of attempt 2 is not what"),
+    "a dropped drift record": (lambda s: attempt(s, 2)["lineage"].clear(), "lineage of attempt 2 is not what"),
     "other accepted drift": (
         lambda s: attempt(s, 2)["lineage"].update(drift={}),
-        "its lineage of attempt 2 is not what",
+        "lineage of attempt 2 is not what",
     ),
     "invented drift": (
         lambda s: attempt(s, 1)["lineage"].update(drift={"epochs": {"saved": 1, "current": 2}}),
-        "its lineage of attempt 1 is not what",
+        "lineage of attempt 1 is not what",
     ),
     # what others have found
     "an invented certification": (
         lambda s: links(s)[0]["certified_by"].append("auditor"),
-        "its certified_by of commit 1 is not what",
+        "certified_by of commit 1 is not what",
     ),
     "certified by another host, too": (
         lambda s: links(s)[1]["certified_by"].append("laboratory"),
-        "its certified_by of commit 2 is not what",
+        "certified_by of commit 2 is not what",
     ),
     "certified twice by one host": (
         lambda s: links(s)[1]["certified_by"].append("auditor"),
-        "its certified_by of commit 2 is not what",
+        "certified_by of commit 2 is not what",
     ),
-    "a rehearsal that was skipped": (link(1, rehearsed=[3]), "its rehearsed of commit 1 is not what"),
-    "a dropped rehearsal": (link(2, rehearsed=[]), "its rehearsed of commit 2 is not what"),
-    "a rehearsal that differed, wiped": (link(4, inexact=""), "its inexact of commit 4 is not what"),
-    "an invented origin": (link(1, origin={"source": "gpt"}), "its origin of commit 1 is not what"),
+    "a rehearsal that was skipped": (link(1, rehearsed=[3]), "rehearsed of commit 1 is not what"),
+    "a dropped rehearsal": (link(2, rehearsed=[]), "rehearsed of commit 2 is not what"),
+    "a rehearsal that differed, wiped": (link(4, inexact=""), "inexact of commit 4 is not what"),
+    "an invented origin": (link(1, origin={"source": "gpt"}), "origin of commit 1 is not what"),
     # settings and data
-    "a different seed": (lambda s: settings(s).update(seed=7), "have another fingerprint"),
-    "an exchanged data shard": (lambda s: settings(s).update(data=["0" * 64]), "have another fingerprint"),
-    "a hidden setting": (lambda s: settings(s).update(_audited="by all"), "have another fingerprint"),
-    "a dropped setting": (lambda s: settings(s).pop("seed"), "have another fingerprint"),
+    "a different seed": (lambda s: settings(s).update(seed=7), "have a different fingerprint"),
+    "an exchanged data shard": (lambda s: settings(s).update(data=["0" * 64]), "have a different fingerprint"),
+    "a hidden setting": (lambda s: settings(s).update(_audited="by all"), "have a different fingerprint"),
+    "a dropped setting": (lambda s: settings(s).pop("seed"), "have a different fingerprint"),
     "dropped settings": (lambda s: chain(s)["settings"].clear(), "the settings of commit 1 are missing"),
     "settings of no commit": (
         lambda s: chain(s)["settings"].update({rfc_sha256({"seed": 1}): {"seed": 1}}),
         "no commit has the settings",
     ),
-    "settings of another run": (link(2, settings="0" * 64), "its settings of commit 2 is not what"),
+    "settings of another run": (link(2, settings="0" * 64), "settings of commit 2 is not what"),
     # the run
     "another run": (lambda s: chain(s).update(run="other"), "it is about run 'other', not 'r'"),
     "a run's name that looks alike": (lambda s: chain(s).update(run="\u0433"), r"it is about run '\\u0433', not 'r'"),
@@ -240,10 +240,10 @@ LIES: dict[str, tuple[Callable[[Statement], object], str]] = {
     "a run's name with a zero width": (lambda s: chain(s).update(run="r\u200b"), r"it is about run 'r\\u200b'"),
     # the signed files
     "an exchanged file": (lambda s: resources(s)[0].update(digest="0" * 64), "not spelled as a receipt is"),
-    "an exchanged file and its root": (lambda s: reroot(s, 0, "0" * 64), "its files are not those of commit 4"),
+    "an exchanged file and its root": (lambda s: reroot(s, 0, "0" * 64), "files are not the files of commit 4"),
     "an export of other weights": (
         lambda s: chain(s).update(exported=""),
-        "the checkpoint has no weights|none of its files has the weights",
+        "the checkpoint has no weights|no file of the receipt has the weights",
     ),
     "an unknown part": (lambda s: chain(s).update(exported="critic"), "the checkpoint has no weights named critic"),
     "a dropped file": (lambda s: resources(s).pop(), "not spelled as a receipt is"),
@@ -368,7 +368,7 @@ def swap(receipt: bytes, before: bytes, after: bytes) -> bytes:
 
 
 MATCHES = "doesn't match what it signs"
-SHAPE = "it is no bundle"
+SHAPE = "is no bundle|is not a bundle"
 STRANGERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another run": (lambda r: swap(r, b'"run":"r"', b'"run":"q"'), MATCHES),
     "another step": (lambda r: swap(r, b'"step":20', b'"step":21'), MATCHES),
@@ -481,33 +481,33 @@ def replace_run(journal: Journal) -> None:
 
 STORES: dict[str, tuple[Callable[[Journal], object], str]] = {
     "a replaced commit": (
-        lambda j: rewrite_commit(j, 2, metrics={"avg_loss": 0.0}), "run 'r' has another commits/00000002.json",
+        lambda j: rewrite_commit(j, 2, metrics={"avg_loss": 0.0}), "run 'r' has a different commits/00000002.json",
     ),
     "fine-tuned weights": (
         lambda j: rewrite_commit(j, 4, files=[FileRecord(name="checkpoint.safetensors", size_bytes=1, sha256="0" * 64)],
                                  checkpoint_sha256="0" * 64),
-        "run 'r' has another commits/00000004.json",
+        "run 'r' has a different commits/00000004.json",
     ),
     "a commit from another parent": (
-        lambda j: rewrite_commit(j, 4, parent=2), "its chain has commit 3 where the run's has commit 4",
+        lambda j: rewrite_commit(j, 4, parent=2), "the receipt's chain has commit 3 where the run's chain has commit 4",
     ),
     "a commit from a later parent": (lambda j: rewrite_commit(j, 4, parent=4), "no commits/00000004.json that can be"),
     "a commit with a line more": (
-        lambda j: append(path_of(j, "commits/00000001.json"), b"\n"), "has another commits/00000001.json",
+        lambda j: append(path_of(j, "commits/00000001.json"), b"\n"), "has a different commits/00000001.json",
     ),
     "a lost commit": (lambda j: path_of(j, "commits/00000002.json").unlink(), "no commits/00000002.json that can be"),
     "a damaged commit": (
         lambda j: path_of(j, "commits/00000002.json").write_bytes(b"{}"), "no commits/00000002.json that can be",
     ),
     "a lost attempt": (lambda j: path_of(j, "attempts/00000001.json").unlink(), "the run lacks a record"),
-    "a dropped drift record": (lambda j: rewrite_attempt(j, 2, lineage={}), "its lineage of attempt 2 is not what"),
-    "another machine": (lambda j: rewrite_attempt(j, 1, host="third"), "its host of attempt 1 is not what"),
-    "other code": (lambda j: rewrite_attempt(j, 1, environment={}), "its environment of attempt 1 is not what"),
+    "a dropped drift record": (lambda j: rewrite_attempt(j, 2, lineage={}), "lineage of attempt 2 is not what"),
+    "another machine": (lambda j: rewrite_attempt(j, 1, host="third"), "host of attempt 1 is not what"),
+    "other code": (lambda j: rewrite_attempt(j, 1, environment={}), "environment of attempt 1 is not what"),
     "a lost audit": (
-        lambda j: path_of(j, "audits/00000002-00000001.json").unlink(), "its certified_by of commit 2 is not what",
+        lambda j: path_of(j, "audits/00000002-00000001.json").unlink(), "certified_by of commit 2 is not what",
     ),
     "a commit in quarantine": (lambda j: j.quarantine(3, "wrong", 2), "commit 3 is quarantined on the store"),
-    "another run in its place": (replace_run, "has another commits/0000000|its host of attempt 1"),
+    "another run in its place": (replace_run, "has a different commits/0000000|host of attempt 1"),
 }  # fmt: skip
 
 

@@ -138,10 +138,13 @@ def test_the_audit_tells_the_weights_from_what_lies_beside(
     journal: Journal, key: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     receipt = opened(sign(journal, key, tmp_path / "receipt.json", model, "pair"), key)
-    assert "signed, but not made by the run: docs/README.md, docs.md" in capsys.readouterr().out
+    assert "signed, but the run didn't make these files: docs/README.md, docs.md" in capsys.readouterr().out
     assert sorted(receipt.files) == ["config.json", "docs.md", "docs/README.md", "model.safetensors"]
     told = check_weights(journal, receipt, check_receipt(journal, receipt)[-1])
-    assert told == "the signed files have the weights of commit 2; not made by the run: docs/README.md, docs.md"
+    assert (
+        told
+        == "the signed files have the weights of commit 2; the run didn't make these files: docs/README.md, docs.md"
+    )
     (model / "config.json").write_text('{"model_type": "pair", "auto_map": "evil"}')
     other = opened(sign(journal, key, tmp_path / "other.json", model, "pair"), key)
     assert "config.json" in check_weights(journal, other, check_receipt(journal, other)[-1])
@@ -162,7 +165,7 @@ def test_weights_that_a_signer_tuned_in_secret_are_refused(
     (model / "model.safetensors").write_bytes(b"tuned")
     receipt = opened(sign(journal, key, tmp_path / "receipt.json", model, "pair"), key)
     monkeypatch.undo()
-    with pytest.raises(NotTrusted, match="none of its files has the weights of commit 2"):
+    with pytest.raises(NotTrusted, match="no file of the receipt has the weights of commit 2"):
         check_weights(journal, receipt, check_receipt(journal, receipt)[-1])
 
 

@@ -47,7 +47,7 @@ def test_three_preemptions_of_different_reasons_are_shown(tmp_path: Path) -> Non
     assert "epoch 12 of 24" in lines[2]
     assert "probe entropy  0.5" in text
     assert "5 steps/s, 24 s left at this speed" in text
-    assert "13: steps 120-130, began 1 s ago, its commit is expected after 2 s" in text
+    assert "13: steps 120-130, began 1 s ago, and its commit is expected after 2 s" in text
     for number, ended in enumerate(("preempted: as it was told", "vanished: as", "out of memory: as"), start=1):
         assert any(line.startswith(f"{number} ") and ended in line for line in lines), ended
     assert lines[-1] == "q leaves"
@@ -70,7 +70,7 @@ def test_no_line_is_longer_than_the_terminal(tmp_path: Path, width: int, height:
 def test_a_stalled_run_says_what_it_waits_for_on_every_terminal(tmp_path: Path, width: int) -> None:
     seen = read(tmp_path, is_ended=False)
     lines = draw(draw_run(seen, at(seen, age_s=500.0), ConsoleDimensions(width, 24)), width, 24)
-    assert lines[1] == "stalled: waits for a commit of attempt 4, or for another attempt"
+    assert lines[1] == "stalled: waits for a commit of attempt 4, or for a further attempt"
     assert lines[2].startswith("no commit for 8 min, expected after 2 s; the attempt on host")
     assert len(lines) <= 24
     assert (

@@ -28,7 +28,7 @@ def test_a_run_trains_until_its_commit_is_late() -> None:
     assert judge_health(SEEN, 3 * 23.0).state == "training"
     stalled = judge_health(SEEN, 3 * 23.0 + 1)
     assert stalled.state == "stalled"
-    assert stalled.text == "stalled: waits for a commit of attempt 1, or for another attempt"
+    assert stalled.text == "stalled: waits for a commit of attempt 1, or for a further attempt"
     assert stalled.detail == (
         "no commit for 70 s, expected after 23 s; the attempt on h (pid 9) died without a "
         "record, hangs, or is slower than before"
@@ -60,7 +60,7 @@ def test_without_a_commit_nothing_is_expected() -> None:
         (
             "settings",
             "ended",
-            "ended: needs a person, no further attempt starts by itself: attempt 1 ended: settings: m",
+            "ended: no further attempt starts by itself, so a person has to act: attempt 1 ended: settings: m",
         ),
         ("unheard_of", "waiting", "waits for another attempt: attempt 1 ended: unheard of: m"),
     ],

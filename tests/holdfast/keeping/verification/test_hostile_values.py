@@ -252,4 +252,4 @@ def test_a_record_that_is_nested_too_deeply_is_damaged(line: Line, depth: int) -
     fields["config"] = fields["config"] | {"settings": {"deep": nested}}
     line.journal.store.replace(name, seal(fields))
     (problem,) = check(line).problems
-    assert ("it has values nested deeper than 200 levels" in problem) == (depth > MOST_DEPTH), problem
+    assert ("the record has values nested deeper than 200 levels" in problem) == (depth > MOST_DEPTH), problem

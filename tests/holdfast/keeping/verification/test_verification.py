@@ -170,7 +170,7 @@ def test_settings_under_a_wrong_fingerprint_are_damage(line: Line, says: str) ->
     record = ConfigRecord(fingerprint=says, identity=IDENTITY | {"seed": 1}, config=CONFIG)
     name = f"configs/{says}.json"
     line.journal.store.replace(name, record.to_bytes())
-    assert check(line).problems == [f"{name}: its fingerprint isn't the hash of its settings"]
+    assert check(line).problems == [f"{name}: the record's fingerprint isn't the hash of its settings"]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_an_unhealthy_gpu_is_refused(machine: Machine) -> None:
         check_gpus(Compute(ranks=2))
     assert refused.value.message == (
         f"GPU 1 (NVIDIA H100 80GB HBM3, {uuid(1)}) is unhealthy: 2 uncorrected ECC errors since its last reset, "
-        "its driver asks for a recovery: Reset"
+        "the GPU's driver asks for a recovery: Reset"
     )
     assert refused.value.hint == (
         "CUDA_VISIBLE_DEVICES=0,2 leaves the GPU out, nvidia-smi --gpu-reset --id=1 may help, "
@@ -256,7 +256,7 @@ def test_all_trains_as_the_number_that_it_stands_for(engine: Engine, tmp_path: P
     refused = engine.run("compute.ranks=all", "compute.gpu_health=warn", "epochs=3", **three)
     assert refused.returncode == 1
     assert 'error: compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t' in refused.stderr
-    assert "hint: numbers of ranks that divide the batch: 1, 2, 4" in refused.stderr
+    assert "hint: these numbers of ranks divide the batch: 1, 2, 4" in refused.stderr
 
 
 @pytest.mark.slow
