@@ -29,7 +29,7 @@ from tasks.asking import ask_server
 from tasks.pool import end_tasks
 from tasks.processes import began_at, is_recorded_process
 
-# The label with a flow run's process: its host, its id and its start, with a bar between them.
+# The label that records a flow run's process: its host, its id and its start, separated by a bar.
 PROCESS_LABEL = "holdfast.process"
 UNENDED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 NAMESPACE = "/proc/self/ns/pid"
@@ -88,7 +88,7 @@ def _end(flow_run: FlowRun) -> None:
     pid = str(flow_run.labels[PROCESS_LABEL]).split("|")[1]
     reason = f"process {pid} on {name_host()} is gone and reported no end: it was killed, or the machine stopped"
     is_cancelling = flow_run.state is not None and flow_run.state.is_cancelling()
-    name = "Vanished" if flow_run.deployment_id else "Crashed"  # as the watchers of heartbeats call it
+    name = "Vanished" if flow_run.deployment_id else "Crashed"  # the name that the watchers of heartbeats use, too
     state: State[object] = (
         Cancelled(message=f"cancelled; {reason}") if is_cancelling else Crashed(name=name, message=reason)
     )

@@ -22,7 +22,7 @@ from tasks.liveness import EVERY_S, Request, is_cancel
 ASK_WITHIN_S = 5.0
 ASK_AGAIN_S = 0.5
 # When the heartbeat, or a poll for a person's request, has read the flow run's state, all threads of this process use
-# that state for so many seconds.
+# that state for this number of seconds.
 SHARED_FOR_S = 0.9 * EVERY_S
 BY_A_PERSON = "by a person"
 

@@ -132,7 +132,7 @@ class Boundary:
         shard_again(list_fsdp_modules(trainer.lightning_module))
         if isinstance(trainer.strategy, ModelParallelStrategy) and (whole := list_whole(trainer.lightning_module)):
             loop_of(self.run).refuse(
-                f"configure_model has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average the gradient",
+                f"configure_model has left {shorten(whole, SHOWN_NAMES)} unsharded: nothing would average the gradient",
                 hint='call fully_shard(self.net, mesh=self.device_mesh["data_parallel"]) for each module of a step',
             )
         checkpointed, state = Checkpointed(trainer), TrainerState(trainer)

@@ -63,7 +63,7 @@ from holdfast.store import open_store
 log = logging.getLogger(__name__)
 
 # The longest wait for the code after a user's loop. That code may save a large model, or evaluate for a long time. The
-# wait is bounded, because a hang must not occupy a machine for ever.
+# wait is bounded, because a hang must not occupy a machine forever.
 FINISH_WITHIN_S = 3600.0
 
 
@@ -486,7 +486,7 @@ class Attempt:
 
     def _await_saved(self, stop: int) -> Saved | None:
         ranks, began = self.ranks.own, time.monotonic()
-        if self._is_fresh:  # before the order to train, because short steps would end before an order that comes later
+        if self._is_fresh:  # send this before the order to train: short steps would end before a later order arrives
             self._pass_on_notice()
         self._is_fresh = False
         self.ranks.note_training()
@@ -547,7 +547,7 @@ class Attempt:
         if self._pipeline.is_new(stop):
             earlier, step, aside = self.rehearsals.earlier, 0, ""
             if not earlier.is_owed:
-                # the steps that were compared may be few, and end before an epoch's end
+                # the compared steps may be few, and may end before an epoch's end
                 first = max(start, earlier.reached)
                 step, aside = self.rehearsals.plan(self.line, first, stop, self.total_steps, self._chunk_s)
             self.ranks.own.train(step or stop, self.fingerprint, aside=aside)

@@ -156,7 +156,7 @@ class Line:
         self._taken: set[str] = set()  # folders of checkpoints that can't be adopted
         self._signing_key = signing_key
         self.trusted_keys = trusted_keys
-        # the number of the head at the last `note_...` call, and the rehearsals' results then
+        # the number of the head and the rehearsals' results at the last `note_...` call
         self._noted: tuple[int, _RehearsalVerdict] | None = None
         self._watched: tuple[str, checkpoint.Lines] = "", []  # a checkpoint's folder, and the last lines of its trail
         self._near = near

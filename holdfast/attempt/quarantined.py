@@ -63,7 +63,7 @@ def find_doubt(journal: Journal, head: Commit | None, attempt: int, saved: Saved
     gpus = set(map(str, trained.environment.get("gpu_uuids") or ()))
     is_on_cpu = trained.environment.get("device") == "cpu"
     doubted = (record for record in records if _concerns(record, hosts, gpus, is_on_cpu))
-    return next((f"a quarantined machine may have trained it: {record}" for record in doubted), "")
+    return next((f"a quarantined machine may have trained the checkpoint: {record}" for record in doubted), "")
 
 
 def _concerns(record: MachineRecord, hosts: set[str], gpus: set[str], is_on_cpu: bool) -> bool:

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 # The new ranks start this many seconds before the rehearsal's start, so that they have imported torch by then.
 AHEAD_S = 15.0
 # New ranks beside living ranks have this many times the living ranks' own time to start and to restore, and to train
-# the steps; and at least so many seconds for each.
+# the steps; and at least `LEAST_S` for each.
 PATIENCE, LEAST_S = 4.0, 60.0
 
 
@@ -120,7 +120,7 @@ class Rehearsals:
         self._tried = 0  # the last step of the last chunk for which a start was planned
         self._pending: Rehearsal | None = None
         self._lived: list[Rehearsed] = []  # the steps that the living ranks have trained for the rehearsal
-        self._lived_at = 0.0  # when the living ranks had trained them, on the clock of `time.monotonic`
+        self._lived_at = 0.0  # when the living ranks had trained these steps, on the clock of `time.monotonic`
         self._is_alone = False  # whether the program can't run twice at once
 
     @property
@@ -302,7 +302,7 @@ class Rehearsals:
         """Abandon the rehearsal that has begun, because its ranks have ended or must stop."""
         if self._pending is not None:
             self._pending, self._planned, self._lived = None, None, []
-            if self._aside.is_known:  # otherwise the ranks still write it
+            if self._aside.is_known:  # otherwise the ranks are still writing the checkpoint
                 self._aside.clear()
 
     def reset(self) -> None:

@@ -49,7 +49,7 @@ from holdfast.terminal.bar import Bar, open_console
 from holdfast.terminal.columns import align, tabulate
 from holdfast.terminal.options import Flag, Json, Limit, print_json
 
-# Follows the name of a checkpoint of which files are missing, though no prune has deleted it.
+# This text follows the name of a checkpoint whose files are missing although no prune has deleted them.
 GONE = ", which is lost: holdfast verify names the missing files"
 
 

@@ -73,7 +73,7 @@ def _conclude(trials: Trials, done: list[Trial]) -> Iterator[str]:
     bad = [trial.verb for trial in done if trial.outcome in ("denied", "failed")]
     untried = [trial.verb for trial in done if trial.outcome == "not tried"]
     if bad:
-        also = f", and {counted(len(untried), 'verb')} could not be tried" if untried else ""
-        yield f"a run can't use {trials.store.url}: {counted(len(bad), 'verb')} failed{also}"
+        also = f", and {counted(len(untried), 'operation')} could not be tried" if untried else ""
+        yield f"a run can't use {trials.store.url}: {counted(len(bad), 'operation')} failed{also}"
     else:
         yield f"a run can use {trials.store.url}"

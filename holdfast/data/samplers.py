@@ -128,7 +128,7 @@ def list_generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     The generator of accelerate's ``SeedableRandomSampler`` isn't included, because the sampler seeds this generator for
     each pass from its own epoch number, which is saved.
     """
-    from accelerate.data_loader import SeedableRandomSampler  # not at the top, for the reason in `shares_out`
+    from accelerate.data_loader import SeedableRandomSampler  # imported late; `shares_out` has the reason
 
     samplers = (each for each in list_samplers(loader) if not isinstance(each, SeedableRandomSampler))
     found = [getattr(each, "generator", None) for each in samplers]
@@ -146,7 +146,7 @@ def list_samplers(loader: Any) -> list[Any]:
 
 def keep_attributes(sampler: Any) -> Attributes:
     """Return the state of a sampler's plain attributes, except the attributes that `LoaderBatches` saves itself."""
-    from accelerate.data_loader import SeedableRandomSampler  # not at the top, for the reason in `shares_out`
+    from accelerate.data_loader import SeedableRandomSampler  # imported late; `shares_out` has the reason
 
     is_seeded = isinstance(sampler, SeedableRandomSampler)
     return Attributes(lambda: sampler, lambda name: name == "epoch" or (is_seeded and name == "generator"))
@@ -154,7 +154,7 @@ def keep_attributes(sampler: Any) -> Attributes:
 
 def shares_out(loader: "DataLoader[Any]") -> bool:
     """Return whether a loader itself yields different batches in each rank, as a loader prepared by accelerate does."""
-    # Imported here and not at the top: loader processes import this module, too, and would wait for accelerate's
+    # Imported late, because loader processes import this module, too, and would wait for accelerate's
     # import.
     from accelerate.data_loader import BatchSamplerShard
 

@@ -34,7 +34,7 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
         workers: the number of loader processes.
         like: the loader from which to take ``worker_init_fn``, ``persistent_workers`` and ``prefetch_factor``.
     """
-    from holdfast.state import includes_gpus  # not at the top: loader processes import this module, too
+    from holdfast.state import includes_gpus  # imported late, because loader processes import this module, too
 
     if workers:
         shorten_socket_paths()

@@ -69,7 +69,7 @@ def _claim(journal: Journal, reason: str, message: str, facts: dict[str, object]
     except Superseded:
         return
     journal.enter(record_name("attempts", number))  # no commit names this record, so only the index shows its loss
-    last = journal.newest()  # read again: a live attempt may have committed just before the claim
+    last = journal.newest()  # read again, because a live attempt may have committed just before the claim
     journal.end_attempt(number, Ending(reason, message, last.step if last else 0))
 
 

@@ -54,7 +54,8 @@ def _list_hashes(commit: Commit | None) -> set[str]:
     """Return the hashes of the settings that a commit's attempt had; empty for a commit of an earlier version."""
     records = commit.records if commit else {}
     found = {name: sha256 for name, sha256 in records.items() if name.startswith("configs/") and sha256}
-    later = {name: sha256 for name, sha256 in found.items() if "-" in name}  # else those first used with a fingerprint
+    # the settings first used with a fingerprint
+    later = {name: sha256 for name, sha256 in found.items() if "-" in name}
     return {*(later or found).values()}
 
 

@@ -312,8 +312,8 @@ class _Case:
         verdict = self._say("machine", f"{host} ended on different bytes than {agree}", deviating, right)
         times = [each in right for each in self.trainings if each.hosts == guilty or each in deviating]
         repeats = None if len(times) < 2 else not any(times)
-        # The rank is a rank of the run. A replay with a different number of ranks has trained that rank's part on other
-        # GPUs.
+        # The rank is a rank of the run. A replay with a different number of ranks has trained that rank's part on
+        # different GPUs.
         is_alike = deviating[0] is self.own or len(deviating[0].gpus) == len(self.own.gpus)
         gpus = _blame_gpus(guilty, right, deviating, verdict.rank if is_alike else None)
         at = max(each.audit.created_at if each.audit else self.commit.created_at for each in deviating)

@@ -97,7 +97,7 @@ class Times:
 
     @property
     def trained_s(self) -> float:
-        """The seconds in all steps of the run."""
+        """The seconds that the run has spent in all of its steps."""
         return sum(self.seconds.values())
 
     def measure(self, commit: int, start: int) -> float:

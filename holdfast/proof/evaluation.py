@@ -55,7 +55,7 @@ class Evaluation(BaseModel):
         lines += align({name.replace("_", " "): value for name, value in rows.items()}, indent="  ")
         if self.recorded and not different:
             lines.append("  the metrics equal those recorded in training")
-        lines += [f"  not as in training: {note}" for note in self.notes]
+        lines += [f"  not equal to training: {note}" for note in self.notes]
         return "\n".join(lines)
 
 

@@ -91,7 +91,8 @@ def _was_complete(journal: Journal, commit: Commit) -> bool:
         ending = journal.read_ending(number)
         if ending is not None and (ending.reason, ending.step) == ("completed", commit.step):
             return True
-    newest, epochs = journal.newest(), journal.read_epochs()  # its attempt may have died before it recorded the ending
+    # the commit's attempt may have died before it recorded the ending
+    newest, epochs = journal.newest(), journal.read_epochs()
     return newest is not None and newest.number == commit.number and epochs is not None and is_trained(journal, epochs)
 
 

@@ -48,8 +48,8 @@ FIRST_STEP_S = 600.0
 UNKNOWN_S = 3600.0
 # the share of a core above which a rank counts as computing; a rank that waits for a lock or a socket uses 0.01
 BUSY_CORES = 0.05
-# the processor time of a rank's training threads between two looks above which the rank hasn't waited all the time for
-# its GPU; a thread that sleeps in a wait uses none
+# if a rank's training threads have used more processor time than this between two looks, the rank hasn't waited for its
+# GPU all the time; a sleeping thread uses none
 WAKES_S = 0.001
 
 
@@ -149,7 +149,7 @@ class Watch:
         waits = place is Place.DEVICE or (place is Place.SYNCING and seen.beat.has_gpu and len(self._seen) > 1)
         quiet_s = seen.still_s if waits else seen.idle_s
         if self._has_others and seen.beat.has_gpu and place is Place.COMPUTING:
-            quiet_s = 0.0  # it may wait for another machine
+            quiet_s = 0.0  # the rank may wait for a different machine
         return quiet_s > bound_s or seen.still_s > max(bound_s, UNKNOWN_S * self.patience)
 
     def _bound(self, phase: Phase, first_s: float) -> float:

@@ -74,7 +74,8 @@ from holdfast.recipe.probe import Gate
 
 log = logging.getLogger(__name__)
 
-ATTACHED = "holdfast.rank.attached:AttachedRanks"  # a name, because launchers start the ranks of few runs
+# named as text and imported late, because launchers start the ranks of few runs
+ATTACHED = "holdfast.rank.attached:AttachedRanks"
 END_WITHIN_S = 5.0
 KILLED_WITHIN_S = 60.0  # the longest wait after SIGKILL; a process with much memory takes seconds to end
 MOST_SAVED = 8  # reports of checkpoints that are kept; ranks report few before the first is committed

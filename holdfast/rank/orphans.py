@@ -77,7 +77,7 @@ def _find_orphans(config: RunConfig) -> list[int]:
 
 
 def _is_orphan(pid: int, own: tuple[str, str]) -> bool:
-    with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended, or belongs to another user
+    with contextlib.suppress(OSError, ValueError, KeyError):  # the process has ended, or belongs to a different user
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         variables = dict(word.decode().split("=", 1) for word in words if word.startswith(b"HOLDFAST_"))
         if ATTEMPT_VARIABLE not in variables or not is_rank(pid):

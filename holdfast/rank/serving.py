@@ -260,7 +260,8 @@ def saves_first(training: Training, orders: Orders, order: Train | Rehearse | Ob
     """Return whether the ranks save now, before a loop's code at the end of the epoch whose last step is ``end``."""
     if isinstance(order, Train) and order.saves_first and order.stop <= end:
         return True
-    # An evaluation comes before the save in any case, and may read what that code changes.
+    # If there is an evaluation, it runs before the save in any case, and it may read values that the loop's code
+    # changes.
     is_evaluated = training.recipe.evaluate is not None
     return not isinstance(order, Observe) and not is_evaluated and orders.is_stopping_early()
 

@@ -12,7 +12,8 @@ from holdfast.provenance.imports import find_source, find_spec
 from holdfast.recipe.annotations import RUN, is_last_part
 
 RECIPE = "Recipe"
-# How many names the search follows from the recipe's own: imports from other modules, bases, wrapped functions.
+# The maximum number of names that the search follows, starting with the recipe's: imports, base classes, wrapped
+# functions.
 MOST_NAMES = 50
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
 

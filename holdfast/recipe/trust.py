@@ -34,10 +34,10 @@ from holdfast.store.permission import list_allowed
 TAKE_OWN = "name your configuration in place of the run, or give your own recipe: --recipe module:function"
 TAKE_CONFIG = "name your configuration in place of the run: my_model.toml"
 ACCEPT = "or accept what the records say: --trust-records"
-# What a text must not contain, because a recipe could open what it names: a path, a URL, a class, a variable. A colon
+# A text that matches may name something that a recipe could open: a path, a URL, a class, a variable. A colon
 # counts where no space follows it, as in module:Class and env:NAME.
 SHOWN_CHARS = 200
-# Records can say a million ranks. They may start this many, or one on each core.
+# A forged record may ask for a million ranks. A record may start at most this number, or one on each core.
 MOST_RANKS = 32
 OPENS = re.compile(r"[/\\\0$]|^~|:(?=\S)")
 
@@ -83,7 +83,8 @@ class Trust:
         if not self.records:
             check_settings(recorded)
             check_rank_count(recorded.compute)
-        # Loader workers never change the bytes, and records can say a thousand for each rank.
+        # Ignore the recorded number of loader workers: it never changes the bytes, and a forged record may ask for a
+        # thousand.
         workers = min(recorded.compute.loader_workers, os.cpu_count() or 1)
         meeting = {"rendezvous": None} if recorded.compute.nodes == 1 else {}
         compute = recorded.compute.model_copy(update={"loader_workers": workers} | meeting)

@@ -16,8 +16,8 @@ from holdfast.state.writing import ContainerWriter, has_same_bits
 
 SCALARS = (bool, int, float, str, bytes, type(None))
 KEYS = (str, int, float, bool)
-# Takes the place of each generator in the copy with which attributes are compared at a save. A generator never equals
-# it, and so always counts as changed and is saved.
+# A placeholder for generators in the copy with which attributes are compared at a save. No generator equals the
+# placeholder, so every generator counts as changed and is saved.
 UNKNOWN = object()
 
 
@@ -136,7 +136,7 @@ def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         try:
             return one.dtype == other.dtype and torch.equal(one, other)
-        except NotImplementedError:  # torch compares no floats of 4 bits
+        except NotImplementedError:  # torch can't compare floats of 4 bits
             return has_same_bits(one, other)
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)

@@ -31,7 +31,7 @@ def loading_exactly(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Non
         for each in optimizers:
             loading = _Loading()
             stack.callback(each.register_load_state_dict_pre_hook(loading.hide).remove)
-            # Before the optimizer's own hooks, which may read the state.
+            # Called before the optimizer's own hooks, which may read the state.
             stack.callback(each.register_load_state_dict_post_hook(loading.fill, prepend=True).remove)
         with _groups_in_order(optimizers), _rates_in_place(optimizers):
             yield

@@ -53,8 +53,8 @@ class Originals:
         self._numbers: dict[Path, int] = {}
         self._by_id: dict[int, int] = {}
         self._held: list[Any] = []
-        self._forms: dict[int, Form] = {}  # of the originals with a ``state_dict``, and of generators
-        self._shards: dict[int, Any] = {}  # of the originals that are sharded tensors: how they are sharded
+        self._forms: dict[int, Form] = {}  # the forms of the originals with a ``state_dict``, and of generators
+        self._shards: dict[int, Any] = {}  # the sharding of the originals that are sharded tensors
         self.objects = 0
         for path, value in self._list_items(container, (), set()):
             self._numbers[path] = len(self._paths)

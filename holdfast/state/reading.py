@@ -142,7 +142,7 @@ class ContainerReader:
             raise StateError(
                 f"{name_path(self._name, place)} is a new sharded tensor, and no such tensor was there "
                 "when the loop began: a resume couldn't shard it over the ranks",
-                hint="before run.keep put a tensor with the same sharding there: parameter.detach().clone()",
+                hint="before run.keep put a tensor with the same sharding at this place: parameter.detach().clone()",
             )
 
     def _check(self, value: Any, place: Path, number: int | None, make: Any) -> None:

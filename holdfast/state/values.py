@@ -43,7 +43,7 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None, leave_out: Coll
         _check_memory(name, value)
         return _Tensor(name, value, ties) if isinstance(value, Tensor) else _Array(name, value, ties)
     if isinstance(value, dict) and name:
-        from holdfast.state.objects import Objects, has_objects  # not at the top, because that module imports this one
+        from holdfast.state.objects import Objects, has_objects  # imported late, because that module imports this one
 
         if has_objects({key: each for key, each in value.items() if key not in leave_out}):
             return Objects(name, value, leave_out)
@@ -61,7 +61,7 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None, leave_out: Coll
             hint=f'put the value into a dict: state = {{"{name}": {value!r}}}; run.keep(state=state)',
         )
     if name and isinstance(getattr(value, "__dict__", None), dict):
-        from holdfast.state.objects import LEFT_ALONE, Objects  # not at the top, because that module imports this one
+        from holdfast.state.objects import LEFT_ALONE, Objects  # imported late, because that module imports this one
 
         if not isinstance(value, LEFT_ALONE):
             return Objects(name, vars(value), leave_out)
@@ -74,7 +74,7 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None, leave_out: Coll
 
 def find_left_out(stateful: Any, leave_out: Collection[str]) -> set[str]:
     """Return the names to leave out that belong to attributes or items of an object which `as_stateful` has made."""
-    from holdfast.state.objects import Objects  # not at the top, because that module imports this one
+    from holdfast.state.objects import Objects  # imported late, because that module imports this one
 
     if isinstance(stateful, Objects):
         return {name for name in leave_out if stateful.has_attribute(name)}
@@ -84,7 +84,7 @@ def find_left_out(stateful: Any, leave_out: Collection[str]) -> set[str]:
 
 def is_adapter(value: Any) -> bool:
     """Return whether a value is an adapter that `as_stateful` has made, whose code writes in place."""
-    from holdfast.state.objects import Objects  # not at the top, because that module imports this one
+    from holdfast.state.objects import Objects  # imported late, because that module imports this one
 
     return isinstance(value, _Adapter | _Generator | Objects)
 

@@ -13,7 +13,7 @@ from holdfast.terminal.distribution import spell_install
 # For each URL scheme: the module, the class, and the extra of Holdfast that installs the package that the class needs.
 S3, AZURE, GCS = ("s3", "S3Store", "s3"), ("azure", "AzureStore", "azure"), ("gcs", "GcsStore", "gcs")
 STORES = {"s3": S3, "s3a": S3, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "gs": GCS, "gcs": GCS}
-# Every scheme that a URL of a store may begin with, a custom store's aside.
+# Every scheme of a store's URL, except the schemes of custom stores.
 SCHEMES = {*STORES, "file", "local", "memory"}
 CREDENTIALS_REFUSED = (
     "the URL holds credentials or a query; give the bucket and the folder only, credentials come from the environment"

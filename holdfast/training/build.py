@@ -43,7 +43,8 @@ from holdfast.training.synchronizing import Synchronized
 if TYPE_CHECKING:
     from holdfast.training.virtual_ranks.step import VirtualRanks
 
-MAKE_VIRTUAL = "holdfast.training.virtual_ranks.step:make_virtual"  # a name, because few runs have virtual ranks
+# named as text and imported late, because few runs have virtual ranks
+MAKE_VIRTUAL = "holdfast.training.virtual_ranks.step:make_virtual"
 NO_BATCH = "use more data, a smaller batch, or a loader without drop_last"
 
 

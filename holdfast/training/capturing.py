@@ -22,7 +22,7 @@ from holdfast.training.elastic import DATA_RANKS, digest_state, restore_generato
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
 from holdfast.training.optimizers import lay_out_state, list_members, parts_of
 
-# What an error says of a state that an object can't load.
+# The words of an error about a state that an object can't load.
 UNFIT = "doesn't fit what the recipe built"
 
 
@@ -165,7 +165,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     extras = take_extras(training, state)
     if unknown := sorted(extras.keys() - training.recipe.extras.keys()):
         raise _unfit(f"extra {unknown[0]}", "the recipe registers no object of this name")
-    if ALLOCATORS not in extras:  # an earlier version wrote the checkpoint: continue without them, as it did
+    # an earlier version, which didn't save these states, wrote the checkpoint: continue without them
+    if ALLOCATORS not in extras:
         training.recipe.extras = {name: each for name, each in training.recipe.extras.items() if name != ALLOCATORS}
     for name, extra in training.recipe.extras.items():
         parts[f"extra {name}"] = (extra, extras.get(name))

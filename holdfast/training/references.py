@@ -56,7 +56,7 @@ class References:
             found += value
         elif isinstance(value, types.MethodType):
             found.append(value.__self__)
-        attributes = getattr(value, "__dict__", None)  # of a container, too, which may be of a derived class
+        attributes = getattr(value, "__dict__", None)  # read a container's attributes, too: its class may be derived
         if isinstance(attributes, dict):
             self._items.append((attributes, {**attributes}))
             found += attributes.values()

@@ -13,7 +13,8 @@ from holdfast.training.loop import train_step
 
 # Yields before each step that is trained, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]
-OWN_LOOP = "holdfast.training.own_loop.running:run_loop"  # a name, because a rank with a recipe doesn't need it
+# named as text and imported late, because a rank with a recipe doesn't need this module
+OWN_LOOP = "holdfast.training.own_loop.running:run_loop"
 
 
 def run_program(config: RunConfig, serve: Serve) -> None:

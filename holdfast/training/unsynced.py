@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from holdfast.errors import RecipeError, StateError
 from holdfast.state import is_sharded, local_of
 
-# The gradient that waits in a different dtype than the parameter's, or after a restore; and the gathered parameter.
+# FSDP2's private attributes: the unsynced gradient, if its dtype differs from the parameter's or after a restore; and
+# the gathered parameter.
 SUM, GATHERED = "unsharded_accumulated_grad", "_unsharded_param"
 
 

@@ -186,7 +186,8 @@ class OwnLoop:
         self._has_steps = self._has_ended = False
         self._is_at_end = False  # whether only the code after the present epoch's inner loop remains to be run
         self._has_ended_step = False  # whether `_end_step` was called for the present step
-        self._undo: Callable[[], None] | None = None  # restores the state with which this process has resumed the run
+        # a function that restores the state with which this process resumed the run
+        self._undo: Callable[[], None] | None = None
 
     # ---- the process
 

@@ -140,6 +140,6 @@ class Plugins:
             if whole := list_whole(module):
                 raise RecipeError(
                     f"{name} is trained, and Accelerator(fsdp_plugin=...) has left {shorten(whole, SHOWN_NAMES)} "
-                    "whole: nothing would average its gradient",
+                    "unsharded: nothing would average its gradient",
                     hint=f"call accelerator.prepare({name}, optimizer), with a plugin without ignored_modules",
                 )

@@ -138,7 +138,7 @@ class Exchange:
             owner, placed = owners[part.name], pieces[part.name]
             holders = [known[part.name].get(each.position) for each in placed]
             # Piece 0 of a part is the part's header. All ranks have the same header, so the owner uses its own.
-            # Different bytes that aren't sharded come from the main rank.
+            # All other bytes that aren't sharded come from the main rank.
             extents = [
                 make_extent(*each, found, [0] if number else [owner], owner)
                 for number, (each, found) in enumerate(zip(placed, holders, strict=True))

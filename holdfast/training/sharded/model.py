@@ -186,7 +186,7 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
             raise ConfigError(f"parallelize: {problem}", hint="the plan needs names of model.named_modules()") from None
     if whole := list_whole(model):
         raise ConfigError(
-            f"parallelize has left {shorten(whole, SHOWN_NAMES)} whole: nothing would average the gradient",
+            f"parallelize has left {shorten(whole, SHOWN_NAMES)} unsharded: nothing would average the gradient",
             hint='call fully_shard(model, mesh=mesh["replicate", "shard"]) at its end, which shards the remaining '
             "parameters",
         )

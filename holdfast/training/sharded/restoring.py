@@ -31,7 +31,7 @@ from holdfast.training.unsynced import like_stack
 # The sharded tensors by name: ``model.layer.weight`` or ``extras.average.layer.weight``.
 Shards = Mapping[str, Any]
 PARAMETERS = "parameters"
-# The names of gradients that wait to be synced begin with these keys of the extras.
+# The names of unsynced gradients begin with these keys of the extras.
 WAITING = f"{GRADIENTS}..{UNSYNCED}."
 OF_ITEMS = re.compile(rf"\.{ITEM}(?=\.|$)")
 

@@ -51,7 +51,7 @@ def test_fsdp2_is_proved(nursery: Lives, tmp_path: Path, how: str, has_files: bo
     [
         ("", ["settings.sizes = [1, 2]"], "ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)"),
         ("averages", [], "the callback EMAWeightAveraging copies the module"),
-        ("leaves", [], "configure_model has left net.1.weight, net.1.bias, net.4.weight and 1 more whole"),
+        ("leaves", [], "configure_model has left net.1.weight, net.1.bias, net.4.weight and 1 more unsharded"),
     ],
 )
 def test_a_layout_that_can_not_be_resumed_is_refused(

@@ -44,7 +44,9 @@ def test_a_missing_right_is_named(
         (line,) = [line for line in out.splitlines() if line.startswith("create  ")]
         assert re.search("denied +s3:PutObject is missing: can't write file in s3://.*me is not authorized", line)
         assert "missing: s3:PutObject\n" in out
-        assert out.endswith(f"a run can't use {bucket}/runs: 1 verb failed, and 10 verbs could not be tried\n")
+        assert out.endswith(
+            f"a run can't use {bucket}/runs: 1 operation failed, and 10 operations could not be tried\n"
+        )
         assert open_store(bucket).list() == []
 
 

@@ -118,7 +118,7 @@ def test_ranks_on_a_mesh_are_proved(
             "misnamed",
             "parallelize: Parallelize plan key 'layers.*.up' could not be resolved",
         ),
-        ("{shard = 4}", "half", "parallelize has left norm.weight, norm.bias, head.weight and 1 more whole"),
+        ("{shard = 4}", "half", "parallelize has left norm.weight, norm.bias, head.weight and 1 more unsharded"),
         ("{shard = 4}", "untying", "parallelize has untied first.weight and second.weight"),
         ("{shard = 4}", "fusing", "parallelize has given the model different parameters than it had"),
     ],
