@@ -27,8 +27,7 @@ class LongPass:
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         batches: Any = loader.batch_sampler if loader.batch_sampler is not None else ([each] for each in loader.sampler)
-        # type: ignore[arg-type]
-        self._length = len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
+        self._length = len(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)  # type: ignore[arg-type]
         begun = iter(batches)
         # Take the first batch now, because the sampler draws its seed when it makes the first batch.
         self._batches = itertools.chain([next(begun)], begun)

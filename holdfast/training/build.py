@@ -144,8 +144,7 @@ class Training:
             )
         if is_stream(recipe.data):
             return None
-        # type: ignore[arg-type]
-        order = Order(len(recipe.data), recipe.batch_size, recipe.grad_accum, self.config.seed)
+        order = Order(len(recipe.data), recipe.batch_size, recipe.grad_accum, self.config.seed)  # type: ignore[arg-type]
         if order.steps_per_pass < 1:
             raise RecipeError(
                 f"the data has {order.samples} samples, but one step takes {recipe.batch_size} x {recipe.grad_accum}",

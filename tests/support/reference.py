@@ -126,8 +126,8 @@ SET_BY_YOU = {
     "HOLDFAST_HEARTBEAT_S": "the seconds between two heartbeats of a flow run, from 1 to 10, by default 3. Set the "
     "same value for `make up` or `deployments.setup`, and for all workers: [operating.md](operating.md#a-fleet)",
     "HOLDFAST_NODE": "the number of this node, from 0, if neither Slurm nor Kubernetes sets one: [nodes.md](nodes.md)",
-    "HOLDFAST_SERVER_LINGERS_S": "the seconds for which the temporary Prefect server of a command lives on, so that the "
-    "next command finds it: by default 180; 0 ends it with its command",
+    "HOLDFAST_SERVER_LINGERS_S": "the seconds for which the temporary Prefect server of a command lives on, so that "
+    "the next command finds it: by default 180; 0 ends it with its command",
     "HOLDFAST_STATE": "the folder of `make up`: its database, secret and logs. By default `~/.local/state/holdfast`",
     "HOLDFAST_WITHOUT": "optimizations to turn off, separated by commas: `buffers`, `huge pages`, `direct`, "
     "`priority`, `pinning`. Use it to find the cause of a problem, or to measure a gain: "
