@@ -347,8 +347,7 @@ class TestWithRanks:
         reference = make_config(tmp_path, "reference", form, skip=str(POISONED_STEP))
         assert live(reference).complete
         assert list_ends(config) == list_ends(reference)
-        # type: ignore[union-attr]
-        assert open_run(config).newest().config_fingerprint == open_run(reference).newest().config_fingerprint
+        assert open_run(config).newest().config_fingerprint == open_run(reference).newest().config_fingerprint  # type: ignore[union-attr]
 
         journal, trust = open_run(config), Trust(recipe=config.recipe)
         commits = [*journal.candidates()]
