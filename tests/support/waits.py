@@ -157,5 +157,7 @@ def find_timeouts(settings: dict[str, Any]) -> int:
     for group in (distributed.group.WORLD, distributed.new_group(), objects._find_group()):
         backend: Any = group._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
         assert backend.options._timeout == objects.PATIENCE
+    assert objects._find_group() is not distributed.group.WORLD, "on GPUs that one is NCCL's"
+    assert distributed.get_backend(objects._find_group()) == "gloo"
     assert int(os.environ["WORLD_SIZE"]) == distributed.get_world_size()
     return 0
