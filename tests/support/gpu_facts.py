@@ -23,10 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.config import DEFAULT_SEED, Compute, Determinism, RunConfig
 from holdfast.machine.determinism import preamble
+from holdfast.terminal import counted
 from tests.support.device import DEVICE, ON_GPUS
 
 if TYPE_CHECKING:
     from holdfast import Recipe
+    from holdfast.checkpoint import Saved
+    from holdfast.store.local import LocalStore
+    from holdfast.training import Training
 
 ROOT = Path(__file__).parents[2]
 GIB, MIB = 2**30, 2**20
@@ -123,23 +127,81 @@ def save_and_resume() -> str:
     return _compare_resumed("toy:toy")
 
 
+def save_into_pinned() -> str:
+    """Save twice in a process: the second save is into memory that is pinned since the first one."""
+    from holdfast.store.local import LocalStore
+    from holdfast.training import Training
+    from tests.support.trainings import content_id, live, train_to
+
+    at, stop = STEPS
+    with tempfile.TemporaryDirectory() as folder:
+        config = _configure("toy:toy", folder)
+        straight = content_id(live(config, stop)[0])
+        training, store, stalls = Training(config), LocalStore(f"{folder}/again"), []
+        for step in (at, stop):
+            train_to(training, step)
+            saved, stall_s = _save(training, store)
+            stalls.append(f"{1000 * stall_s:.1f} ms")
+        if saved.metadata.checkpoint_sha256 != straight:
+            raise RuntimeError("a process that has saved before saves different bytes")
+    count = len([unpin for unpin in training.saver.buffers._pinned.values() if unpin])
+    if ON_GPUS and not count:
+        raise RuntimeError("no memory was pinned after the first save")
+    return f"equal bytes, {counted(count, 'part')} pinned, stalls of {' and '.join(stalls)}"
+
+
 def save_beside_streams() -> str:
-    """Save while other streams compute: an average, and a copy into the host's memory."""
-    return "; ".join(_compare_resumed(f"late_loops:{loop}") for loop in ("averages_beside", "copies_out"))
+    """Save while other streams compute: an average, a copy into the host's memory, and whole steps."""
+    return _compare_resumed(*(f"late_loops:{loop}" for loop in ("averages_beside", "copies_out", "steps_beside")))
 
 
-def _compare_resumed(program: str) -> str:
+def resume_generators() -> str:
+    """Draw from the GPU's own generators, and copy batches ahead of a step."""
+    return _compare_resumed("late_loops:draws", "late_loops:draws_there", "late_loops:prefetches")
+
+
+def resume_graphs() -> str:
+    """Train with CUDA graphs, which torch.compile records, on a GPU."""
+    return _compare_resumed("late_loops:graphed")
+
+
+def _configure(program: str, folder: str) -> RunConfig:
+    compute = Compute(device=DEVICE)
+    return RunConfig(recipe=f"tests.support.{program}", run="r", store=folder, epochs=9, compute=compute)
+
+
+def _compare_resumed(*programs: str) -> str:
     from tests.support.trainings import content_id, live
 
-    with tempfile.TemporaryDirectory() as folder:
-        config = RunConfig(
-            recipe=f"tests.support.{program}", run="r", store=folder, epochs=9, compute=Compute(device=DEVICE)
-        )
-        at, stop = STEPS
-        straight = content_id(live(config, stop)[0])
-        if content_id(live(config, stop, live(config, at)[0])[0]) != straight:
-            raise RuntimeError(f"{program}: a resumed training ended on different bytes")
-    return f"{program.partition(':')[2]}: equal bytes, {straight[:16]}"
+    at, stop = STEPS
+    found, problems = [], []
+    for program in programs:
+        name = program.partition(":")[2]
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                config = _configure(program, folder)
+                straight = content_id(live(config, stop)[0])
+                resumed = content_id(live(config, stop, live(config, at)[0])[0])
+            if resumed != straight:
+                raise RuntimeError("a resumed training ended on different bytes")
+            found.append(f"{name}: equal bytes, {straight[:16]}")
+        except Exception as error:  # the other programs are to be measured, too
+            problems.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}")
+    if problems:
+        raise RuntimeError("; ".join([*problems, *found]))
+    return "; ".join(found)
+
+
+def _save(training: "Training", store: "LocalStore") -> "tuple[Saved, float]":
+    """Save a checkpoint as during a run. Return it once it is durable, and the seconds for which training stood."""
+    from holdfast.training import begin_save
+
+    began = time.perf_counter()
+    begin_save(training, store, "f" * 64, {}, is_urgent=False)
+    stall_s = time.perf_counter() - began
+    saved = training.saver.wait()
+    assert saved is not None
+    return saved, stall_s
 
 
 def compare_starts() -> str:
@@ -202,7 +264,7 @@ def compare_memory() -> str:
 
     from holdfast.store.local import LocalStore
     from holdfast.training import Training
-    from tests.support.trainings import save_step, train_to
+    from tests.support.trainings import train_to
 
     def peak_of(call: Callable[[], object]) -> str:
         torch.cuda.reset_peak_memory_stats()
@@ -215,11 +277,13 @@ def compare_memory() -> str:
         found = [
             ("the first step", peak_of(lambda: train_to(training, 1))),
             ("a later step", peak_of(lambda: train_to(training, 3))),
-            ("the first save", peak_of(lambda: save_step(training, store))),
+            ("the first save", peak_of(lambda: _save(training, store))),
             ("a step", peak_of(lambda: train_to(training, 4))),
-            ("the second save", peak_of(lambda: save_step(training, store))),
+            ("the second save, into pinned memory,", peak_of(lambda: _save(training, store))),
         ]
-    return ", ".join(f"{name} {peak}" for name, peak in found)
+        train_to(training, 5)
+        _, stall_s = _save(training, store)
+    return ", ".join([*(f"{name} {peak}" for name, peak in found), f"a third save stalls training for {stall_s:.3f} s"])
 
 
 def wide() -> "Recipe":
@@ -354,6 +418,8 @@ FACTS: Mapping[str, Fact] = {
     "test_itself": Fact("the self-test", test_itself, needs_gpu=False),
     "save_and_resume": Fact("a save and a resume", save_and_resume, needs_gpu=False, within_s=90),
     "save_beside_streams": Fact("a save beside other streams", save_beside_streams, needs_gpu=False, within_s=90),
+    "save_into_pinned": Fact("a second save, into pinned memory", save_into_pinned, needs_gpu=False, within_s=90),
+    "resume_generators": Fact("the GPU's generators", resume_generators, needs_gpu=False, within_s=90),
     "compare_enum": Fact("a result of the CUDA runtime, compared with 0", compare_enum),
     "register_pages": Fact("pinned memory", register_pages),
     "compare_memory": Fact("the GPU's memory: 134 MB of weights", compare_memory),
@@ -361,6 +427,7 @@ FACTS: Mapping[str, Fact] = {
     "time_wait": Fact("a rank that waits for its GPU", time_wait),
     "compare_tf32": Fact("TF32", compare_tf32),
     "compare_starts": Fact("a step in many processes", compare_starts, needs_gpu=False, within_s=180),
+    "resume_graphs": Fact("CUDA graphs", resume_graphs, needs_gpu=False, within_s=150),
     "compare_compiled": Fact("torch.compile", compare_compiled, within_s=150),
 }
 

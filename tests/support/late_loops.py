@@ -59,6 +59,39 @@ def draws(run: Run) -> None:
         step.log(loss=learn(model, optimizer, x + 0.1 * noise, x.sum(1, keepdim=True)))
 
 
+def draws_there(run: Run) -> None:
+    """Draw batches from a kept generator of the run's device."""
+    model, generator = net().to(run.device), torch.Generator(run.device).manual_seed(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer, generator=generator)
+    for step in run.steps(per_epoch=PER_EPOCH):
+        x = torch.randn(5, 4, generator=generator, device=run.device)
+        step.log(loss=learn(model, optimizer, x, x.sum(1, keepdim=True)))
+
+
+def steps_beside(run: Run) -> None:
+    """Train whole steps, with the backward pass, in a side stream."""
+    model = net().to(run.device)
+    streams, optimizer = Streams(run.device), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(DataLoader(samples(16), 4, shuffle=True)):
+        streams.fork()
+        with streams.on_side():
+            step.log(loss=learn(model, optimizer, *step.batch))
+        streams.join()
+
+
+def graphed(run: Run) -> None:
+    """Train a compiled model: on a GPU its kernels are recorded in CUDA graphs."""
+    model = net().to(run.device)
+    has_graphs = run.device.type == "cuda"
+    compute: Any = torch.compile(model, mode="reduce-overhead") if has_graphs else torch.compile(model, backend="eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run.keep(model=model, optimizer=optimizer)
+    for step in run.steps(DataLoader(samples(16), 4, shuffle=True)):
+        step.log(loss=learn(compute, optimizer, *step.batch))
+
+
 def averages_in_the_step(run: Run) -> None:
     """Average the weights in the stream that trains."""
     model = net().to(run.device)
