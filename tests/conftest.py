@@ -30,7 +30,7 @@ from holdfast.store import open_store
 from tasks.credentials import new_auth
 from tasks.processes import has_ended
 from tests.support.device import DEVICE, ON_GPUS
-from tests.support.gpus import place_on_gpus, skip_if_too_few
+from tests.support.gpus import TABLE_VARIABLE, count_needed, limit_time, note_result, place_on_gpus, skip_if_too_few
 from tests.support.lives import Command, Lives, lives
 from tests.support.nvidia_smi import Machine, install, print_gpus
 from tests.support.promises import is_promise
@@ -49,7 +49,7 @@ IS_SOAK = "HOLDFAST_EXAMPLES" in os.environ
 # For a test, or a parameter of one, whose like is in the suite.
 IN_SOAK = pytest.mark.skipif(not IS_SOAK, reason="a combination that make soak has")
 # The timeout of a command. A command takes ten seconds alone, and two hundred beside eight others on a core.
-COMMAND_WITHIN_S = 600
+COMMAND_WITHIN_S = 200 if ON_GPUS else 600
 ON_A_GPU = f'compute.device = "{DEVICE}"\n' if ON_GPUS else ""  # for the configuration of a `Driver`
 MICRO_BATCHES = 2  # of a step of the toy
 AZURITE = ROOT / ".venv" / "node_modules" / ".bin" / "azurite-blob"
@@ -74,11 +74,15 @@ LONGEST = (
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files without a test that make test-extras, test-pools or test-gpus runs, to save their imports."""
+    """Leave out files and folders without a test that make test-extras, test-pools or test-gpus runs.
+
+    That saves their imports. A machine with a GPU may lack libraries that only other tests import.
+    """
     name = {"extras": "extras", "pool and not extras": "pool", "gpus": "gpus"}.get(config.option.markexpr)
-    if name and collection_path.suffix == ".py" and not has_mark(collection_path, name):
-        return True
-    return None
+    if name is None or not (collection_path.is_dir() or collection_path.suffix == ".py"):
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return None if any(has_mark(each, name) for each in files) else True
 
 
 @functools.cache
@@ -98,6 +102,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("promise")
         for name in ("extras", "pool"):
             assert has_mark(item.path, name) or not item.get_closest_marker(name), f"{item.path} hides its mark {name}"
+        count_needed(item)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Set a test's timeout before pytest-timeout reads it."""
+    limit_time(item)
+    return (yield)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """In make test-gpus, note a test's result. A worker of pytest sends its reports to the main process."""
+    if (table := os.environ.get(TABLE_VARIABLE)) and "PYTEST_XDIST_WORKER" not in os.environ:
+        note_result(report, Path(table))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

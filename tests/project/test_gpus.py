@@ -4,10 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_mark
 from tests.support import gpus
 from tests.support.gpu_facts import FACTS, Fact
 from tests.support.lives import Lives
@@ -34,6 +38,20 @@ def test_without_torchs_build_for_cuda_one_line_says_what_to_install(machine: Ma
     machine(HOPPER)
     (line,) = run(FILE).stdout.splitlines()
     assert "is built without CUDA, so no test was run: install torch's build for CUDA in .venv" in line
+    version = torch.__version__.partition("+")[0]
+    assert f"-m pip install --constraint constraints.txt torch=={version}+cu" in line, "pip keeps any other build"
+
+
+def test_a_driver_that_torch_can_not_use_is_named_at_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(HOPPER)
+    monkeypatch.setattr(gpus, "count_gpus", lambda: 1)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    assert gpus.find_problem().startswith("nvidia-smi lists 1 GPU, but torch sees none: ")
+
+
+def test_every_file_that_runs_first_has_tests_for_gpus() -> None:
+    assert [name for name in gpus.FIRST if not has_mark(ROOT / "tests" / name, "gpus")] == []
 
 
 @pytest.mark.slow
@@ -92,3 +110,41 @@ def test_what_fails_or_hangs_is_a_line_of_the_table() -> None:
 
     assert gpus.measure("no_such_fact", fact(60)) == "FAILED: KeyError: 'no_such_fact'"
     assert gpus.measure("hold", fact(0.1)) == "FAILED: no result within 0.1 s"
+
+
+@pytest.mark.parametrize(
+    ("when", "outcome", "expected"),
+    [
+        ("call", "passed", "| `test_a.py::test_b[x/y]` | passed | 3 |\n"),
+        ("call", "failed", "| `test_a.py::test_b[x/y]` | FAILED: RuntimeError: no GPU | 3 |\n"),
+        ("setup", "failed", "| `test_a.py::test_b[x/y]` | FAILED: RuntimeError: no GPU | 3 |\n"),
+        ("setup", "passed", ""),
+        ("setup", "skipped", ""),
+    ],
+)
+def test_each_result_is_a_line_of_the_table_at_once(tmp_path: Path, when: str, outcome: str, expected: str) -> None:
+    crash = SimpleNamespace(reprcrash=SimpleNamespace(message="RuntimeError: no GPU\nand more"))
+    report: Any = pytest.TestReport("tests/test_a.py::test_b[x|y]", ("", 0, ""), {}, outcome, crash, when, duration=3)  # type: ignore[arg-type]
+    table = tmp_path / "gpus.md"
+    gpus.note_result(report, table)
+    assert (table.read_text() if table.exists() else "") == expected
+
+
+def test_a_test_on_gpus_ends_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = list[float]()
+    item: Any = SimpleNamespace(add_marker=lambda mark: limits.append(mark.args[0]))
+    monkeypatch.setenv(gpus.UNTIL_VARIABLE, str(time.time() + 40))
+    gpus.limit_time(item)
+    monkeypatch.setattr(gpus, "ON_GPUS", True)
+    gpus.limit_time(item)
+    assert len(limits) == 1
+    assert 30 < limits[0] <= 40
+
+
+@pytest.mark.parametrize(("count", "cores", "abreast"), [(1, 16, "4"), (1, 6, "2"), (1, 2, ""), (8, 128, "")])
+def test_tests_that_can_share_one_gpu_run_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, count: int, cores: int, abreast: str
+) -> None:
+    monkeypatch.setattr(gpus, "count_gpus", lambda: count)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert gpus.count_abreast()[1:2] == ([abreast] if abreast else [])

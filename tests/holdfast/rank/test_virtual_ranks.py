@@ -120,7 +120,6 @@ def test_tensors_in_other_layouts_have_the_checksums_of_whole_ones(nursery: Live
     check(nursery, ranks, "compare_in_other_layouts", str(tmp_path))
 
 
-@pytest.mark.gpus
 def test_runs_without_virtual_ranks_keep_the_checksums_of_their_earlier_checkpoints(
     nursery: Lives, tmp_path: Path
 ) -> None:
