@@ -125,6 +125,8 @@ def main(arguments: list[str]) -> None:
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
     figures = json.loads(options.output.read_text())["benchmarks"] if options.output.exists() else {}
     names, within_s = choose(options.names, options.within, bool(list_visible(read_report())))
+    # A run would choose the GPU, and what it is compared with trains on the CPU.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     until = time.monotonic() + within_s
     for number, name in enumerate(names, 1):
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import platform
 import signal
 import time
@@ -113,10 +114,14 @@ def own_signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_signals")
-def test_a_benchmark_ends_when_the_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_ends_when_the_time_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     output = tmp_path / "bench.json"
     bench.main(["journal", "strict", "--within", "0.01", "--output", str(output)])
     assert "left out journal, strict" in capsys.readouterr().out
     assert not output.exists()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "", "a run trains on the CPU, as what it is compared with"
     with pytest.raises(TimeoutError), bench.ending(time.monotonic() + 0.01):
         time.sleep(60)
