@@ -318,6 +318,8 @@ def time_release() -> str:
         assert process.stdout is not None
         process.stdout.readline()
         held = before - torch.cuda.mem_get_info()[0]
+        if held < HELD_BYTES:
+            raise RuntimeError(f"the other process holds {held:,} bytes of the GPU's memory, not {HELD_BYTES:,}")
         process.send_signal(signal.SIGKILL)
         began = time.monotonic()
         process.wait()
