@@ -290,6 +290,8 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     from tests.support.trainings import train_to
 
     config = RunConfig.model_validate(settings)
+    if kill_at:  # it is killed when it reports the step
+        config = config.model_copy(update={"log": config.log.model_copy(update={"every": 1})})
     training = Training(config)
     journal = Journal(open_store(config.store), config.run)
     journal.begin(config.recipe)
@@ -322,6 +324,7 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
         saved = training.saver.wait()
         assert saved is not None
         line.commit(saved, "chunk")
+    assert not kill_at, f"the run ended before step {kill_at}"
     return 0
 
 

@@ -1,5 +1,6 @@
 """A compiled kernel doesn't depend on what its process has computed before, or it is named."""
 
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from holdfast.store import open_store
 from tests.support.lives import Lives
 
 # This backend's kernel for any size, its kernel for one size, and the function that isn't compiled give different bits,
-# as a compiler's may.
+# as a compiler's may. The differences are large, because a difference in the last bit is lost in small updates.
 LENGTHS = """
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ class Texts:
 
 def backend(graph, inputs):
     sizes = [size for each in inputs if isinstance(each, torch.Tensor) for size in each.shape]
-    factor = 1 + 2 ** (-20 if any(isinstance(each, torch.SymInt) for each in (*inputs, *sizes)) else -19)
+    factor = 1.25 if any(isinstance(each, torch.SymInt) for each in (*inputs, *sizes)) else 1.5
     return lambda *arguments: [each * factor for each in graph(*arguments)]
 
 @torch.compile(backend=backend)
@@ -55,7 +56,7 @@ def test_texts_of_several_lengths_end_on_the_same_bytes_when_killed(nursery: Liv
             done = nursery.call(
                 "tests.support.lives:live", config.model_dump(mode="json"), kill, 0, PYTHONPATH=str(tmp_path)
             )
-        assert done.returncode == 0, done.stdout + done.stderr
+            assert done.returncode == (-signal.SIGKILL if kill else 0), done.stdout + done.stderr
         return next(Journal(open_store(config.store), name).candidates()).checkpoint_sha256
 
     # After 3, the first length comes again. After 13, more lengths were seen than torch compiles by default.

@@ -1,5 +1,6 @@
 """A script chooses the precision of float32 products: it is recorded, and a killed run ends on the same bytes."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def test_a_script_with_tf32_is_trained_with_tf32_and_killed_ends_on_the_same_byt
         settings = config.model_dump(mode="json")
         for kill in (*kills, 0):
             done = nursery.call("tests.support.lives:live", settings, kill, 0, PYTHONPATH=str(tmp_path))
+            assert done.returncode == (-signal.SIGKILL if kill else 0), done.stderr
         last = next(Journal(open_store(config.store), name).candidates())
         return last.checkpoint_sha256, done.stderr
 
