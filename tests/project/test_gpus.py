@@ -13,9 +13,11 @@ import torch
 
 from tests.conftest import ROOT, has_mark
 from tests.support import gpus
+from tests.support.device import VARIABLE
 from tests.support.gpu_facts import FACTS, Fact
 from tests.support.lives import Lives
 from tests.support.nvidia_smi import HOPPER, NO_DEVICES, Machine
+from tests.support.surroundings import is_hidden
 
 FILE = "tests/holdfast/rank/test_sharded_ranks.py"
 
@@ -128,6 +130,10 @@ def test_each_result_is_a_line_of_the_table_at_once(tmp_path: Path, when: str, o
     table = tmp_path / "gpus.md"
     gpus.note_result(report, table)
     assert (table.read_text() if table.exists() else "") == expected
+
+
+def test_the_tests_see_what_make_test_gpus_tells_them() -> None:
+    assert not any(map(is_hidden, (VARIABLE, gpus.TABLE_VARIABLE, gpus.UNTIL_VARIABLE)))
 
 
 def test_a_test_on_gpus_ends_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
