@@ -110,8 +110,6 @@ def find_problem() -> str:
     """Return why nothing can be trained on a GPU here; empty if something can be."""
     import torch
 
-    from holdfast.training.devices import choose_cuda
-
     if not count_gpus():
         problem = read_report().problem or "nvidia-smi shows none to this process"
         return f"no GPU is visible here ({problem}; torch {torch.__version__} sees none), so no test was run"
@@ -121,6 +119,8 @@ def find_problem() -> str:
             f"{Path(sys.prefix).name}, such as {sys.executable} -m pip install --constraint constraints.txt "
             f"torch=={torch.__version__.partition('+')[0]}+{CUDA_BUILD} --extra-index-url {CUDA_INDEX}"
         )
+    from holdfast.training.devices import choose_cuda  # which takes a second, too
+
     try:
         choose_cuda(Compute(device="cuda"))
     except HoldfastError as error:

@@ -141,8 +141,8 @@ SET_FOR_TESTS = {
     "HOLDFAST_HELM_CHARTS": "a folder of Helm charts, for `make check-infra` without a network",
     "HOLDFAST_TERRAFORM_PLUGINS": "a folder of Terraform providers, for `make check-infra` without a network",
     "HOLDFAST_TEST_DEVICE": "the device on which the tests of ranks train; `make test-gpus` sets it",
-    "HOLDFAST_TEST_UNTIL": "the time, in seconds since 1970, after which no test of GPUs starts; `make test-gpus` sets "
-    "it",
+    "HOLDFAST_TEST_TABLE": "the file to which the tests of GPUs append their results; `make test-gpus` sets it",
+    "HOLDFAST_TEST_UNTIL": "the time, in seconds since 1970, at which the tests of GPUs end; `make test-gpus` sets it",
     "HOLDFAST_TEST_WITHIN_S": "the longest time of `make test-gpus`, in seconds",
 }
 SET_BY_HOLDFAST = {
