@@ -170,7 +170,7 @@ class Request:
         if state.is_cancelling():
             self._cancelling_since = now if self._cancelling_since is None else self._cancelling_since
             if now - self._cancelling_since < SIGNALLED_WITHIN_S:
-                return None  # its worker is about to signal this process
+                return None  # the worker is about to signal this process
         self.state = state
         reason = f"a person has {'paused' if state.is_paused() else 'cancelled'} this attempt"
         return Notice(reason, self._save_within_s, is_at_once=True)

@@ -48,7 +48,7 @@ class ArtifactReport(Observer):
     """An observer that makes artifacts of the current flow run: a bar, a table of commits, texts and pictures."""
 
     def __init__(self) -> None:
-        self._pending: dict[str, Callable[[], object]] = {}  # a newer update replaces the waiting one
+        self._pending: dict[str, Callable[[], object]] = {}  # a newer update replaces the waiting update
         self._news, self._done = threading.Event(), threading.Event()
         self._artifacts: dict[str, Any] = {}  # the artifacts' ids, by name
         self._rows: list[dict[str, Any]] = []

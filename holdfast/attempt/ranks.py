@@ -47,7 +47,7 @@ PATIENCE = 4.0
 # The memory that new ranks may need, as a multiple of the running ranks' memory: their restore reads a checkpoint.
 ROOM = 1.5
 SHOWN_MODULES = 3
-# The beginning of a line about ranks that start beside the running ones.
+# The beginning of a line about ranks that start beside the running ranks.
 REHEARSAL = "a rehearsal starts new ranks on all nodes: "
 
 

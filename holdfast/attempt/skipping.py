@@ -13,7 +13,7 @@ from holdfast.journal.pins import unpin_before
 from holdfast.journal.signature import SigningKey
 from holdfast.journal.skips import SKIPS, SkipRecord, read_skips, sign_skips, write_skips
 
-ELSE = "a run of another name can skip steps from its beginning: --set run=... --set 'skip=\"{steps}\"'"
+ELSE = "a run of a different name can skip steps from its beginning: --set run=... --set 'skip=\"{steps}\"'"
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class Near:
         """Yield the checkpoints of all runs. Skip files whose names Holdfast doesn't use: other programs wrote them."""
         for run in _list_folders(self.root):
             for folder in _list_folders(run.path) if RUN_FOLDER.fullmatch(run.name) else ():
-                with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                with contextlib.suppress(FileNotFoundError):  # another process has deleted the copy
                     if is_folder_name(folder.name):
                         yield _measure(Path(folder.path))
 

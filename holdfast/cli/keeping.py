@@ -19,7 +19,7 @@ from holdfast.keeping.retention import prune_run, summarize_prune
 from holdfast.proof.rollback import roll_back
 from holdfast.terminal.options import Flag, Json, print_json, split_out
 
-MOST_PARTS = 6  # an export with more top-level names is one module's
+MOST_PARTS = 6  # if an export has more top-level names than this, the names belong to a single module
 
 
 def prune_command(run: str, /, *, dry_run: Flag = False, json: Json = False) -> None:

@@ -99,7 +99,7 @@ def _describe_dealing(dealing: Dealing) -> Iterator[str]:
     if shares < SHARES_A_RANK[0] * dealing.ranks:
         few, many = (each * dealing.ranks for each in SHARES_A_RANK)
         yield f"          for a pool whose size changes, a new run does better with {few} to {many} virtual ranks:"
-        yield f"          with {many}, an average rank waits for {larger.waiting:.0%} of a step, at worst"
+        yield f"          with {many}, an average rank waits for at most {larger.waiting:.0%} of a step"
 
 
 def _describe_audits(audits: AuditPlan) -> Iterator[str]:
@@ -110,12 +110,12 @@ def _describe_audits(audits: AuditPlan) -> Iterator[str]:
     yield f"          each trains {_seconds(audits.audit_s)} again; a chunk of the run has {_seconds(audits.chunk_s)}"
     yield f"costs     {_seconds(audits.gpu_s)} of GPUs a day, of {counted(audits.ranks, 'rank')}:"
     yield f"          {_seconds(audits.training_s)} of training, and {_seconds(audits.starting_s)} to start"
-    yield f"finds     a chunk that was computed wrongly once: with a probability of at least {audits.once:.2%}"
+    yield f"finds     a single chunk that was computed wrongly: with a probability of at least {audits.once:.2%}"
     # A faulty machine can't find its own fault, because it computes the same wrong bits again.
     if audits.within_s is not None:
         yield "          a machine that computes each chunk wrongly, by audits on another machine:"
         yield (
-            f"          in the first night with {audits.first_night:.0%} probability, "
+            f"          in the first night with a probability of {audits.first_night:.0%}, "
             f"surely within {_hours(audits.within_s)}"
         )
 

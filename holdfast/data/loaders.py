@@ -83,7 +83,7 @@ class LoaderBatches:
         self._pass, self._given = 0, 0  # the number of the pass, and how many of its batches were returned
         self._number = 0  # the number of batches that were returned in the whole run
         self._parts = 0  # the number of parts of the next batch that were returned already
-        self._before: dict[str, Any] | None = None  # the states at the beginning of the pass
+        self._before: dict[str, Any] | None = None  # the generators' states at the beginning of the pass
         self._samples = 0  # the size of the dataset at the beginning of the pass
         self._indices: list[list[Any]] | LongPass = []
         self._batches: Iterator[tuple[str, Any]] | None = None

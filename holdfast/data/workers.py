@@ -104,7 +104,7 @@ def start_loading(loader: Any) -> Iterator[Any]:
 _workers: set[Any] = set()
 
 
-@atexit.register  # registered after multiprocessing's own exit function, and therefore run before it
+@atexit.register  # this exit function is registered after multiprocessing's own, and therefore runs before it
 def _kill_workers() -> None:
     """Kill the workers, because they ignore the SIGTERM that multiprocessing would send before it waits for them."""
     if _workers:

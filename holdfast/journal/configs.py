@@ -72,7 +72,7 @@ def _compare(record: ConfigRecord, config: RunConfig) -> str:
         is_newest = name == "init_from.commit" and given is None
         is_same = _is_same_time(identity, given) or (name.startswith("settings.") and _is_converted(identity, given))
         if not (given == ABSENT or is_later or is_newest or is_same):
-            return f"its configuration has {name} = {given!r}, but its fingerprint is of {identity!r}"
+            return f"the record's configuration has {name} = {given!r}, but its fingerprint is of {identity!r}"
     return ""
 
 

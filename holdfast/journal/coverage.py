@@ -39,7 +39,7 @@ class FileKind:
 
 
 CHECKPOINT = "checkpoint/"
-_FITS = "only the record's own hash and numbers are checked, so a record of a different run passes, too"
+_FITS = "a record of the same number from a different run passes"
 _RENEWED = "the next attempt writes the file again"
 _UNREAD = "the signature of a pruned commit isn't read: no run continues from it, and its record is in the chain"
 _OLDER = "an attempt that hasn't committed may have gone back to older settings"

@@ -16,7 +16,7 @@ RECORDS = {"attempts", "commits"}
 SHOWN_COMMITS = 5
 # The name that selects the commit with the best value of the metric in retention.keep_best.
 BEST = "best"
-HOW_TO_NAME = f"give its number, the name of its folder, or {BEST!r}"
+HOW_TO_NAME = f"name the commit by its number, its folder, or {BEST!r}"
 
 
 def open_journal(run: str) -> Journal:

@@ -84,8 +84,8 @@ class AuditVerdict:
         is_own: whether the commit's own bytes are wrong.
         gpus: the UUIDs of the GPUs that may be at fault; empty if they aren't known.
         repeats: whether the host gave different bytes each time that it trained; None if it trained once.
-        rank, step, component: the first difference that an audit has found. The rank is a rank of the run; a
-            replay may have other ranks.
+        rank, step, component: the first difference that an audit has found. The rank is a rank of the run; a replay may
+        have different ranks.
         at: the time of the record of the machine's last wrong training; empty unless the kind is ``machine``.
         agreeing: the number of trainings that ended with the right bytes (for an undecided commit, with the commit's
             own bytes), earlier audits of the run included.

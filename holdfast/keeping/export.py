@@ -163,7 +163,7 @@ def _spell_config(content: Any) -> bytes:
 
 
 def _write_torch(weights: Mapping[str, Tensor], writer: Writer) -> None:
-    import torch  # takes seconds, and the other forms don't need it
+    import torch  # imported late, because the import takes seconds and the other forms don't need this module
 
     torch.save(_to_state(weights), cast(BinaryIO, _File(writer)))
 
@@ -174,7 +174,8 @@ def _write_dcp(out: Path, weights: Mapping[str, Tensor]) -> None:
     Raises:
         ConfigError: ``out`` exists, or can't be written.
     """
-    from torch.distributed.checkpoint.state_dict_saver import save  # takes seconds, and the other forms don't need it
+    # imported late, because the import takes seconds and the other forms don't need this module
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     try:
         out.mkdir(parents=True)

@@ -21,7 +21,7 @@ CGROUP_MEMORY = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-AUTOGRAD = "pt_autograd"  # how torch names the threads of its backward passes
+AUTOGRAD = "pt_autograd"  # the names that torch gives the threads of its backward passes
 STOPPED = "T"  # the state of a process after SIGSTOP
 # Indices of fields in /proc/PID/stat, counted from the field of the state.
 UTIME, STIME, NUM_THREADS, STARTED = 11, 12, 17, 19

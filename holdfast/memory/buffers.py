@@ -66,7 +66,7 @@ class Buffers:
         # A slice of a memoryview keeps the underlying object alive, but not the memoryview. So watch the underlying
         # object.
         found = self._map(part, size_bytes)
-        _set_forks(found, are_copied=True)  # a forked process may read a tensor in it
+        _set_forks(found, are_copied=True)  # a forked process may read a tensor in this memory
         lent = (ctypes.c_char * max(size_bytes, 1)).from_buffer(found)
         self._lent[part] = weakref.ref(lent)
         return memoryview(lent).cast("B")[:size_bytes]

@@ -4,7 +4,8 @@ CUDA needs seconds to pin tens of gigabytes, so the first save uses memory that 
 after the checkpoint is durable. ``HOLDFAST_WITHOUT=pinning`` turns pinning off. The gain has not been measured yet,
 because that needs a GPU.
 
-Source: the CUDA runtime's documentation of cudaHostRegister; https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+Source: the CUDA runtime's documentation of cudaHostRegister;
+https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
 """
 
 import ctypes
@@ -53,7 +54,7 @@ def _call(number: int, problem: str, function: str, *arguments: int) -> bool:
     def call() -> None:
         try:
             torch.cuda.set_device(number)  # without this, a new thread uses the first GPU, and allocates memory there
-            # int(), because torch returns an enum of its own
+            # convert with int(), because torch returns an enum
             answer: object = int(getattr(torch.cuda.cudart(), function)(*arguments))  # type: ignore[no-untyped-call]
         except Exception as error:
             answer = error

@@ -60,7 +60,7 @@ def as_plain(value: Any, name: str) -> Any:
     try:
         made = make_again(kind, plain)
         is_same = type(made) is kind and (base.__eq__(made, value) is True or value != value)
-    except Exception:  # any error, because the class's own code raises it
+    except Exception:  # catch any error, because the class's own code may raise it
         is_same = False
     if not is_same or getattr(value, "__dict__", None):
         raise StateError(

@@ -41,7 +41,7 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: b
         for part in parts:
             path = path / part
             if stat_name(unclosed[-1], part, path) is None and make:
-                with contextlib.suppress(FileExistsError):  # another process has created it
+                with contextlib.suppress(FileExistsError):  # another process has created the folder
                     os.mkdir(part, dir_fd=unclosed[-1])
                 os.fsync(unclosed[-1])
             unclosed.append(_open_folder(part, unclosed[-1], path, make=make))

@@ -87,7 +87,7 @@ def _open_own(scheme: str, url: str) -> Store:
         return found(url)  # type: ignore[call-arg]
     except ConfigError:
         raise
-    except Exception as error:  # any error, because the user's class raises it
+    except Exception as error:  # catch any error, because the user's class may raise it
         raise ConfigError(f"store = {url!r}: {type(error).__name__}: {error}") from error
 
 

@@ -49,7 +49,7 @@ def load_class(setting: str, name: str, base: type[T]) -> type[T]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # any error, because the user's module raises it
+    except Exception as error:  # catch any error, because the user's module may raise it
         raise ConfigError(f"{setting}: {name} can't be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         package = base.__module__.rpartition(".")[0]

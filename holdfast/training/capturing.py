@@ -105,7 +105,7 @@ def _of_each_rank(training: Training, state: Any, name: str, own: dict[str, Any]
     cut = {key: each for key, each in state.items() if has_shards(to_payload(each))} if name == "extras" else {}
     if cut:
         others = {key: each for key, each in state.items() if key not in cut}
-        return [each | cut for each in _of_each_rank(training, others, name)]  # each rank writes a part of them
+        return [each | cut for each in _of_each_rank(training, others, name)]  # each rank writes a part of the extras
     if len(set(training.ranks.gather(digest_state(name, state)))) == 1:
         return [state]
     if training.ranks.has_common_state:

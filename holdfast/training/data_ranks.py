@@ -89,7 +89,7 @@ def _list_ranks(mesh: Any, rank: int) -> tuple[int, ...]:
     if members is None:
         raise RecipeError(
             f"run.data_parallel(...): expected a DeviceMesh, found a {type(mesh).__name__}",
-            hint='run.data_parallel(mesh["replicate", "shard"]) with the names of its data-parallel dimensions',
+            hint='call run.data_parallel(mesh["replicate", "shard"]) with the names of its data-parallel dimensions',
         )
     ranks: list[int] = members.flatten().tolist()
     if rank not in ranks:

@@ -123,7 +123,8 @@ def connect_attached(compute: Compute, use_cuda: bool) -> None:
     torchrun gives its restarted ranks the same store as its first ranks (``--max-restarts``; seen in torch 2.13).
     Without a new prefix for the keys gloo would find the addresses of dead ranks, and try to connect to them.
     """
-    prefix = os.environ[MARK_VARIABLE]  # equal in all ranks of one machine, but different on several machines
+    # this value is equal in all ranks of one machine, but different on several machines
+    prefix = os.environ[MARK_VARIABLE]
     if compute.has_nodes:
         prefix = "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"))
     store, rank, size = next(rendezvous("env://"))

@@ -79,12 +79,12 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     training.probe = _own_probe(training, metadata)
     training.first.text = metadata.first_batch
     saved_by = count_other_data_ranks(training, saved)
-    # The probe may need all memory that a step needs, and a sharded payload is on the GPU.
+    # Free the payload now: the probe may need all memory that a step needs, and a sharded payload is on the GPU.
     del payload, saved
     probe = measure_probe(training, saved_by)
     difference = compare_probes(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
     only_gradient = bool(difference) and gate.how == "exact" and not compare_outputs(training.probe or probe, probe)
-    # all ranks measure again, because they exchange buffers
+    # if one rank measures again, all ranks do, because they exchange buffers
     is_noise = any(training.ranks.gather(only_gradient)) and has_noise(training)
     complaints = check_health(probe, training.recipe.health)
     if difference and gate.how == "record":

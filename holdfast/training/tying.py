@@ -1,4 +1,4 @@
-"""The model's tensors in an optimizer's restored state, in place of their copies."""
+"""Replace copies of the model's tensors in an optimizer's restored state by the tensors themselves."""
 
 from collections.abc import Mapping
 from typing import Any

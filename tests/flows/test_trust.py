@@ -133,7 +133,7 @@ def test_a_configuration_that_is_not_the_fingerprints_is_refused_and_a_problem(
         record = ConfigRecord.from_bytes(path.read_bytes(), path.name)
         changed = record.model_copy(update={"config": record.config | {"recipe": recipe}})
         path.write_bytes(changed.to_bytes())
-    conflict = f"its configuration has recipe = '{recipe}', but its fingerprint is of 'tests.support.toy:toy'"
+    conflict = f"the record's configuration has recipe = '{recipe}', but its fingerprint is of 'tests.support.toy:toy'"
     code, printed = call(engine, ["audit"], copied, run)
     assert (code, mark.exists()) == (2, False), printed
     assert conflict in printed

@@ -78,7 +78,7 @@ class PodApi:
 
     def _ask(self, request: urllib.request.Request) -> bytes:
         """Send a request with the pod's token, and return the answer's body."""
-        # read it each time, because the kubelet replaces the token every hour
+        # read the token each time, because the kubelet replaces it every hour
         token = (self.rights / "token").read_text("utf-8").strip()
         request.add_header("Authorization", f"Bearer {token}")
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
@@ -112,7 +112,7 @@ def ask_pod(within_s: float = DISRUPTION_WITHIN_S) -> str:
     def ask() -> None:
         try:
             answer.put(api.read_disruption())
-        except Exception as error:  # any error, because a malformed answer raises errors of many kinds
+        except Exception as error:  # catch any error, because a malformed answer raises errors of many kinds
             answer.put(error)
 
     threading.Thread(target=ask, name="pod", daemon=True).start()

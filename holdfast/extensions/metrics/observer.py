@@ -124,7 +124,7 @@ class Measuring(Observer):
         trained = seconds_of(commit.trained_at)
         for name, spent_s in (("train", commit.train_s), ("stall", commit.stall_s), ("save", commit.save_s)):
             readings.add(f"holdfast.{name}", spent_s)
-        # not for an adopted checkpoint: the time that it waited for a new attempt is no delay of the commit
+        # skip an adopted checkpoint: the time for which it waited for a new attempt is no delay of its commit
         if commit.why != "adopted":
             readings.add("holdfast.durable", max(now - trained, 0.0))
         self._spans.put(_describe_chunk(commit, trained, now))

@@ -153,7 +153,8 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     made: list[str] = []
     try:
         records = _copy_all(tar, journal, commit, made) | {name: record}
-        for each in sorted(records, key=lambda each: each == "run.json"):  # run.json last: it makes the folder a run
+        # write run.json last, because it makes the folder a run
+        for each in sorted(records, key=lambda each: each == "run.json"):
             journal.place.create(each, records[each])
             made.append(each)
         journal.read_run()

@@ -25,7 +25,7 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
     """
     chain = receipt.chain
     if chain.run != journal.run:
-        refuse_receipt(f"it is about run {chain.run!a}, not {journal.run!a}")
+        refuse_receipt(f"the receipt is about run {chain.run!a}, not {journal.run!a}")
     journal.read_run()
     try:
         line = list_line(journal, chain.commit.commit)

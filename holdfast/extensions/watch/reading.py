@@ -204,7 +204,8 @@ class RunReader:
         self.seen = replace(
             self.seen, metadata=metadata or self.seen.metadata, epochs=epochs, next_stop=stop,
             sign_at=self.seen.sign_at or self._find_sign(), ledger=self._make_ledger(),
-            missing=tuple(self._missing[name] for name in sorted(self._missing)),  # threads add them in any order
+            # threads add the entries in any order
+            missing=tuple(self._missing[name] for name in sorted(self._missing)),
         )  # fmt: skip
 
     def _make_ledger(self) -> Ledger | None:

@@ -111,7 +111,7 @@ def read_report(within_s: float = WITHIN_S) -> GpuReport:
     said = [line.strip() for line in XML.sub("", text).splitlines() if line.strip()]
     fault = next(filter(UNREACHABLE.search, said), "")
     with contextlib.suppress(ElementTree.ParseError):
-        if shown and not fault:  # if a GPU is lost, the XML may lack it
+        if shown and not fault:  # if a GPU is lost, the XML may have no entry for the GPU
             return parse_report(shown[0])
     known = fault or next(iter(said), f"exit code {exit_code}")
     return GpuReport(problem=f"{PROGRAM} failed: {known}", is_fault=bool(fault))
@@ -189,7 +189,7 @@ def _list_faults(gpu: ElementTree.Element) -> Iterator[str]:
     values = [value.strip() for value in gpu.itertext()]
     health = [value.strip() for name in HEALTH_FIELDS for field in gpu.iter(name) for value in field.itertext()]
     yield from (f"nvidia-smi says {value!r}" for value in filter(UNREACHABLE.search, values))
-    yield from (f"nvidia-smi says {value!r} of its health" for value in filter(UNREADABLE.search, health))
+    yield from (f"nvidia-smi reports the GPU's health as {value!r}" for value in filter(UNREADABLE.search, health))
     if errors := _count_uncorrected(gpu, "volatile"):
         yield f"{counted(errors, 'uncorrected ECC error')} since its last reset"
     action = _find(gpu, "gpu_recovery_action")

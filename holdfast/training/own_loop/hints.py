@@ -165,7 +165,7 @@ def _list_training(tree: ast.AST, known: set[str], optimizers: set[str], *, is_c
 
     Args:
         known: the variables.
-        optimizers: the variables with an optimizer. A call to which one of them is passed trains.
+        optimizers: the variables that contain an optimizer. A call trains if one of them is its argument.
         is_chosen: whether one of the variables decides whether this code runs.
     """
     if isinstance(tree, ast.If | ast.While | ast.IfExp):

@@ -378,7 +378,7 @@ class OwnLoop:
         if self._step is None:
             self.refuse("run.log(...) was called outside the loop", hint="call it in a step")
         for name, value in numbers.items():
-            if value is None:  # as schedulers and optimizers return it before their first step
+            if value is None:  # schedulers and optimizers return None before their first step
                 self._leave_out(name)
                 continue
             with self.located():

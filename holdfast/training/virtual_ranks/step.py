@@ -304,7 +304,7 @@ class VirtualRanks(Cooperation):
         if self.number > 1:
             if not self.data.is_first:
                 columns.zero_()
-            distributed.all_reduce(columns)  # exact: for each share all ranks but one have a zero
+            distributed.all_reduce(columns)  # this sum is exact, because for each share all ranks but one have a zero
         return sum_columns(columns) / self.shares
 
     def _describe_beginning(self) -> dict[str, str]:

@@ -325,7 +325,7 @@ def test_an_empty_name_is_no_commit(store: str, command: list[str], capsys: pyte
     train(make_line(open_store(store), "named"))
     reason = ["why"] if command == ["quarantine"] else []
     assert run_app(app, [*command, run, "", *reason]) == 1
-    assert "error: expected a commit\nhint: give its number" in capsys.readouterr().err
+    assert "error: expected a commit\nhint: name the commit by its number" in capsys.readouterr().err
     assert run_app(app, ["verify", run]) == 0
 
 
@@ -543,8 +543,8 @@ def test_plan_says_what_a_share_of_audits_costs_and_finds(tmp_path: Path, capsys
     shown = capsys.readouterr().out
     assert "audits    0.218 a day for 0.02 of the training time\n          each trains 7,200 s again" in shown
     assert "costs     1,584 s of GPUs a day, of 1 rank:\n          1,571 s of training, and 13.1 s to start\n" in shown
-    assert "finds     a chunk that was computed wrongly once: with a probability of at least 2.00%\n" in shown
-    assert "          in the first night with 22% probability, surely within 122 h\n" in shown
+    assert "finds     a single chunk that was computed wrongly: with a probability of at least 2.00%\n" in shown
+    assert "          in the first night with a probability of 22%, surely within 122 h\n" in shown
     prune_by_policy(line.journal, Retention(keep_last=2), STEPS_PER_EPOCH)
     assert ask_json("plan", run, "--audit-share", "1", capsys=capsys)["audits"]["audits_a_day"] == 1
     assert run_app(app, ["plan", run, "--audit-share", "2"]) == 1

@@ -234,10 +234,10 @@ LIES: dict[str, tuple[Callable[[Statement], object], str]] = {
     ),
     "settings of another run": (link(2, settings="0" * 64), "settings of commit 2 is not what"),
     # the run
-    "another run": (lambda s: chain(s).update(run="other"), "it is about run 'other', not 'r'"),
-    "a run's name that looks alike": (lambda s: chain(s).update(run="\u0433"), r"it is about run '\\u0433', not 'r'"),
-    "a run's name with a space": (lambda s: chain(s).update(run="r "), "it is about run 'r ', not 'r'"),
-    "a run's name with a zero width": (lambda s: chain(s).update(run="r\u200b"), r"it is about run 'r\\u200b'"),
+    "another run": (lambda s: chain(s).update(run="other"), "receipt is about run 'other', not 'r'"),
+    "a run's name that looks alike": (lambda s: chain(s).update(run="\u0433"), r"receipt is about run '\\u0433', not 'r'"),
+    "a run's name with a space": (lambda s: chain(s).update(run="r "), "receipt is about run 'r ', not 'r'"),
+    "a run's name with a zero width": (lambda s: chain(s).update(run="r\u200b"), r"receipt is about run 'r\\u200b'"),
     # the signed files
     "an exchanged file": (lambda s: resources(s)[0].update(digest="0" * 64), "not spelled as a receipt is"),
     "an exchanged file and its root": (lambda s: reroot(s, 0, "0" * 64), "files are not the files of commit 4"),
@@ -522,7 +522,7 @@ def test_a_run_that_was_changed_after_its_receipt_is_refused(
 
 def test_the_receipt_of_another_run_is_refused(journal: Journal) -> None:
     other = make_run(Path(journal.store.url).parent, "s")
-    with pytest.raises(NotTrusted, match="it is about run 's', not 'r'"):
+    with pytest.raises(NotTrusted, match="receipt is about run 's', not 'r'"):
         check(journal, make(other, 4))
 
 

@@ -176,12 +176,18 @@ def test_settings_under_a_wrong_fingerprint_are_damage(line: Line, says: str) ->
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"recipe": "evil:f"}, "its configuration has recipe = 'evil:f', but its fingerprint is of 'm:f'"),
-        ({"seed": 2}, "its configuration has seed = 2, but its fingerprint is of 1234"),
-        ({"settings": {"lr": 0.2}}, "its configuration has settings.lr = 0.2, but its fingerprint is of 0.1"),
-        ({"settings": {"lr": "0.2"}}, "its configuration has settings.lr = '0.2', but its fingerprint is of 0.1"),
+        ({"recipe": "evil:f"}, "the record's configuration has recipe = 'evil:f', but its fingerprint is of 'm:f'"),
+        ({"seed": 2}, "the record's configuration has seed = 2, but its fingerprint is of 1234"),
+        ({"settings": {"lr": 0.2}}, "the record's configuration has settings.lr = 0.2, but its fingerprint is of 0.1"),
+        (
+            {"settings": {"lr": "0.2"}},
+            "the record's configuration has settings.lr = '0.2', but its fingerprint is of 0.1",
+        ),
         ({"settings": {"lr": "0.1"}}, ""),  # a text of which the recipe makes the number
-        ({"settings": {"lr": 0.1, "do": "it"}}, "its configuration has settings.do = 'it', but its fingerprint is of"),
+        (
+            {"settings": {"lr": 0.1, "do": "it"}},
+            "the record's configuration has settings.do = 'it', but its fingerprint is of",
+        ),
         ({"epochs": "many"}, "config.epochs: Input should be a valid integer"),
         ({"compute": {"nodes": 2, "later": 1}}, "config.compute: Value error, nodes = 2 needs a rendezvous"),
         ({"settings": {}, "epochs": 77, "later": {"version": 3}}, ""),  # a default, an operational setting, a newer one
