@@ -67,8 +67,7 @@ TERMS = (
     Term("torchdata", BOTH, "torchdata's loaders draw random numbers"),
     Term("deterministic", BOTH, "without it, torch makes atomic additions in any order", "switch", PYTORCH),
     Term(
-        "precision", BOTH, "reduced precision (TF32, bf16) rounds each product; earlier versions demanded full "
-                           "precision",
+        "precision", BOTH, "TF32 and bf16 round each product; earlier versions demanded full precision",
         "reduced", source="PyTorch, Numerical accuracy: reduced precision of float32 products", before="full",
     ),
     Term("variables", BOTH, "these variables choose kernels, or the order of a set", "those of the process"),
@@ -84,12 +83,12 @@ TERMS = (
         source="oneDNN, platform::get_per_core_cache_size",
     ),
     Term("cpu_capability", ("cpu",), "torch has different kernels for each capability"),
-    Term("mkl", ("cpu",), "MKL multiplies matrices, and its version decides the order of the sums", source=ONEMKL),
-    Term("onednn", ("cpu",), "oneDNN convolves, and its version decides the order of the sums", source=ONEDNN),
+    Term("mkl", ("cpu",), "MKL multiplies matrices; its version decides the order of sums", source=ONEMKL),
+    Term("onednn", ("cpu",), "oneDNN convolves; its version decides the order of sums", source=ONEDNN),
     Term("threads", ("cpu",), "each thread sums a part of the terms", source=ONEMKL),
     Term("variables", ("cpu",), "these variables choose the CPU's kernels and threads", "those of the CPU", ONEMKL),
     Term(
-        "gpus", ("cuda",), "architecture and SMs choose kernels; the GPU's name doesn't count",
+        "gpus", ("cuda",), "architecture and SMs choose kernels, not the name",
         "architecture and SMs", CUBLAS, free="a GPU's name",
     ),
     Term("cuda", ("cuda",), "cuBLAS promises nothing across versions", source=CUBLAS),
@@ -100,12 +99,11 @@ TERMS = (
     Term("nccl", ("cuda",), "NCCL adds up the gradients of several ranks"),
     Term("variables", ("cuda",), "these variables choose the GPU's kernels and workspaces", "those of the GPU", CUBLAS),
     Term(
-        "topology", (), "NCCL's order of sums follows the topology; compared on GPUs, from three ranks on, without "
-                        "virtual ranks",
+        "topology", (), "NCCL sums along the links; compared from three GPU ranks on, if not virtual",
         source="NVIDIA/nccl#23, #1461",
     ),
     Term("driver", (), "torch and CUDA ship compiled kernels, so the driver changes no bits"),
-    Term("cpu_flags", (), "recorded as a digest, to tell machines apart; many flags don't affect computation"),
+    Term("cpu_flags", (), "a digest that tells machines apart; many flags don't affect computation"),
     Term("gpu_uuids", (), "recorded to name a GPU that computes wrongly"),
 )  # fmt: skip
 

@@ -242,7 +242,7 @@ def _refuse_changed(expected: Mapping[str, Any], moment: str) -> None:
         changed = [f"{name} is {flags[name]}, not {expected[name]}" for name in names]
         raise DeterminismError(
             f"{moment}, {' and '.join(changed)}",
-            hint='leave this setting of torch unchanged, or --set determinism.mode="fast", which doesn\'t promise equal bits',
+            hint='leave the setting unchanged, or --set determinism.mode="fast", which doesn\'t promise equal bits',
             flags=names,
         )
 

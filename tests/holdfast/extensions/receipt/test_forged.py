@@ -235,7 +235,7 @@ LIES: dict[str, tuple[Callable[[Statement], object], str]] = {
     "settings of another run": (link(2, settings="0" * 64), "settings of commit 2 is not what"),
     # the run
     "another run": (lambda s: chain(s).update(run="other"), "receipt is about run 'other', not 'r'"),
-    "a run's name that looks alike": (lambda s: chain(s).update(run="\u0433"), r"receipt is about run '\\u0433', not 'r'"),
+    "a run's name that looks alike": (lambda s: chain(s).update(run="\u0433"), r"is about run '\\u0433', not 'r'"),
     "a run's name with a space": (lambda s: chain(s).update(run="r "), "receipt is about run 'r ', not 'r'"),
     "a run's name with a zero width": (lambda s: chain(s).update(run="r\u200b"), r"receipt is about run 'r\\u200b'"),
     # the signed files
