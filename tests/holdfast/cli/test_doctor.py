@@ -106,8 +106,8 @@ def test_doctor_describes_a_machine_with_a_gpu(
     monkeypatch.setenv("COLUMNS", "100")
     out = say(capsys)
     rows = {line.split()[0]: words(line) for line in out.splitlines() if line.startswith("  ")}
-    assert rows["gpus"] == "gpus sm_90 with 132 SMs architecture and SMs choose kernels, not the name"
-    assert rows["cudnn"] == "cudnn 9.10 cuDNN's kernels change with its minor version"
+    assert rows["gpus"] == "gpus sm_90 with 132 SMs architecture and SMs choose the kernels"
+    assert rows["cudnn"] == "cudnn 9.10 the kernels change with the minor version"
     assert "cpu_family" not in rows
     assert "the host, python's patch version, a GPU's name, cuDNN's patch version, cpu, cpu_family" in words(out)
     assert all(limit.text in words(out) for limit in LIMITS)
