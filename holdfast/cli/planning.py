@@ -72,10 +72,7 @@ def _describe(plan: Plan) -> Iterator[str]:
     if measured.restart_s:
         yield f"          an attempt trains {_seconds(measured.restart_s)} after it has begun"
     yield f"          (medians of the newest {counted(measured.count, 'commit')})"
-    yield (
-        f"losses    {losses.count} unannounced losses in {_hours(losses.alive_s)} of "
-        f"{counted(losses.attempts, 'attempt')}"
-    )
+    yield (f"losses    {losses.count} unannounced in {_hours(losses.alive_s)} of {counted(losses.attempts, 'attempt')}")
     yield f"          and the prior assumption of {PRIOR_LOSSES:g} in {_hours(PRIOR_S)}"
     yield f"          give one in {_hours(losses.mean_s)}"
     yield f"interval  {_seconds(interval.interval_s)}, {counted(interval.steps, 'step')}: {REASONS[interval.bound]}"

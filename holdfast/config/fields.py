@@ -638,7 +638,7 @@ class RunConfig(Section):
     @classmethod
     def _is_no_unfinished_write(cls, run: str) -> str:
         if TEMP_MARK in run:
-            raise ValueError(f"a name with {TEMP_MARK} is the name of an unfinished write, which no listing shows")
+            raise ValueError(f"a name with {TEMP_MARK} marks an unfinished write, which no listing shows")
         return run
 
     @field_validator("store")

@@ -154,7 +154,7 @@ def test_an_audit_says_which_resume_it_could_not_check(engine: Engine, copied: P
     first, line, *_ = done.stdout.splitlines()
     assert f"steps {second.step}-20): replayed to the same bytes" in first
     assert line == (
-        f"  not checked: the resume at step {second.step}, which the replay repeats: "
+        f"  not checked: the replay begins with the resume at step {second.step}: "
         "commit 1 was pruned, so the replay can't begin before commit 2"
     )
 
@@ -349,7 +349,9 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     assert lines[1].startswith("warning: run forged: commit 4 (epoch-0003, steps 20-30): ")
     assert lines[3] == f"  then, at the end: {WEIGHT}"
     assert lines[4:6] == ["warning: run forged, commit 4:", f"  undecided: {platform.node()} differs from itself"]
-    assert lines[7].startswith("there is no deployment of the audit, so ask another host yourself: holdfast audit RUN")
+    assert lines[7].startswith(
+        "no deployment of the flow audit exists, so start the audit on a different host yourself: holdfast audit RUN"
+    )
     assert lines[8].startswith(f"run honest: commit {chosen.number} ({chosen.path}, steps ")
     assert "replayed to the same bytes" in lines[8]
     assert lines[9].startswith(f"warning: commit {chosen.number} of run lost was not audited: the settings of commit")

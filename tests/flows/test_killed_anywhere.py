@@ -152,7 +152,7 @@ def test_a_rank_killed_while_the_run_opens_is_replaced_within_the_attempt(driver
     done = driver.run(VANISHING, "epochs=1", **{FAULTS: json.dumps(faults)})
     assert done.returncode == 0, done.stderr
     assert all(file.exists() for file in struck), "a fault has missed"
-    assert done.stderr.count("warning: the ranks ended: signal 9 (SIGKILL); new ranks take their place") == 2, (
+    assert done.stderr.count("warning: the ranks ended: signal 9 (SIGKILL); new ranks replace these ranks") == 2, (
         done.stderr
     )
     assert driver.standing().attempts == 1

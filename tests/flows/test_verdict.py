@@ -245,7 +245,9 @@ def test_audits_look_for_a_right_commit_to_go_back_to(
         run("a", **asked)
         put_back = waiting()[-1].parameters
         assert (put_back["commit"], put_back["tries"]) == (1, 29), "the faulty machine leaves it to another one"
-        assert "no other host has answered: commit 1: only a has trained it" in run("a", **asked | {"tries": 0})
+        assert "no further host has trained the commit again: commit 1: only a has trained it" in run(
+            "a", **asked | {"tries": 0}
+        )
         assert "run toy is rolled back to commit 1 (step 10): quarantined 2, 3" in run("b", **asked)
         assert len(waiting()) == 3
     assert engine.run(*OPTIONS, **{VARIABLE: "b"}).returncode == 0

@@ -245,7 +245,7 @@ class _Into:
             if len(fitting) != 1:
                 known = fitting or left
                 raise ConfigError(
-                    f"several schedulers of the source ({', '.join(sorted(known))}) may be {name}",
+                    f"it isn't clear which of the source's schedulers ({', '.join(sorted(known))}) is {name}",
                     hint=f"--map {known[0]}={name}; the run's schedulers are {', '.join(names)}",
                 )
             self.notes.append(f"scheduler {name}: {fitting[0]} of the source, by its settings")

@@ -427,7 +427,9 @@ class TestWithRanks:
     def test_a_list_in_the_configuration_changes_no_step_that_is_trained(self, tmp_path: Path) -> None:
         config = make_config(tmp_path, "r", {})
         assert live(config).complete
-        with pytest.raises(ConfigDrift, match=r"was trained with steps none skipped, and the run is to skip 24"):
+        with pytest.raises(
+            ConfigDrift, match=r"was trained with steps none skipped, and the configuration skips steps 24"
+        ):
             live(config.with_skip("24"))
         assert live(config.with_skip("45").model_copy(update={"epochs": 2})).complete
 

@@ -665,7 +665,9 @@ def test_show_names_the_attempt_that_has_not_ended(tmp_path: Path, capsys: pytes
     assert ask_json("show", run, capsys=capsys)["live"]["last_sign"] == commit.created_at
     assert run_app(app, ["show", run]) == 0
     (row,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("being trained"))
-    assert re.search(r"by attempt 1 on host since \S+, last sign \d+ s ago; or it died without recording its end$", row)
+    assert re.search(
+        r"by attempt 1 on host since \S+, last sign \d+ s ago; or the attempt died without recording its end$", row
+    )
     line.journal.end_attempt(1, Ending("preempted", step=head_step(line)))
     assert ask_json("show", run, capsys=capsys)["live"] is None
 

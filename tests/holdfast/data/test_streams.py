@@ -96,7 +96,7 @@ REFUSED = [
     (
         "loop_beside",
         "node_of_batches",
-        r"run.keep\(other=...\): .* exact position of the Loader: its position is known only after",
+        r"run.keep\(other=...\): .* exact position of the Loader: the loader.s position is known only after",
         "num_workers=0",
     ),
     (

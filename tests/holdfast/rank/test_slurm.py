@@ -229,7 +229,7 @@ def test_wrong_use_is_not_queued_again(
     if nodes * tasks == 1:  # srun kills the others of several, and has their exit code
         assert ended["ExitCode"] == "1:0"
     assert error in batch.said()
-    assert f"job {job} is not queued again: another attempt can't help" in batch.said()
+    assert f"job {job} is not queued again: a further attempt would end in the same way" in batch.said()
 
 
 def test_the_batch_file_of_a_new_run_trains_it(

@@ -101,7 +101,10 @@ def test_the_objects_inside_a_kept_environment_are_restored(tmp_path: Path) -> N
     ("how", "message"),
     [
         ("unreadable", r"run\.keep\(env=\.\.\.\): the state of env\.data, a builtins\.list_iterator, can't be read"),
-        ("elsewhere", r"env\.data is a multiprocessing\.\w+\.SimpleQueue: a part of the state is in other processes"),
+        (
+            "elsewhere",
+            r"env\.data is a multiprocessing\.\w+\.SimpleQueue: a part of the state is in different processes",
+        ),
         ("unseeded", r"a step has made env\.env\.second_random with a seed from the operating system"),
         (
             "turns",
