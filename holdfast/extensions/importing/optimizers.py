@@ -116,7 +116,7 @@ def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[s
         return fitting[0]
     known = ", ".join(sorted(sources)) or "none besides"
     raise ConfigError(
-        f"several optimizers of the source ({known}) may be {name}",
+        f"it isn't clear which of the source's optimizers ({known}) is {name}",
         hint=f"--map {next(iter(sources), 'OLD')}={name}",
     )
 

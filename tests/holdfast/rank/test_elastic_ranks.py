@@ -119,7 +119,7 @@ def test_what_cannot_go_on_with_another_number_is_refused(nursery: Lives, tmp_pa
     assert train(nursery, tmp_path, 2, "epochs=1", "settings.own=true").returncode == 0
     found = refuse(1, "epochs=2", "settings.own=true")
     assert (
-        "compute.ranks = 1: the checkpoint of step 8, which 2 ranks saved, can't be divided over a different number of ranks"
+        "compute.ranks = 1: the checkpoint of step 8, which 2 ranks saved, can't be divided over a different number"
         in found
     )
     assert "the extra 'own' differs between the ranks" in found
