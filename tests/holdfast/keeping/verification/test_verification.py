@@ -216,7 +216,9 @@ def test_each_snapshot_of_the_settings_is_checked(line: Line) -> None:
     path = root(line) / "configs" / name
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"epochs": 5', b'"epochs": 6'))
-    assert check(line).problems == [f"configs/{name} can't be read: the record's content doesn't hash to its record_sha256"]
+    assert check(line).problems == [
+        f"configs/{name} can't be read: the record's content doesn't hash to its record_sha256"
+    ]
     path.write_bytes(data)
     other = f"{SETTINGS}-{'0' * 16}.json"
     path.rename(path.with_name(other))
