@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 CONFIG = Path(__file__).parent / "website.yaml"
 INDEX = "docs/README.md"
 PAGES = ("*.md", "docs/*.md", "holdfast/*.md", "tests/*.md")
+PICTURES = (".png", ".svg")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".txt": "text", ".tf": "hcl", ".sh": "sh"}
 PICTURES = (".png", ".svg")
 FENCE, SPAN = re.compile(r"(^```.*?^```$)", re.M | re.S), re.compile(r"(`+[^`].*?`+)")

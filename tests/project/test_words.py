@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 ROOMS = ("holdfast", "tasks", "flows", "deployments", "examples")
+GALLERY = ROOT / "examples" / "gallery"  # scripts with the names that their users give
 # The words for things that have another word already.
 INSTEAD_OF = {"why": "reason", "checkpoint_dir": "folder", "ckpt": "checkpoint"}
 # A run is its name, or the `Run` that a loop takes; a folder on the store, a training and a flow run have words of
@@ -39,8 +40,10 @@ NOT_ENGLISH = {
 NOT_READ = {"CHANGELOG.md"}  # what earlier versions said
 
 
-def find_files() -> list[Path]:
-    return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+def find_files(*hidden: Path) -> list[Path]:
+    """Return the files of the code, without those in a hidden folder."""
+    found = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return [path for path in found if not {*hidden} & {*path.parents}]
 
 
 def find_names(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
@@ -59,7 +62,7 @@ def find_names(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
 def find_definitions() -> dict[str, list[str]]:
     """Return the modules that define each public class or function at their top level, by its name."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in find_files():
+    for path in find_files(GALLERY):
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
                 found[node.name].append(path.relative_to(ROOT).as_posix())
@@ -68,7 +71,7 @@ def find_definitions() -> dict[str, list[str]]:
 
 def test_one_word_per_thing() -> None:
     found = []
-    for path in find_files():
+    for path in find_files(GALLERY):
         place = path.relative_to(ROOT).as_posix()
         for name, annotation, line in find_names(ast.parse(path.read_text("utf-8"))):
             if name in INSTEAD_OF and place not in KEYS:

@@ -1,4 +1,4 @@
-"""Make docs/convert.md: what changes in other people's training scripts, as diffs of the pairs in tests/foreign."""
+"""Make docs/convert.md: what changes in other people's training scripts, as diffs of scripts before and after."""
 
 import difflib
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOREIGN = Path(__file__).parents[1] / "foreign"
+GALLERY = Path(__file__).parents[2] / "examples" / "gallery"
 # Unchanged lines that a diff shows around a change.
 CONTEXT = 2
 
@@ -80,9 +81,10 @@ lists the forms of state that a run can keep.
 
 This script has no function and no loader: it draws its batches at random, and draws the next batch ahead. So
 `run.steps(per_epoch=...)` counts the steps, and `run.keep` names the batch that was drawn ahead. The whole scripts are
-[before/nanogpt.py](../tests/foreign/before/nanogpt.py) and [after/nanogpt.py](../tests/foreign/after/nanogpt.py).
+[plain/language_model.py](../examples/gallery/plain/language_model.py) and
+[language_model.py](../examples/gallery/language_model.py).
 
-{nanogpt}
+{language_model}
 
 ## A Hugging Face Trainer
 
@@ -113,20 +115,37 @@ holdfast train train.toml
 `prove` trains the first steps twice, once straight and once with kills, and compares the bytes. If you forgot to keep
 some state, `prove` names the object and its line. Read on in [your-own-loop.md](your-own-loop.md).
 
-[tests/foreign](../tests/foreign) has more pairs: accelerate, a GAN, diffusion, momentum contrast, PPO, Lightning, and
-TRL's `SFTTrainer`. `make docs` makes the diffs on this page from them; a test compares.
+[gallery.md](gallery.md) shows eight more scripts, each with its diff, its kill and its resume: images, diffusion,
+peft, contrastive text, a graph, SAC, Lightning. [tests/foreign](../tests/foreign) has further pairs: accelerate, GANs,
+momentum contrast, PPO, and TRL's `SFTTrainer`. `make docs` makes the diffs on this page from the pairs; a test
+compares.
 """
 
 
 def make_convert() -> str:
     """Return docs/convert.md."""
-    names = ("distillation", "nanogpt", "trainer_script")
-    return PAGE.format(**{name: "\n".join(["```diff", *diff(name), "```"]) for name in names})
+    names = ("distillation", "language_model", "trainer_script")
+    return PAGE.format(**{name: "\n".join(["```diff", *diff(*find_pair(name)), "```"]) for name in names})
 
 
-def diff(name: str) -> Iterator[str]:
+def find_pair(name: str) -> tuple[Path, Path]:
+    """Return the paths of a script before and after its conversion, in the gallery or in tests/foreign."""
+    if (GALLERY / f"{name}.py").exists():
+        return GALLERY / "plain" / f"{name}.py", GALLERY / f"{name}.py"
+    return FOREIGN / "before" / f"{name}.py", FOREIGN / "after" / f"{name}.py"
+
+
+def count_changed(before: Path, after: Path) -> int:
+    """Return how many lines differ between two scripts, without indentation, comments and blank lines."""
+    lines = (map(str.strip, path.read_text("utf-8").splitlines()) for path in (before, after))
+    codes = [[line for line in each if line and not line.startswith("#")] for each in lines]
+    found = difflib.SequenceMatcher(None, *codes, autojunk=False).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in found if kind != "equal")
+
+
+def diff(before_path: Path, after_path: Path) -> Iterator[str]:
     """Yield the lines of a script's diff, without regard to indentation."""
-    before, after = (read(FOREIGN / folder / f"{name}.py") for folder in ("before", "after"))
+    before, after = read(before_path), read(after_path)
     matcher = difflib.SequenceMatcher(None, *([line.strip() for line in lines] for lines in (before, after)), False)
     for group in matcher.get_grouped_opcodes(CONTEXT):
         yield "@@ @@"

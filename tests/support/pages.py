@@ -19,6 +19,7 @@ from holdfast.provenance.changes import FIELD_CLASSES, classify
 from tests.support import reference
 from tests.support.api import escape, make_api
 from tests.support.converted import make_convert
+from tests.support.gallery import make_gallery
 from tests.support.struck_records import FORMAT, fill_format
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ ENGINE = ROOT / "holdfast"
 # Rooms that are no packages.
 SAID = {
     "deployments": "`make up`, `make down`, and the deployments, automations and work pools of a Prefect server.",
-    "examples": "Recipes that are trained and tested here, and aren't in the wheel: cards and chat.",
+    "examples": "Recipes that are trained and tested here, and aren't in the wheel: the gallery, cards and chat.",
     "flows": "Prefect's flows: train, attempt, audit, evaluate, prune and sweep.",
     "infra": "Images, Kubernetes, Terraform, the site of the pages, and the checks of their files.",
     "tasks": "What Prefect adds to the engine: chunk tasks, hooks, artifacts, heartbeats.",
@@ -243,6 +244,7 @@ PAGES = {
     "convert.md": make_convert,
     "environment.md": reference.make_environment,
     "errors.md": reference.make_errors,
+    "gallery.md": make_gallery,
     "messages.md": reference.make_messages,
     "rooms.md": make_rooms,
 }

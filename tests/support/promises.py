@@ -54,7 +54,7 @@ PROMISES = {
         "project/test_readme.py::test_the_readmes_own_model_in_twenty_lines",
     ),
     "a loop of one's own survives kills": (
-        "foreign/test_foreign.py::test_killed_and_stopped_it_ends_on_the_same_bytes[nanogpt]",
+        "examples/gallery/test_gallery.py::test_killed_and_stopped_it_ends_on_the_same_bytes[language_model]",
     ),
     "a stream of data continues where it stood": (
         "holdfast/data/test_streams.py::test_killed_it_is_proved[loop-stateful_loader]",

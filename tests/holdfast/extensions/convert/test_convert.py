@@ -14,19 +14,25 @@ from tests.support.lives import Lives
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FOREIGN = ROOT / "tests" / "foreign" / "before"
+GALLERY = ROOT / "examples" / "gallery" / "plain"
 # What each script keeps, and its number of epochs; None for a script that doesn't say it.
 EXPECTED = {
     "accelerate_script": ("model optimizer lr_scheduler history", 4),
     "dcgan": ("net_g net_d optimizer_d optimizer_g history", 10),
-    "diffusion": ("model optimizer lr_scheduler ema noise_scheduler global_step", 6),
+    "diffusion": ("model optimizer lr_scheduler ema noise_scheduler", 30),
     "distillation": ("teacher student optimizer scheduler progress", 5),
     "lightning_gan": ("", 6),
-    "lightning_module": ("", 5),
+    "lightning_module": ("", None),
     "moco": ("model optimizer losses", 5),
-    "nanogpt": ("model optimizer scaler x y", 1),
+    "language_model": ("model optimizer scaler x y", 1),
     "ppo": ("agent optimizer envs next_obs next_done", 1),
     "sft_script": ("", None),
     "trainer_script": ("", 5),
+    "contrastive_text": ("model optimizer scheduler best", 8),
+    "fine_tuning": ("model optimizer lr_scheduler", 8),
+    "graph_network": ("model optimizer best", 1),
+    "image_classification": ("model model_ema optimizer warmup cosine scheduler", 12),
+    "soft_actor_critic": ("targets q_optimizer actor_optimizer a_optimizer rb obs", 1),
     "array_parts": ("model optimizer history best_mse epoch_loss", 4),
     "endless": ("model opt best_loss running xb yb", 1),
     "module_state": ("net optimizer scheduler", 6),
@@ -51,7 +57,7 @@ LINES = {
 
 
 def find_script(name: str) -> Path:
-    return next(path for path in (SCRIPTS / f"{name}.py", FOREIGN / f"{name}.py") if path.exists())
+    return next(path for path in (folder / f"{name}.py" for folder in (SCRIPTS, FOREIGN, GALLERY)) if path.exists())
 
 
 def convert_script(name: str) -> Conversion:
@@ -59,7 +65,7 @@ def convert_script(name: str) -> Conversion:
 
 
 def test_every_script_is_listed() -> None:
-    assert {path.stem for folder in (SCRIPTS, FOREIGN) for path in folder.glob("*.py")} == {*EXPECTED}
+    assert {path.stem for folder in (SCRIPTS, FOREIGN, GALLERY) for path in folder.glob("*.py")} == {*EXPECTED}
 
 
 @pytest.mark.parametrize("name", EXPECTED)

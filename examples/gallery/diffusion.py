@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import json
 import math
 
 import torch
@@ -103,11 +102,10 @@ def train(run: holdfast.Run) -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--train_batch_size", type=int, default=64)
     parser.add_argument("--eval_batch_size", type=int, default=200)
-    parser.add_argument("--num_epochs", type=int, default=6)
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--num_warmup_steps", type=int, default=5)
     parser.add_argument("--ema_decay", type=float, default=0.95)
-    parser.add_argument("--save_images_step", type=int, default=2)
+    parser.add_argument("--save_images_step", type=int, default=10)
     config = parser.parse_args([])
 
     torch.manual_seed(config.seed)
@@ -122,30 +120,27 @@ def train(run: holdfast.Run) -> None:
         optimizer, lambda step: min(1.0, (step + 1) / config.num_warmup_steps)
     )
 
-    global_step = 0
     print("Training model...")
     run.keep(model=model, ema=ema, optimizer=optimizer, lr_scheduler=lr_scheduler)
-    for step in run.steps(dataloader):
-        global_step, epoch, (batch,) = step.number, step.epoch, step.batch
-        model.train()
-        noise = torch.randn(batch.shape)
-        timesteps = torch.randint(0, noise_scheduler.num_timesteps, (batch.shape[0],)).long()
+    for epoch in run.epochs(dataloader):
+        for (batch,) in run.batches():
+            model.train()
+            noise = torch.randn(batch.shape)
+            timesteps = torch.randint(0, noise_scheduler.num_timesteps, (batch.shape[0],)).long()
 
-        noisy = noise_scheduler.add_noise(batch, noise, timesteps)
-        noise_pred = model(noisy, timesteps)
-        loss = F.mse_loss(noise_pred, noise)
-        loss.backward()
+            noisy = noise_scheduler.add_noise(batch, noise, timesteps)
+            noise_pred = model(noisy, timesteps)
+            loss = F.mse_loss(noise_pred, noise)
+            loss.backward()
 
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        lr_scheduler.step()
-        optimizer.zero_grad()
-        ema.step(model)
-        global_step += 1
-        print(json.dumps({"step": global_step, "loss": loss.detach().item()}))
-        run.log(loss=loss)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            lr_scheduler.step()
+            optimizer.zero_grad()
+            ema.step(model)
+            run.log(loss=loss)
 
-        if step.is_last_of_epoch and (epoch % config.save_images_step == 0 or epoch == config.num_epochs - 1):
+        if epoch % config.save_images_step == 0 or epoch == run.config.epochs - 1:
             # generate data with the averaged model
             sample = torch.randn(config.eval_batch_size, 2)
             for t in reversed(range(len(noise_scheduler))):
@@ -153,3 +148,4 @@ def train(run: holdfast.Run) -> None:
                     residual = ema.averaged_model(sample, torch.full((config.eval_batch_size,), t))
                 sample = noise_scheduler.step(residual, t, sample)
             print(f"epoch {epoch}: samples' mean radius {sample.norm(dim=1).mean():.4f}")
+    torch.save(ema.averaged_model.state_dict(), "diffusion.pt")

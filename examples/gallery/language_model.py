@@ -1,6 +1,5 @@
 """Train a tiny GPT on a file of token ids, on one process or with DDP."""
 
-import json
 import math
 import os
 import tempfile
@@ -129,15 +128,14 @@ def train(run: holdfast.Run) -> None:
     block_size = 32
     # adamw optimizer
     learning_rate = 1e-2
-    max_iters = 60
     weight_decay = 1e-1
     beta1 = 0.9
     beta2 = 0.95
     grad_clip = 1.0
     # learning rate decay
     decay_lr = True
-    warmup_iters = 5
-    lr_decay_iters = 60
+    warmup_iters = 20
+    lr_decay_iters = 240
     min_lr = 1e-3
     # system
     device = "cpu"
@@ -213,7 +211,7 @@ def train(run: holdfast.Run) -> None:
     carried = {"batch": get_batch("train")}
     raw_model = model.module if ddp else model
     run.keep(model=raw_model, optimizer=optimizer, scaler=scaler, carried=carried)
-    for step in run.steps(per_epoch=max_iters):
+    for step in run.steps(per_epoch=eval_interval):
         iter_num, (x, y) = step.number, carried["batch"]
         lr = get_lr(iter_num) if decay_lr else learning_rate
         for param_group in optimizer.param_groups:
@@ -243,8 +241,9 @@ def train(run: holdfast.Run) -> None:
         if iter_num % log_interval == 0 and master_process:
             print(f"iter {iter_num}: loss {lossf:.4f}, lr {lr:.6f}")
         iter_num += 1
-        print(json.dumps({"step": iter_num, "loss": lossf}))
         run.log(loss=lossf)
 
+    if master_process:
+        torch.save(raw_model.state_dict(), "language_model.pt")
     if ddp:
         destroy_process_group()

@@ -1,6 +1,5 @@
 """Train a classifier of made-up spirals with Lightning: a data module, metrics, a callback and a logger."""
 
-import json
 import os
 import tempfile
 from collections import deque
@@ -18,29 +17,31 @@ from holdfast.adapters import lightning as holdfast_lightning
 
 
 class SpiralData(L.LightningDataModule):
-    def __init__(self, batch_size=8):
+    def __init__(self, batch_size=16):
         super().__init__()
         self.batch_size = batch_size
 
     def setup(self, stage):
-        turn = torch.linspace(0.2, 3, 64)
+        turn = torch.linspace(0.2, 9, 320)
         arms = [torch.stack([turn * (turn + side).cos(), turn * (turn + side).sin()], 1) for side in (0.0, 3.14)]
-        dataset = TensorDataset(torch.cat(arms), torch.arange(2).repeat_interleave(64))
+        dataset = TensorDataset(torch.cat(arms), torch.arange(2).repeat_interleave(320))
         split = torch.Generator().manual_seed(42)
-        self.train_set, self.val_set = random_split(dataset, [96, 32], generator=split)
+        self.train_set, self.val_set = random_split(dataset, [512, 128], generator=split)
 
     def train_dataloader(self):
         return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
 
     def val_dataloader(self):
-        return DataLoader(self.val_set, batch_size=16)
+        return DataLoader(self.val_set, batch_size=64)
 
 
 class SpiralClassifier(L.LightningModule):
-    def __init__(self, width=16, lr=0.01):
+    def __init__(self, width=64, lr=0.01):
         super().__init__()
         self.save_hyperparameters()
-        self.model = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 2))
+        self.model = nn.Sequential(
+            nn.Linear(2, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)
+        )
         self.train_acc = Accuracy(task="multiclass", num_classes=2)
         self.val_acc = Accuracy(task="multiclass", num_classes=2)
         self.recent = deque(maxlen=8)  # the losses of the last batches, to weigh the present one
@@ -68,12 +69,12 @@ class SpiralClassifier(L.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=192)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class LossPrinter(L.Callback):
-    """Prints a line for each batch, with the smallest loss so far."""
+class SmallestLoss(L.Callback):
+    """Prints the smallest loss of a batch after each epoch."""
 
     def __init__(self):
         self.batches = 0
@@ -81,11 +82,10 @@ class LossPrinter(L.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.batches += 1
-        loss = trainer.callback_metrics["loss"].item()
-        if loss < self.smallest:
-            self.smallest = loss
-            print(f"smallest loss so far: {loss:.4f} in batch {self.batches}")
-        print(json.dumps({"step": self.batches, "loss": loss}))
+        self.smallest = min(self.smallest, trainer.callback_metrics["loss"].item())
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        print(f"smallest loss of {self.batches} batches: {self.smallest:.4f}")
 
     def state_dict(self):
         return {"batches": self.batches, "smallest": self.smallest}
@@ -100,15 +100,16 @@ def train(run: holdfast.Run) -> None:
     module = SpiralClassifier()
     run.keep(recent=module.recent)
     trainer = L.Trainer(
-        max_epochs=5,
+        max_epochs=run.config.epochs,
         accelerator="cpu",
-        accumulate_grad_batches=5,
+        accumulate_grad_batches=2,
         gradient_clip_val=1.0,
         log_every_n_steps=1,
-        callbacks=[LossPrinter(), LearningRateMonitor(), EarlyStopping("val_loss", patience=10)],
+        callbacks=[SmallestLoss(), LearningRateMonitor(), EarlyStopping("val_loss", patience=20)],
         logger=CSVLogger(os.environ.get("OUTPUT") or tempfile.mkdtemp()),
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
     holdfast_lightning.fit(run, trainer, module, datamodule=data)
     print(f"validation loss {trainer.callback_metrics['val_loss']:.4f}")
+    torch.save(module.state_dict(), "lightning_module.pt")

@@ -1,6 +1,5 @@
 """Train a tiny GPT on a file of token ids, on one process or with DDP."""
 
-import json
 import math
 import os
 import tempfile
@@ -126,15 +125,15 @@ batch_size = 8
 block_size = 32
 # adamw optimizer
 learning_rate = 1e-2
-max_iters = 60
+max_iters = 240
 weight_decay = 1e-1
 beta1 = 0.9
 beta2 = 0.95
 grad_clip = 1.0
 # learning rate decay
 decay_lr = True
-warmup_iters = 5
-lr_decay_iters = 60
+warmup_iters = 20
+lr_decay_iters = 240
 min_lr = 1e-3
 # system
 device = "cpu"
@@ -243,7 +242,8 @@ while iter_num < max_iters:
     if iter_num % log_interval == 0 and master_process:
         print(f"iter {iter_num}: loss {lossf:.4f}, lr {lr:.6f}")
     iter_num += 1
-    print(json.dumps({"step": iter_num, "loss": lossf}))
 
+if master_process:
+    torch.save(raw_model.state_dict(), "language_model.pt")
 if ddp:
     destroy_process_group()

@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import json
 import math
 
 import torch
@@ -101,11 +100,11 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--train_batch_size", type=int, default=64)
     parser.add_argument("--eval_batch_size", type=int, default=200)
-    parser.add_argument("--num_epochs", type=int, default=6)
+    parser.add_argument("--num_epochs", type=int, default=30)
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--num_warmup_steps", type=int, default=5)
     parser.add_argument("--ema_decay", type=float, default=0.95)
-    parser.add_argument("--save_images_step", type=int, default=2)
+    parser.add_argument("--save_images_step", type=int, default=10)
     config = parser.parse_args()
 
     torch.manual_seed(config.seed)
@@ -120,7 +119,6 @@ if __name__ == "__main__":
         optimizer, lambda step: min(1.0, (step + 1) / config.num_warmup_steps)
     )
 
-    global_step = 0
     print("Training model...")
     for epoch in range(config.num_epochs):
         for (batch,) in dataloader:
@@ -138,8 +136,6 @@ if __name__ == "__main__":
             lr_scheduler.step()
             optimizer.zero_grad()
             ema.step(model)
-            global_step += 1
-            print(json.dumps({"step": global_step, "loss": loss.detach().item()}))
 
         if epoch % config.save_images_step == 0 or epoch == config.num_epochs - 1:
             # generate data with the averaged model
@@ -149,3 +145,4 @@ if __name__ == "__main__":
                     residual = ema.averaged_model(sample, torch.full((config.eval_batch_size,), t))
                 sample = noise_scheduler.step(residual, t, sample)
             print(f"epoch {epoch}: samples' mean radius {sample.norm(dim=1).mean():.4f}")
+    torch.save(ema.averaged_model.state_dict(), "diffusion.pt")

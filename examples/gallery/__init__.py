@@ -1,0 +1,1 @@
+"""Training scripts of several fields, each with and without Holdfast: docs/gallery.md."""
