@@ -34,14 +34,14 @@ class Short:
 
 
 SHORT = {
-    "image_classification": Short(3, 12, 29, 3),
+    "image_classification": Short(3, 16, 29, 3),
     "language_model": Short(2, 15, 33, 40),
     "diffusion": Short(3, 8, 15, 3),
     "fine_tuning": Short(1, 12, 20, 1),
     "contrastive_text": Short(1, 12, 20, 1),
     "graph_network": Short(2, 15, 33, 40),
     "soft_actor_critic": Short(1, 70, 85, 100),
-    "lightning_module": Short(2, 20, 45, 2),
+    "lightning_module": Short(1, 12, 21, 1),
 }
 # Its samples draw random numbers, which Holdfast seeds by the batch's number: the weights aren't those of the script.
 DRAWS_IN_SAMPLES = {"image_classification"}
