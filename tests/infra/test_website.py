@@ -113,7 +113,7 @@ def test_the_site_has_every_page(made: Path) -> None:
 @pytest.mark.skipif(find_browser() is None, reason="there is no Chromium")
 def test_a_browser_shows_the_site_and_asks_no_other_host(url: str) -> None:
     with browser() as address:
-        for name in ("index.html", "docs/convert.html", "docs/messages.html"):
+        for name in ("index.html", "docs/gallery.html", "docs/messages.html"):
             for theme, is_dark in (("light", False), ("dark", True)):
                 for width in WIDTHS:
                     with Page(address) as page:
