@@ -2,8 +2,10 @@
 
 import ast
 import itertools
+import json
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeGuard
@@ -16,6 +18,7 @@ from holdfast.extensions.convert.script import (
     Function,
     Loop,
     Script,
+    arguments_of,
     called,
     class_of,
     dotted,
@@ -27,10 +30,20 @@ from holdfast.extensions.convert.script import (
 from holdfast.extensions.convert.state import State, StateFinder
 
 WIDTH = 110
+# The number of steps of a loop that doesn't say it.
+STEPS = 1000
 SAVES = re.compile(r"(^|\.)(torch\.save|_?save_checkpoint|_?save_ckpt|_?save_model|save_state|accelerator\.save)$")
+# How scripts read their options, besides ``parser.parse_args()``.
+PARSERS = re.compile(r"\.parse_\w*args\w*$|^tyro\.cli$")
 LOADS = re.compile(r"(^|\.)(torch\.load|load_checkpoint|load_ckpt|load_state)$")
 SPLITTERS = re.compile(r"randperm|permutation|shuffle|random\.sample")
 ADAPTERS = {"train": "transformers", "fit": "lightning"}
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 # The arguments by which a Trainer of another library gets its number of epochs.
 LENGTHS = ("max_epochs", "num_train_epochs")
 # The statements of a module that may stay at its top: each process that imports the script executes them.
@@ -58,12 +71,13 @@ class Conversion:
     questions: list[str] = field(default_factory=list)
 
 
-def convert(text: str, name: str, line: int = 0) -> Conversion:
+def convert(text: str, name: str, line: int = 0, options: Sequence[str] = ()) -> Conversion:
     """Convert a script.
 
     Args:
         name: the file's name, for messages.
         line: the line of the loop to convert; 0 for the last one that trains.
+        options: the command-line options that the script gets.
 
     Raises:
         ConfigError: the script isn't Python, or has no loop that this function understands.
@@ -77,20 +91,20 @@ def convert(text: str, name: str, line: int = 0) -> Conversion:
         raise ConfigError(f"{name} uses holdfast already", hint="holdfast prove tests it")
     changer: _Changer | _ForeignChanger
     try:
-        changer = _Changer(script, line)
+        changer = _Changer(script, line, options)
     except ConfigError:
         foreign = _find_foreign(script)
         if foreign is None or line:
             raise
-        changer = _ForeignChanger(script, foreign)
+        changer = _ForeignChanger(script, foreign, options)
     return changer.convert()
 
 
 class _Entry:
     """Edits that are common to all conversions: the function that Holdfast calls, and the imports."""
 
-    def __init__(self, script: Script) -> None:
-        self.script, self.finder = script, Finder(script)
+    def __init__(self, script: Script, options: Sequence[str]) -> None:
+        self.script, self.finder, self.options = script, Finder(script), [*options]
         names = {each.id for each in ast.walk(script.tree) if isinstance(each, ast.Name)}
         names |= {each.arg for each in ast.walk(script.tree) if isinstance(each, ast.arg)}
         self.run = "run" if "run" not in names else "held_run"
@@ -129,15 +143,33 @@ class _Entry:
             offset = self.script.segment(function).encode().index(b"(") + 1
             self.script.insert_at(function, offset, f"{self.run}, " if has_more else self.run)
 
+    def _give_options(self) -> list[str]:
+        """Give the script its options. Return the lines to write at the beginning of the function, if any."""
+        elsewhere: ast.AST | None = None
+        given = json.dumps(self.options)
+        for node in ast.walk(self.script.tree):
+            if isinstance(node, ast.Call) and dotted(node.func).endswith(".parse_args") and not node.args:
+                self.script.insert_at(node, len(self.script.segment(node).encode()) - 1, given)
+                self.ask(node, f"the options are {given} now: make those that you change parameters of the function")
+            elif PARSERS.search(called(node)) or dotted(node) == "sys.argv":
+                elsewhere = elsewhere or node
+        if elsewhere is None:
+            return []
+        self.ask(elsewhere, f"the options are {given} now: make those that you change parameters of the function")
+        return [f"    sys.argv[1:] = {given}"]
+
+    def _allow_folders(self) -> None:
+        """Let a resume find the folders that the script makes."""
+        for node in ast.walk(self.script.tree):
+            if isinstance(node, ast.keyword) and node.arg == "exist_ok" and self.script.segment(node.value) == "False":
+                self.script.replace(node.value, "True")
+                self.ask(node, "a resume finds this folder, so it may exist now")
+
     def finish(self, imports: Sequence[str]) -> Conversion:
         """Apply the edits, and make the function that Holdfast calls."""
-        for call in ast.walk(self.script.tree):
-            if isinstance(call, ast.Call) and dotted(call.func).endswith(".parse_args") and not call.args:
-                self.script.insert_at(call, len(self.script.segment(call).encode()) - 1, "[]")
-                self.ask(
-                    call,
-                    "the options have their defaults now: make each option that you set a parameter of the function",
-                )
+        arguments = self._give_options()
+        self._allow_folders()
+        imports = [*imports, *(["import sys"] if arguments else [])]
         script = Script(self.script.name, self.script.apply())
         _drop_imports(script, ("wandb", "SummaryWriter"))
         script = Script(script.name, script.apply())
@@ -147,10 +179,10 @@ class _Entry:
         if guard is not None and all(_is_passive(node) for node in script.tree.body if node is not guard):
             outer = _list_globals(script, guard.body)
             text = script.text.splitlines(keepends=True)
-            text[guard.lineno - 1] = head + "\n" + (f"    global {', '.join(outer)}\n" if outer else "")
+            text[guard.lineno - 1] = "\n".join([head, *_declare(outer), *arguments, ""])
             self.result.text = "".join(text)
         else:
-            self.result.text = _wrap(script, head, guard)
+            self.result.text = _wrap(script, head, arguments, guard)
         self.result.function = name
         self.result.text = _add_imports(Script(script.name, self.result.text), imports)
         try:
@@ -166,12 +198,12 @@ class _Entry:
 class _Changer(_Entry):
     """The edits of a script with its own training loop."""
 
-    def __init__(self, script: Script, line: int) -> None:
-        super().__init__(script)
+    def __init__(self, script: Script, line: int, options: Sequence[str]) -> None:
+        super().__init__(script, options)
         self.found: Loops = self.finder.find(line)
         states = StateFinder(self.finder, self.found)
         self.state: State = states.find()
-        self.sums = states.list_sums()
+        self.restarted = states.list_restarted()
         self.scope = function_of(self.found.outer) or script.tree
         self.step = "step" if "step" not in self.taken else "now"
         self.store = "state" if "state" not in self.taken else "carried"
@@ -179,9 +211,17 @@ class _Changer(_Entry):
     def convert(self) -> Conversion:
         for other in self.found.others:
             self.ask(other, "this loop trains, too, and stays as it is; --line converts it instead")
-        if self.sums:
-            names = ", ".join(self.sums)
+        for around in self.found.around:
+            self.ask(around, "a run trains once: take the loop that trains out of this loop")
+        sums, others = self.restarted
+        if sums:
+            names = ", ".join(sums)
             self.ask(self.found.batch, f"after a resume inside an epoch, sums count only the batches since: {names}")
+        if others:
+            question = (
+                f"a resume inside an epoch begins {', '.join(others)} anew, and a step depends on the step before"
+            )
+            self.ask(self.found.batch, f"{question}: keep it in a dict that {self.run}.keep(...) gets")
         self._use_accelerator()
         self._drop_checkpoints()
         has_logged = self._log_instead_of_writers()
@@ -204,9 +244,8 @@ class _Changer(_Entry):
                     if given.arg == "gradient_accumulation_steps":
                         self.script.insert_after(node, f"{name} = {value}")
                     else:
-                        self.ask(
-                            node, f"the run's Accelerator has no {given.arg}={value}; see compute in the configuration"
-                        )
+                        text = f"{given.arg}={value}" if given.arg else f"**{value}"
+                        self.ask(node, f"the run's Accelerator has no {text}; see compute in the configuration")
 
     # ---- the loops
 
@@ -255,8 +294,10 @@ class _Changer(_Entry):
             self.ask(loop, "how many epochs? Write the number into the configuration")
 
     def _continue_index(self, batch: Loop, loader: ast.expr) -> None:
-        """Let ``enumerate`` begin with the number of the next batch, so that it continues after a resume."""
-        for around in itertools.takewhile(lambda each: each is not batch, enclosing(loader)):
+        """Let ``enumerate`` continue with the batch's number."""
+        heads = [batch.iter] if isinstance(batch, ast.For) else []
+        wrappers = [*itertools.takewhile(lambda each: isinstance(each, ast.expr), enclosing(loader))]
+        for around in dict.fromkeys([*wrappers, *(each for head in heads for each in ast.walk(head))]):
             if isinstance(around, ast.Call) and dotted(around.func) == "enumerate":
                 starts = [*around.args[1:], *(each.value for each in around.keywords)]
                 if starts:
@@ -296,7 +337,7 @@ class _Changer(_Entry):
             self.result.epochs = 1
         else:
             start, stop = _bounds(loop)
-            if stop is None:
+            if stop is None and not _is_endless(loop):
                 raise ConfigError(
                     f"{self.script.place(loop)}: this loop has no count that ends it: {ast.unparse(_head(loop))}",
                     hint="let the loop go through range(number of steps), and convert again",
@@ -306,7 +347,11 @@ class _Changer(_Entry):
             if counter is not None and (is_used or isinstance(loop, ast.While)):
                 offset = f"{self.text_of(start)} + " if start is not None and _number(start) != 0 else ""
                 lines.append(f"{counter} = {offset}{step}.number")
-            self._replace_head_of_steps(loop, step, stop, start)
+            if stop is not None:
+                self._replace_head_of_steps(loop, step, stop, start)
+            else:
+                self.ask(loop, f"this loop has no count that ends it: how many steps? {STEPS} is written")
+                self._replace_head(loop, f"{self.run}.steps(per_epoch={STEPS})", step)
             number, first = self._find_number(stop), _number(start) or 0
             self.result.epochs, self.result.steps = 1, number - first if number is not None else None
         if lines:
@@ -357,15 +402,21 @@ class _Changer(_Entry):
         )
         self._ask_about_split(outer, batch)
 
-    def _find_number(self, expression: ast.expr | None) -> int | None:
-        """Return an expression's value if the script defines it as a number, in a constant or an option's default."""
-        if expression is None:
+    def _find_number(self, expression: ast.expr | None, names: int = 8) -> int | None:
+        """Return the number that an expression is, if the script says so: in constants, or as an option's value.
+
+        Args:
+            names: the most names to follow, one after another.
+        """
+        if expression is None or not names:
             return None
         if (number := _number(expression)) is not None:
             return number
-        if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
-            left, right = self._find_number(expression.left), self._find_number(expression.right)
-            return left + right if left is not None and right is not None else None
+        if isinstance(expression, ast.BinOp) and (compute := OPERATORS.get(type(expression.op))):
+            left, right = (self._find_number(each, names - 1) for each in (expression.left, expression.right))
+            return compute(left, right) if left is not None and right is not None else None
+        if isinstance(expression, ast.Call) and dotted(expression.func) == "int" and expression.args:
+            return self._find_number(expression.args[0], names - 1)
         if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
             last = str(expression.slice.value)
         else:
@@ -373,7 +424,8 @@ class _Changer(_Entry):
             if (number := _number(expression)) is not None:
                 return number
             last = dotted(expression).rpartition(".")[2]
-        numbers = {_number(value) for value in _values_of(self.script.tree, last)} - {None}
+        values = [*_values_of(self.script.tree, last, self.options)]
+        numbers = {self._find_number(each, names - 1) for each in values} - {None}
         return numbers.pop() if len(numbers) == 1 else None
 
     def _argument_outside(self, expression: ast.expr) -> ast.expr:
@@ -397,11 +449,17 @@ class _Changer(_Entry):
                 f"which objects does training change? Write {self.run}.keep(model=model, ...) before this loop",
             )
         else:
-            lines += _fold(f"{self.run}.keep(", [f"{name}={text}" for name, text in kept.items()], ")")
+            for test in dict.fromkeys(["", *self.state.conditions.values()]):
+                parts = [f"{name}={text}" for name, text in kept.items() if self.state.conditions.get(name, "") == test]
+                keep = _fold(f"{self.run}.keep(", parts, ")") if parts else []
+                lines += [f"if {test}:", *(f"    {line}" for line in keep)] if test else keep
         for name, reason in self.state.unclear.items():
             question = f"does a step depend on the value of {name} that the step before left?"
             self.ask(self.found.outer, f"{question} It isn't kept, because {reason}")
         self.script.insert_before(self.found.outer, *lines)
+        for name, form in self.state.detached.items():
+            item = f'{self.store}["{name}"]'
+            self.script.insert_after(self.found.batch.body[-1], f"{item} = {form.format(item)}")
         self.result.kept = [*self.state.kept, *carried]
 
     def _rename(self) -> None:
@@ -533,8 +591,8 @@ class _Changer(_Entry):
 class _ForeignChanger(_Entry):
     """The edits of a script that calls another library's loop."""
 
-    def __init__(self, script: Script, call: ast.Call) -> None:
-        super().__init__(script)
+    def __init__(self, script: Script, call: ast.Call, options: Sequence[str]) -> None:
+        super().__init__(script, options)
         self.call = call
 
     def convert(self) -> Conversion:
@@ -607,7 +665,7 @@ def _bounds(loop: Loop) -> tuple[ast.expr | None, ast.expr | None]:
         head = strip_wrappers(loop.iter)
         if isinstance(head, ast.Call) and called(head) in ("range", "trange") and len(head.args) < 3:
             return (head.args[0], head.args[1]) if len(head.args) == 2 else (None, head.args[0])
-        return None, None
+        return (head.args[0] if isinstance(head, ast.Call) and head.args and _is_endless(loop) else None), None
     end = find_last_break(loop)
     test = end.test if end is not None else loop.test
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.left, ast.Name):
@@ -615,14 +673,24 @@ def _bounds(loop: Loop) -> tuple[ast.expr | None, ast.expr | None]:
     return None, test.comparators[0] if end is not None or isinstance(test.ops[0], ast.Lt) else None
 
 
+def _is_endless(loop: Loop) -> bool:
+    """Return whether a loop counts without an end, as ``for episode in count(1)`` does."""
+    return isinstance(loop, ast.For) and called(strip_wrappers(loop.iter)) in ("count", "itertools.count")
+
+
 def _number(expression: ast.expr | None) -> int | None:
-    if isinstance(expression, ast.Constant) and type(expression.value) is int:
-        return expression.value
-    return None
+    value = expression.value if isinstance(expression, ast.Constant) else None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
 
 
-def _values_of(tree: ast.AST, name: str) -> Iterator[ast.expr | None]:
-    """Yield the values that a script assigns to a variable, an attribute, an item of a dict, or an option's default."""
+def _values_of(tree: ast.AST, name: str, options: Sequence[str]) -> Iterator[ast.expr]:
+    """Yield the values that a script gives a name: a variable, an attribute, an item of a dict, an option's default.
+
+    Args:
+        options: the command-line options that the script gets.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Assign() if any(dotted(each).rpartition(".")[2] == name for each in node.targets):
@@ -630,7 +698,7 @@ def _values_of(tree: ast.AST, name: str) -> Iterator[ast.expr | None]:
             case ast.Assign(targets=[ast.Tuple() as target], value=ast.Tuple() as value):
                 yield from (v for t, v in zip(target.elts, value.elts, strict=False) if dotted(t) == name)
             case ast.AnnAssign() if dotted(node.target) == name:
-                yield node.value
+                yield node.value or ast.Constant(None)
             case ast.arguments():
                 given = [*node.posonlyargs, *node.args][-len(node.defaults) :] if node.defaults else []
                 yield from (v for a, v in zip(given, node.defaults, strict=True) if a.arg == name)
@@ -643,23 +711,16 @@ def _values_of(tree: ast.AST, name: str) -> Iterator[ast.expr | None]:
             case ast.Call(func=ast.Name(id="dict")):
                 yield from (each.value for each in node.keywords if each.arg == name)
             case ast.Call() if dotted(node.func).endswith("add_argument"):
-                options = [str(each.value).lstrip("-") for each in node.args if isinstance(each, ast.Constant)]
-                if name in [each.replace("-", "_") for each in options]:
-                    yield next((each.value for each in node.keywords if each.arg == "default"), None)
+                names = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+                said = [value for option, value in itertools.pairwise(options) if option in names and value.isdigit()]
+                if name in [each.lstrip("-").replace("-", "_") for each in names]:
+                    default = [each.value for each in node.keywords if each.arg == "default"]
+                    yield from [ast.Constant(int(each)) for each in said[-1:]] or default
 
 
 def _find_argument(call: ast.Call, function: Function, parameter: ast.expr) -> ast.expr:
-    """Return the argument that a call passes for a parameter. Return a name that is no parameter unchanged."""
-    names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-    names = names[1:] if class_of(function) else names
-    name = dotted(parameter)
-    if name not in names:
-        return parameter
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    index = names.index(name)
-    return call.args[index] if index < len(call.args) else parameter
+    """Return the argument that a call gives for a parameter; the parameter itself if it is none."""
+    return arguments_of(call, function).get(dotted(parameter), parameter)
 
 
 def _is_guard(node: ast.stmt) -> TypeGuard[ast.If]:
@@ -696,10 +757,11 @@ def _is_passive(node: ast.stmt) -> bool:
     return isinstance(node, ast.Try) and all(isinstance(each, (ast.Import, ast.ImportFrom)) for each in node.body)
 
 
-def _wrap(script: Script, head: str, guard: ast.If | None) -> str:
-    """Put a module's statements into a function, from the first statement that does more than define or import.
+def _wrap(script: Script, head: str, arguments: Sequence[str], guard: ast.If | None) -> str:
+    """Put a module's statements into a function, from the first one that does something.
 
     Args:
+        arguments: the lines that give the script its options.
         guard: the statement ``if __name__ == "__main__":``, whose body becomes a part of the function's.
     """
     body = script.tree.body
@@ -723,8 +785,13 @@ def _wrap(script: Script, head: str, guard: ast.If | None) -> str:
         if guard is None or number != guard.lineno
     ]
     gap = "" if start < 2 else "\n" * (2 - sum(not line.strip() for line in lines[max(0, start - 3) : start - 1]))
-    declared = [f"    global {', '.join(outer)}\n"] if outer else []
-    return "".join([*lines[: start - 1], gap, f"{head}\n", *declared, *moved])
+    first_lines = "\n".join([head, *_declare(outer), *arguments, ""])
+    return "".join([*lines[: start - 1], gap, first_lines, *moved])
+
+
+def _declare(names: Sequence[str]) -> list[str]:
+    """Return the line that declares a function's global variables."""
+    return [f"    global {', '.join(names)}"] if names else []
 
 
 def _with_comments(lines: Sequence[str], start: int) -> int:
@@ -746,6 +813,7 @@ def _drop_imports(script: Script, names: Sequence[str]) -> None:
 
 def _add_imports(script: Script, imports: Sequence[str]) -> str:
     found = [node for node in script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imports = [each for each in imports if each not in map(script.segment, found)]
     if found:
         script.insert_after(found[-1], "", *imports)
     else:

@@ -1,6 +1,7 @@
 """Find the loop that trains: the calls that lead to it, its loop over epochs, and its loop over batches."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from functools import cached_property
 
 from holdfast.errors import ConfigError
 from holdfast.extensions.convert.script import (
+    FUNCTIONS,
     LOOPS,
     Function,
     Loop,
@@ -15,6 +17,7 @@ from holdfast.extensions.convert.script import (
     called,
     class_of,
     dotted,
+    enclosing,
     function_of,
 )
 
@@ -47,6 +50,12 @@ class Loops:
     @property
     def outer(self) -> Loop:
         return self.epoch or self.batch
+
+    @property
+    def around(self) -> list[Loop]:
+        """The loops in which the outer loop is, itself or by calls: they train several times."""
+        places = [self.outer, *(call for call, _ in self.calls_into(self.outer))]
+        return [each for place in places for each in _loops_around(place)]
 
     def calls_into(self, loop: Loop) -> list[tuple[ast.Call, Function]]:
         """Return the calls that lead into a loop, or into the function around it."""
@@ -176,12 +185,11 @@ class Finder:
         """Return the expression in a loop's head that yields batches of a loader."""
         if not isinstance(loop, ast.For):
             return None
-        expression = loop.iter
+        expression = strip_wrappers(loop.iter)
         if isinstance(expression, ast.Name) and (wrapped := self._assigned(expression, loop)) is not None:
             inner = strip_wrappers(wrapped)
             if inner is not wrapped and self._is_loader(inner, loop):
                 return inner
-        expression = strip_wrappers(expression)
         return expression if self._is_loader(expression, loop) else None
 
     def _is_loader(self, expression: ast.expr, loop: Loop) -> bool:
@@ -194,12 +202,22 @@ class Finder:
         return assigned is not None and called(assigned).lower().endswith(("dataloader", "loader"))
 
     def _assigned(self, expression: ast.expr, loop: Loop) -> ast.expr | None:
-        """Return the value that was last assigned to a variable before a loop."""
-        name, found = dotted(expression), None
-        for node in ast.walk(function_of(loop) or self.script.tree):
-            if isinstance(node, ast.Assign) and any(dotted(each) == name for each in node.targets) and name:
-                found = node.value
-        return found
+        """Return the value that was assigned last, before a loop, to a variable."""
+        name = dotted(expression)
+        found = [
+            node
+            for node in ast.walk(function_of(loop) or self.script.tree)
+            if isinstance(node, ast.Assign) and node.lineno < loop.lineno and name
+            if any(dotted(each) == name for each in node.targets)
+        ]
+        return max(found, key=lambda node: node.lineno).value if found else None
+
+
+def _loops_around(place: ast.AST) -> Iterator[Loop]:
+    """Yield the loops around a place in its function."""
+    for each in itertools.takewhile(lambda node: not isinstance(node, FUNCTIONS), enclosing(place)):
+        if isinstance(each, LOOPS):
+            yield each
 
 
 def strip_wrappers(expression: ast.expr) -> ast.expr:

@@ -156,6 +156,14 @@ def walk_own(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
             yield from walk_own(list(ast.iter_child_nodes(node)))
 
 
+def arguments_of(call: ast.Call, function: Function) -> dict[str, ast.expr]:
+    """Return what a call gives for a function's parameters, by their names."""
+    names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+    names = names[1:] if class_of(function) else names
+    given = dict(zip(names, call.args, strict=False))
+    return given | {each.arg: each.value for each in call.keywords if each.arg}
+
+
 def dotted(node: ast.AST) -> str:
     """Return a name such as ``torch.optim.SGD``; empty for any different expression."""
     if isinstance(node, ast.Name):

@@ -9,9 +9,11 @@ from typing import Literal
 from holdfast.extensions.convert.finding import Finder, Loops, counter_of
 from holdfast.extensions.convert.script import (
     FUNCTIONS,
+    arguments_of,
     called,
     class_of,
     dotted,
+    enclosing,
     function_of,
     names_in,
     parent_of,
@@ -20,7 +22,7 @@ from holdfast.extensions.convert.script import (
 
 Kind = Literal["module", "optimizer", "scheduler", "scaler", "generator", "container", "object", ""]
 ORDER: tuple[Kind, ...] = ("module", "optimizer", "scheduler", "scaler")
-MODULES = re.compile(r"(^|\.)(nn|models|timm|torchvision)\.|from_pretrained|create_model|DataParallel|DDP$|AutoModel")
+MODULES = re.compile(r"(^|\.)(nn|models|timm)\.|from_pretrained|create_model|DataParallel|DDP$|AutoModel")
 LOSSES = re.compile(r"Loss$|^(torch\.)?nn\.functional|^F\.")
 OPTIMIZERS = re.compile(
     r"(^|\.)optim\.(?!lr_scheduler|swa_utils)|configure_optimizers|(^|\.)(SGD|Adam\w*|RMSprop|Adagrad|Adadelta|LBFGS|Lion|"
@@ -28,10 +30,14 @@ OPTIMIZERS = re.compile(
 )
 SCHEDULERS = re.compile(r"lr_scheduler\.|(LR|WarmRestarts|ReduceLROnPlateau)$|get_\w*schedule|get_scheduler")
 GENERATORS = re.compile(r"(^|\.)(Generator|default_rng|RandomState|Random)$")
+# The methods by which a loop uses a scheduler; pytorch_warmup's has the last.
+SCHEDULING = {"step", "get_last_lr", "get_lr", "state_dict", "dampening"}
 CONTAINERS = {"dict", "list", "deque", "collections.deque", "defaultdict", "collections.defaultdict", "Counter", "set"}
 CHANGES = {"append", "appendleft", "extend", "add", "update", "push", "pop", "insert", "setdefault", "clear", "remove"}
 MODEL = re.compile(r"model|net$|generator|discriminator|critic|actor|encoder|decoder|agent", re.IGNORECASE)
 ENVIRONMENTS = re.compile(r"(^|\.)(make|make_vec)$|Env$|VectorEnv$")
+PASSIVE = re.compile(r"(Dataset|Folder|Tokenizer\w*|Processor|Config|Extractor)(\.|$)|datasets\.|transforms\.")
+NUMERIC = {"int", "float", "round", "max", "min", "abs", "divmod", "sum"}
 CLOCKS = re.compile(r"(^|\.)(time|perf_counter|monotonic|process_time)$|datetime\.now|Event$")
 NOT_STATE = {"summarywriter", "tqdm", "argparse", "argumentparser", "dataloader", "progress", "logger", "accelerator"}
 
@@ -42,20 +48,24 @@ class State:
 
     Attributes:
         kept: the objects to keep, as expressions by name.
-        carried: the plain variables whose values the next pass reads, with their values at the beginning.
-        unclear: variables for which a person has to decide whether a step depends on them, with the reason.
+        carried: the plain variables that a pass hands to the next, with the value at the beginning.
+        unclear: variables that a pass hands to the next, and for which a person has to decide, with the reason.
+        detached: how to detach carried variables that are tensors, as formats.
+        conditions: the tests of the `if` that makes a kept object, by name, for objects that nothing else makes.
     """
 
     kept: dict[str, str]
     carried: dict[str, str]
     unclear: dict[str, str]
+    detached: dict[str, str]
+    conditions: dict[str, str]
 
 
 class StateFinder:
     """Finds the state of the loop that `Finder` has found."""
 
     def __init__(self, finder: Finder, found: Loops) -> None:
-        self._script, self._found = finder.script, found
+        self._script, self._found, self._finder = finder.script, found, finder
         self._code = finder.list_code(found)
         around = function_of(found.outer)
         self._scope: ast.AST = around or finder.script.tree
@@ -63,8 +73,19 @@ class StateFinder:
 
     def find(self) -> State:
         kept = {self._name_of(text): text for text in self._list_kept()}
-        carried, unclear = self._find_carried({*kept.values()})
-        return State(kept, carried, unclear)
+        carried, unclear, detached = self._find_carried({*kept.values()})
+        return State(kept, carried, unclear, detached, self._find_conditions(kept))
+
+    def _find_conditions(self, kept: dict[str, str]) -> dict[str, str]:
+        """Return the tests of the `if` without an `else` in which objects are made, for those made nowhere else."""
+        found = dict[str, str]()
+        for name, text in kept.items():
+            makers = [each for each in self._assignments(text) if each.lineno < self._found.outer.lineno]
+            around = parent_of(makers[0]) if len(makers) == 1 else None
+            if isinstance(around, ast.If) and not around.orelse and around not in enclosing(self._found.outer):
+                is_main = "__name__" in names_in([around.test], ast.Load)
+                found |= {} if is_main else {name: self._script.segment(around.test)}
+        return found
 
     def _name_of(self, text: str) -> str:
         return text.rpartition(".")[2].lstrip("_")
@@ -130,8 +151,12 @@ class StateFinder:
         last = name.rpartition(".")[2]
         if isinstance(value, (ast.Dict, ast.List, ast.Set)) or name in CONTAINERS:
             return "container"
+        if isinstance(value, ast.Call) and any(map(_asks_gradients, value.keywords)):
+            return "object"
         if not name or last.lower() in NOT_STATE or LOSSES.search(name):
             return ""
+        if PASSIVE.search(name):
+            return "object" if last in self._classes() and self._is_changed_by(value, False) else ""
         if last in self._modules:
             return "module"
         for kind, pattern in (("scheduler", SCHEDULERS), ("optimizer", OPTIMIZERS), ("generator", GENERATORS)):
@@ -145,33 +170,53 @@ class StateFinder:
             return "object"
         return ""
 
-    def _is_changed_by(self, value: ast.expr) -> bool:
-        """Return whether the loop calls methods of the object that an expression makes, or passes the object on."""
+    def _is_changed_by(self, value: ast.expr, by_others: bool = True) -> bool:
+        """Return whether the loop calls methods of the object that an expression makes, or passes the object on.
+
+        Args:
+            by_others: whether to count that the loop passes the object on.
+        """
         names = {dotted(each) for each in getattr(parent_of(value), "targets", [])}
         calls = [each for each in ast.walk(self._found.outer) if isinstance(each, ast.Call)]
         methods = {dotted(each.func.value) for each in calls if isinstance(each.func, ast.Attribute)}
         passed = {dotted(argument) for each in calls for argument in (*each.args, *(k.value for k in each.keywords))}
-        return bool(names & (methods | passed))
+        return bool(names & (methods | (passed if by_others else set())))
 
     def _kind_by_use(self, text: str, within: ast.AST | None = None) -> Kind:
-        """Return the kind of a variable, judged by the methods that are called on it."""
-        called_on, is_called = set[str](), False
-        for node in ast.walk(within or self._scope):
-            if isinstance(node, ast.Call):
-                is_called = is_called or dotted(node.func) == text
-                if isinstance(node.func, ast.Attribute) and dotted(node.func.value) == text:
-                    called_on.add(node.func.attr)
+        """Return what a variable is by the methods that are called on it."""
+        called_on = self._uses(text, within or self._scope)
         if called_on & {"zero_grad", "param_groups"} and "step" in called_on:
             return "optimizer"
         if called_on & {"parameters", "named_parameters", "train", "eval"} and "fit" not in called_on:
             return "module"
-        if is_called and MODEL.search(text):
+        if "" in called_on and MODEL.search(text):
             return "module"
+        if {"reset", "step"} <= called_on:
+            return "object"
         if "scale" in called_on and "update" in called_on:
             return "scaler"
-        if "step" in called_on and re.search(r"sched", text, re.IGNORECASE):
+        if called_on & SCHEDULING and re.search(r"sched", text, re.IGNORECASE):
             return "scheduler"
         return "container" if called_on & CHANGES and text in self._used_expressions() else ""
+
+    def _uses(self, text: str, within: ast.AST, calls: int = 3) -> set[str]:
+        """Return the methods that are called on a variable, with "" for the variable itself.
+
+        Args:
+            calls: how many calls to follow into the script's functions, one inside another.
+        """
+        found = set[str]()
+        for node in ast.walk(within):
+            if not isinstance(node, ast.Call):
+                continue
+            if dotted(node.func) == text:
+                found.add("")
+            elif isinstance(node.func, ast.Attribute) and dotted(node.func.value) == text:
+                found.add(node.func.attr)
+            if calls and (function := self._finder.function_called(node)) is not None:
+                for parameter, argument in arguments_of(node, function).items():
+                    found |= self._uses(parameter, function, calls - 1) if dotted(argument) == text else set()
+        return found
 
     def _find_modules(self) -> set[str]:
         """Return the names of the script's classes that are modules."""
@@ -196,8 +241,8 @@ class StateFinder:
         }
 
     def _used_expressions(self) -> set[str]:
-        """Return the containers that the loop changes. Leave out containers of clock readings."""
-        found, clocks = set[str](), self._clocks()
+        """Return the containers that the loop changes. Leave out those that get readings of clocks."""
+        found, clocks = set[str](), self._clocks(self._scope)
         for node in ast.walk(self._found.outer):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
                 given = [each for argument in node.args for each in ast.walk(argument)]
@@ -210,15 +255,15 @@ class StateFinder:
 
     # ---- plain variables
 
-    def _find_carried(self, kept: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+    def _find_carried(self, kept: set[str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
         outer, batch = self._found.outer, self._found.batch
         loops = [outer, batch] if function_of(batch) is function_of(outer) and batch is not outer else [outer]
         names = set[str]()
         for loop in loops:
             own = names_in([loop.target], ast.Store) if isinstance(loop, ast.For) else set[str]()
             names |= find_live(loop.body, own) & names_in(loop.body, ast.Store)
-        names -= self._clocks() | kept | ({counter_of(outer)} if self._found.epoch is None else set())
-        carried, unclear = dict[str, str](), dict[str, str]()
+        names -= self._clocks(self._scope) | kept | ({counter_of(outer)} if self._found.epoch is None else set())
+        carried, unclear, detached = dict[str, str](), dict[str, str](), dict[str, str]()
         for name in sorted(names, key=lambda name: (self._first_line(name), name)):
             before, reset = self._value_before(name), self._value_inside(name)
             if self._is_shared(name):
@@ -227,6 +272,9 @@ class StateFinder:
                 carried[name] = name
             elif isinstance(reset, ast.Constant):
                 carried[name] = ast.unparse(reset)
+            elif (value := self._value_at_head(name)) is not None:
+                carried[name] = "None"
+                detached |= {name: _detach(value)} if _detach(value) else {}
             else:
                 unclear[name] = "this variable has no value before the loop"
         for function in self._script.functions:
@@ -234,8 +282,8 @@ class StateFinder:
                 if function is not self._scope and name in names_in(function.body, ast.Store):
                     unclear[name] = f"this variable is global, and {function.name} changes it"
         for name in self._changed_attributes() - kept:
-            unclear[name] = "a method changes this value: put it into a dict of the object, and keep the dict"
-        return {name: value for name, value in carried.items() if name not in unclear}, unclear
+            unclear[name] = "a method changes it: put it into a dict of the object, and keep the dict"
+        return {name: value for name, value in carried.items() if name not in unclear}, unclear, detached
 
     def _changed_attributes(self) -> set[str]:
         """Return the attributes of the loop's own object that its methods change."""
@@ -244,14 +292,16 @@ class StateFinder:
         stored = [each for method in methods for each in ast.walk(method) if isinstance(each, ast.Attribute)]
         return {dotted(each) for each in stored if isinstance(each.ctx, ast.Store) and dotted(each).startswith("self.")}
 
-    def list_sums(self) -> list[str]:
-        """Return the batch loop's variables that sum over an epoch: a resume inside the epoch restarts them."""
+    def list_restarted(self) -> tuple[list[str], list[str]]:
+        """Return the names of the batch loop's own function that a resume restarts: sums, and what a pass hands on."""
         batch = self._found.batch
-        if function_of(batch) is function_of(self._found.outer):
-            return []
+        around = function_of(batch)
+        if around is None or around is function_of(self._found.outer):
+            return [], []
         changed = {dotted(each.target) for each in walk_own(batch.body) if isinstance(each, ast.AugAssign)}
         own = names_in([batch.target], ast.Store) if isinstance(batch, ast.For) else set[str]()
-        return sorted(changed & find_live(batch.body, own))
+        live = find_live(batch.body, own) & names_in(batch.body, ast.Store) - self._clocks(around)
+        return sorted(live & changed), sorted(live - changed)
 
     def _first_line(self, name: str) -> int:
         return min(
@@ -273,6 +323,12 @@ class StateFinder:
         parameters = self._scope.args.args if isinstance(self._scope, FUNCTIONS) else []
         return next((ast.Name(name) for each in parameters if each.arg == name), None)
 
+    def _value_at_head(self, name: str) -> ast.expr | None:
+        """Return the value that a variable gets at each epoch's beginning."""
+        outer, batch = self._found.outer, self._found.batch
+        found = [each for each in self._assignments(name) if each in outer.body and each.lineno < batch.lineno]
+        return found[0].value if found and dotted(found[0].targets[0]) == name else None
+
     def _value_inside(self, name: str) -> ast.expr | None:
         found = [each.value for each in self._assignments(name) if each.lineno > self._found.outer.lineno]
         return found[0] if found else None
@@ -289,16 +345,40 @@ class StateFinder:
                 return True
         return False
 
-    def _clocks(self) -> set[str]:
-        """Return the variables that contain readings of clocks, or are computed from them."""
+    def _clocks(self, scope: ast.AST) -> set[str]:
+        """Return the variables that contain readings of clocks, or numbers that are computed from them."""
         found = set[str]()
         for _ in range(3):
-            for node in ast.walk(self._scope):
-                if isinstance(node, ast.Assign):
-                    is_clock = any(isinstance(n, ast.Call) and CLOCKS.search(called(n)) for n in ast.walk(node.value))
-                    if is_clock or names_in([node.value], ast.Load) & found:
-                        found |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Assign) and _reads_clock(node.value, found):
+                    found |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
         return found
+
+
+def _detach(value: ast.expr) -> str:
+    """Return how to detach a variable, as a format, if its first value is a tensor or several; otherwise nothing."""
+    if isinstance(value, ast.Tuple) and all(called(each).startswith("torch.") for each in value.elts):
+        return "tuple(each.detach() for each in {})"
+    return "{}.detach()" if called(value).startswith("torch.") else ""
+
+
+def _asks_gradients(argument: ast.keyword) -> bool:
+    return argument.arg == "requires_grad" and isinstance(argument.value, ast.Constant) and bool(argument.value.value)
+
+
+def _reads_clock(node: ast.AST, clocks: set[str]) -> bool:
+    """Return whether an expression is a clock's reading, or a number that is computed from readings."""
+    if isinstance(node, ast.Name):
+        return node.id in clocks
+    if isinstance(node, ast.Call):
+        if CLOCKS.search(called(node)):
+            return True
+        parts: list[ast.AST] = [*node.args] if dotted(node.func) in NUMERIC else []
+        parts += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        return any(_reads_clock(each, clocks) for each in parts)
+    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Tuple, ast.Subscript, ast.Attribute)):
+        return any(_reads_clock(each, clocks) for each in ast.iter_child_nodes(node))
+    return False
 
 
 def _owner(node: ast.expr) -> ast.expr:

@@ -13,6 +13,8 @@ from tests.conftest import ROOT
 from tests.support.lives import Lives
 
 SCRIPTS = Path(__file__).parent / "scripts"
+# A module that some of the scripts import from beside them.
+BESIDE = Path(__file__).parent / "beside" / "zoo.py"
 FOREIGN = ROOT / "tests" / "foreign" / "before"
 GALLERY = ROOT / "examples" / "gallery" / "plain"
 # What each script keeps, and its number of epochs; None for a script that doesn't say it.
@@ -35,7 +37,10 @@ EXPECTED = {
     "soft_actor_critic": ("targets q_optimizer actor_optimizer a_optimizer rb obs", 1),
     "array_parts": ("model optimizer history best_mse epoch_loss", 4),
     "endless": ("model opt best_loss running xb yb", 1),
+    "helper_functions": ("net opt warmup_sched", 7),
     "module_state": ("net optimizer scheduler", 6),
+    "recurrent": ("embed rnn head optimizer memory", 9),
+    "replay": ("actor critic optimizer alpha_optimizer env memory log_alpha average place", 1),
     "trainer_class": ("model optimizer", 5),
 }
 LINES = {
@@ -47,10 +52,24 @@ LINES = {
     ],
     "distillation": ["for epoch in run.epochs(train_loader):", "for inputs, labels in run.batches():"],
     "endless": ["for now in run.steps(per_epoch=max_iters):", 'state["xb"], state["yb"] = get_batch()'],
+    "helper_functions": [
+        'bar = tqdm(run.batches(), desc=f"epoch {epoch}")',
+        "for number, (x, y) in enumerate(bar, run.batch_number + 1):",
+        "folder.mkdir(exist_ok=True)",
+        "sys.argv[1:] = []",
+    ],
     "lightning_gan": ["held.fit(run, trainer, gan, loader)"],
     "moco": ["for i, (images, _) in enumerate(run.batches(), run.batch_number):"],
     "module_state": ["global best_acc", 'run.log(**{"train/loss": loss.item()})', "args = parser.parse_args([])"],
     "ppo": ["for now in run.steps(per_epoch=args.num_iterations):", "iteration = 1 + now.number"],
+    "recurrent": ['state["memory"] = torch.zeros(1, 4, width)', 'state["memory"] = state["memory"].detach()'],
+    "replay": [
+        'state = {"average": average, "place": place}',
+        "if args.tune:",
+        "run.keep(alpha_optimizer=alpha_optimizer, log_alpha=log_alpha)",
+        "for now in run.steps(per_epoch=1000):",
+        "episode = 1 + now.number",
+    ],
     "trainer_class": ["run.keep(model=self.model, optimizer=self.optimizer)", "for epoch in run.epochs(self.loader):"],
     "trainer_script": ["held.train(run, trainer)"],
 }
@@ -85,6 +104,28 @@ def test_what_stays_is_told() -> None:
     assert any("distillation.py:42: this loop trains, too" in each for each in convert_script("distillation").questions)
 
 
+def test_what_a_resume_would_change_is_told() -> None:
+    questions = "\n".join(convert_script("helper_functions").questions)
+    assert "py:37: a resume inside an epoch begins hidden anew" in questions
+    assert "since: seen" in questions
+    assert "a run trains once: take the loop that trains out of this loop" in questions
+    assert "a resume finds this folder" in questions
+    questions = "\n".join(convert_script("replay").questions)
+    assert "how many steps? 1000 is written" in questions
+    assert "does a step depend on actor_loss" in questions
+
+
+def test_the_options_of_the_script_are_written_and_counted() -> None:
+    text = find_script("module_state").read_text("utf-8")
+    found = convert(text, "s.py", options=["--epochs", "3", "--resume"])
+    assert found.epochs == 3
+    assert 'args = parser.parse_args(["--epochs", "3", "--resume"])' in found.text
+    text = find_script("helper_functions").read_text("utf-8")
+    found = convert(text, "s.py", options=["-n", "2"])
+    assert found.epochs == 2
+    assert '    sys.argv[1:] = ["-n", "2"]\n' in found.text
+
+
 def test_another_loop_can_be_chosen() -> None:
     text = find_script("distillation").read_text("utf-8")
     found = convert(text, "distillation.py", 42)
@@ -107,9 +148,10 @@ def test_a_script_without_such_a_loop_is_refused(text: str, message: str) -> Non
 
 @pytest.mark.slow
 def test_converted_scripts_are_proved(nursery: Lives, tmp_path: Path) -> None:
-    for name in ("array_parts", "endless", "module_state"):
+    shutil.copy(BESIDE, tmp_path)
+    for name, *options in (["array_parts"], ["endless"], ["recurrent", "--epochs", "3"], ["replay"], ["module_state"]):
         script = shutil.copy(find_script(name), tmp_path)
-        done = nursery.call("tests.support.forked:command", "convert", str(script), "--prove")
+        done = nursery.call("tests.support.forked:command", "convert", str(script), "--prove", "--", *options)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(rf"^proved: \d+ steps of \S*{name}_held.py:", done.stdout, re.MULTILINE)
         assert "enumerate(run.batches(...))" not in done.stdout  # it begins with run.batch_number
