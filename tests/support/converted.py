@@ -24,11 +24,15 @@ kill. The changes are the same in all of them:
 4. Record numbers with `run.log(...)`, for `holdfast show`, the report and metric sinks.
 5. Delete the code that saves and restores: the run does both.
 
-`holdfast convert train.py` prints these changes for a script of one file, and asks where you have to decide. It reads
-the script and executes none of it. `--write` writes the result beside the script, as `train_held.py` and
-`train_held.toml`. `--prove` proves it at once, and so names the state that the command didn't find. The command
-follows the script's own functions. It asks about a second loop, about state that a different function changes, and
-about sums that a resume inside an epoch begins anew.
+`holdfast convert train.py` prints these changes, and asks where you have to decide. It reads the script and executes
+none of it. Give it the file that has the loop: modules that the file imports from beside it stay as they are. `--write`
+writes the result beside the script, as `train_held.py` and `train_held.toml`. `--prove` proves it at once, and so names
+the state that the command didn't find. The script's own options follow `--`, as in
+`holdfast convert train.py --prove -- --epochs 3 --device cpu`; the remaining options have their defaults.
+
+The command follows the script's own functions. It asks about a second loop, about a loop without an end, about state
+that a different function changes, and about variables that a resume inside an epoch begins anew. [Public scripts that
+were tried](#public-scripts) are listed below.
 
 In the diffs, delete the lines that begin with `-` and add those that begin with `+`. The diffs ignore indentation, as
 `git diff -w` does.

@@ -23,6 +23,7 @@ from holdfast.extensions.convert.script import (
     class_of,
     dotted,
     enclosing,
+    free_names,
     function_of,
     names_in,
     walk_own,
@@ -740,10 +741,7 @@ def _list_globals(script: Script, body: Sequence[ast.stmt]) -> list[str]:
     for function in script.functions:
         declared = {name for n in ast.walk(function) if isinstance(n, ast.Global) for name in n.names}
         if id(function) not in inside:
-            own = names_in(function.body, ast.Store) | {
-                each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)
-            }
-            read |= names_in(function.body, ast.Load) - own
+            read |= free_names(function)
         read |= declared
     return sorted(stored & read)
 

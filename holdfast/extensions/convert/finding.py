@@ -83,7 +83,7 @@ class Finder:
             raise ConfigError(
                 f"{self.script.name}{f':{line}' if line else ''} has no loop that calls backward() and an optimizer's "
                 "step(), itself or in functions of this file that its top calls",
-                hint="convert the file that has the loop; by hand: holdfast docs convert",
+                hint="put the function that has the loop into this file, and convert again: holdfast docs convert",
             )
         found = self._describe(paths[-1])
         loops = [next(node for node in path if isinstance(node, LOOPS)) for path in paths[:-1]]

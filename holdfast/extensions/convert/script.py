@@ -195,6 +195,12 @@ def names_in(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> set[s
     }
 
 
+def free_names(function: Function) -> set[str]:
+    """Return the names that a function reads and doesn't store: those of the scopes around it."""
+    parameters = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    return names_in(function.body, ast.Load) - names_in(function.body, ast.Store) - parameters
+
+
 def _blocks(node: ast.AST | None) -> Iterator[list[ast.stmt]]:
     for field_ in ("body", "orelse", "finalbody"):
         if isinstance(block := getattr(node, field_, None), list):

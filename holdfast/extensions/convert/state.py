@@ -14,6 +14,7 @@ from holdfast.extensions.convert.script import (
     class_of,
     dotted,
     enclosing,
+    free_names,
     function_of,
     names_in,
     parent_of,
@@ -103,6 +104,7 @@ class StateFinder:
         found = dict[str, Kind]()
         scopes = [self._scope, *self._outer_scopes()]
         used = names_in([self._scope] if isinstance(self._scope, FUNCTIONS) else self._code, ast.Load)
+        used |= {name for each in self._code if isinstance(each, FUNCTIONS) for name in free_names(each)}
         line = self._found.outer.lineno
         for scope in reversed(scopes):
             for node in ast.walk(scope):

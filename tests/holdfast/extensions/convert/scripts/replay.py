@@ -33,17 +33,23 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--tune", action="store_false")
 parser.add_argument("--episodes", type=int, default=60)
 args = parser.parse_args()
+torch.manual_seed(4)
+random.seed(4)
+actor = nn.Linear(1, 1)
+critic = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-2)
+
+
+def update(loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 def main():
     run_name = f"walk-{int(time.time())}"
     writer = SummaryWriter(f"runs/{run_name}")
-    torch.manual_seed(4)
-    random.seed(4)
     env = make_env(run_name)
-    actor = nn.Linear(1, 1)
-    critic = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-2)
     if args.tune:
         log_alpha = torch.zeros(1, requires_grad=True)
         alpha_optimizer = optim.Adam([log_alpha], lr=1e-2)
@@ -70,9 +76,7 @@ def main():
                 alpha_loss.backward()
                 alpha_optimizer.step()
                 loss = loss * log_alpha.exp().item()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            update(loss)
         if episode % 4 == 0:
             writer.add_scalar("actor_loss", actor_loss.item(), episode)
         if abs(place[0]) > 5:
