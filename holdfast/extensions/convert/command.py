@@ -14,7 +14,7 @@ CHUNKS = 10
 KILLS = 3
 
 
-def convert_command(script: Path, /, *options: str, line: int = 0, write: bool = False, prove: bool = False) -> int:
+def convert_command(script: Path, /, *arguments: str, line: int = 0, write: bool = False, prove: bool = False) -> int:
     """Print the diff that lets Holdfast train a script, with a question where a person has to decide.
 
     The command reads the script and executes none of it. It follows the script's own functions to the loop that
@@ -24,7 +24,7 @@ def convert_command(script: Path, /, *options: str, line: int = 0, write: bool =
 
     Args:
         script: The file of a training script that has the loop. It may import modules beside it.
-        options: The script's own options, after `--`, as in `holdfast convert train.py -- --epochs 3`. The script's
+        arguments: The script's own options, after `--`, as in `holdfast convert train.py -- --epochs 3`. The script's
             remaining options have their defaults.
         line: The line of the loop to convert, if the script has several; by default the last one that trains.
         write: Also write the new script beside the old one, as NAME_held.py, with a configuration, NAME_held.toml.
@@ -35,7 +35,7 @@ def convert_command(script: Path, /, *options: str, line: int = 0, write: bool =
         text = script.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{script} can't be read: {error}") from None
-    found = convert(text, script.name, line, options)
+    found = convert(text, script.name, line, arguments)
     name = f"{script.stem}_held"
     source, config = script.with_name(f"{name}.py"), script.with_name(f"{name}.toml")
     old, new = text.splitlines(keepends=True), found.text.splitlines(keepends=True)

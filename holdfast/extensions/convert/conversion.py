@@ -36,6 +36,7 @@ STEPS = 1000
 SAVES = re.compile(r"(^|\.)(torch\.save|_?save_checkpoint|_?save_ckpt|_?save_model|save_state|accelerator\.save)$")
 # How scripts read their options, besides ``parser.parse_args()``.
 PARSERS = re.compile(r"\.parse_\w*args\w*$|^tyro\.cli$")
+FLAGS = re.compile(r"(^|\.)cudnn\.(benchmark\s*=\s*True|deterministic\s*=\s*False)$")
 LOADS = re.compile(r"(^|\.)(torch\.load|load_checkpoint|load_ckpt|load_state)$")
 SPLITTERS = re.compile(r"randperm|permutation|shuffle|random\.sample")
 ADAPTERS = {"train": "transformers", "fit": "lightning"}
@@ -166,10 +167,18 @@ class _Entry:
                 self.script.replace(node.value, "True")
                 self.ask(node, "a resume finds this folder, so it may exist now")
 
+    def _drop_flags(self) -> None:
+        """Delete the lines that let torch choose algorithms by their speed: a run would refuse them."""
+        for node in ast.walk(self.script.tree):
+            if isinstance(node, ast.Assign) and FLAGS.search(self.script.segment(node)):
+                self.script.delete(node)
+                self.ask(node, 'deleted, because equal bits need it; determinism.mode = "fast" would allow it')
+
     def finish(self, imports: Sequence[str]) -> Conversion:
         """Apply the edits, and make the function that Holdfast calls."""
         arguments = self._give_options()
         self._allow_folders()
+        self._drop_flags()
         imports = [*imports, *(["import sys"] if arguments else [])]
         script = Script(self.script.name, self.script.apply())
         _drop_imports(script, ("wandb", "SummaryWriter"))

@@ -110,6 +110,8 @@ def test_what_a_resume_would_change_is_told() -> None:
     assert "since: seen" in questions
     assert "a run trains once: take the loop that trains out of this loop" in questions
     assert "a resume finds this folder" in questions
+    assert "cudnn.benchmark" not in convert_script("helper_functions").text
+    assert "deleted, because equal bits need it" in questions
     questions = "\n".join(convert_script("replay").questions)
     assert "how many steps? 1000 is written" in questions
     assert "does a step depend on actor_loss" in questions

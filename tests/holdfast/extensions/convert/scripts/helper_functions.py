@@ -57,6 +57,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     folder = Path(f"out-{args.width}")
     folder.mkdir(exist_ok=False)
+    torch.backends.cudnn.benchmark = True
     torch.manual_seed(5)
     loader = DataLoader(make_dataset(64), batch_size=8, drop_last=True)
     for _ in itertools.repeat(None, args.repeats):
