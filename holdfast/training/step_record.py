@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -176,6 +177,8 @@ def read_number(name: str, value: Any, device: torch.device) -> Tensor:
     """
     if isinstance(value, Tensor) and value.numel() == 1:
         return gather_whole(value).detach().reshape(()).to(device, torch.float32, copy=True)
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()  # gymnasium gives an episode's return as an array of one number
     try:
         return torch.tensor(float(value), device=device)
     except (TypeError, ValueError):
