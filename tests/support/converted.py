@@ -114,10 +114,9 @@ pytorch-cifar's models, the corpus reader of `language_model`, a metric for acce
 - **Proved with options that the script needs here, such as `--device cpu`: 7.** pytorch/examples
   `time_sequence_prediction`; accelerate `test_checkpointing.py` and `test_performance.py`; cleanrl `dqn.py`; opacus
   `mnist`, `dcgan` and `char-lstm-classification`, with `--disable-dp`.
-- **Proved after one hint: 2.** pytorch/examples `reinforce.py` and cleanrl `ppo_continuous_action.py`, whose
-  environments need `leave_out=["_cached_spec"]` and `leave_out=["_actions"]`.
-- **Converted, and refused by the run with that hint: 3.** cleanrl `ppo.py`, `rpo_continuous_action.py` and
-  `ddpg_continuous_action.py`.
+- **Proved after one hint: 5.** pytorch/examples `reinforce.py`, and cleanrl `ppo.py`, `ppo_continuous_action.py`,
+  `rpo_continuous_action.py` and `ddpg_continuous_action.py`. The environments of their gym versions need
+  `leave_out=["_cached_spec"]` or `leave_out=["_actions"]`.
 - **Refused by `convert`: 1.** pytorch/examples `mnist_forward_forward`, where each layer trains itself in a loop of its
   own.
 
