@@ -189,6 +189,44 @@ def test_a_run_that_is_rolled_back_ends_on_the_healthy_bytes(struck: Engine, hea
     assert final_id(engine) == final_id(healthy) != final_id(struck)
 
 
+def describe_trusted(engine: Engine) -> list[str]:
+    """Return what `show` says of certified commits, and of verdicts that nobody has answered."""
+    lines = engine.command("show", str(engine.run_folder)).stdout.splitlines()
+    return [" ".join(line.split()) for line in lines if line.split()[:1] in (["certified"], ["chain"], ["verdict"])]
+
+
+SECOND_FLIP = 33  # in commit 4
+
+
+def test_two_faults_of_one_machine_are_taken_back_though_later_commits_continue_them(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, nursery: Lives
+) -> None:
+    """The machine a trains the commits 1 to 4, and a bit flips in 2 and in 4. Then b trains 5 and 6 correctly."""
+    straight = Engine(tmp_path_factory.mktemp("straight"), {VARIABLE: "b"}, nursery=nursery)
+    straight.finish(*OPTIONS, "epochs=6")
+    engine = Engine(tmp_path, {VARIABLE: "b"} | faulty("a", FLIPS_AT, SECOND_FLIP), nursery=nursery)
+    assert engine.run(*OPTIONS, "epochs=4", **{VARIABLE: "a"}).returncode == 0
+    assert engine.run(*OPTIONS, "epochs=6").returncode == 0
+    for commit in (1, 3, 6):
+        assert audit(engine, "c", commit=commit)["kind"] == "certified", "its chunk is right, whatever 2 and 4 are"
+    certified, chain = describe_trusted(engine)
+    assert certified.startswith("certified commit 6 (step 60)")
+    assert chain == "chain not certified before commit 6: 2, 4-5"
+    assert audit(engine, "c", *ROLLBACK, commit=4)["kind"] == "undecided"
+    certified, chain, verdict = describe_trusted(engine)
+    assert certified.startswith("certified commit 3 (step 30)"), "6 continues 4, which is in doubt"
+    assert (chain, verdict[:19]) == ("chain not certified before commit 3: 2", "verdict 1 commit 4:")
+    found = audit(engine, "d", *ROLLBACK, commit=4)
+    assert (found["kind"], found["host"], found["step"]) == ("machine", "a", SECOND_FLIP)
+    journal = journal_of(engine)
+    assert [each.number for each in journal.candidates()] == [1], "commit 3 continues 2, which nobody has audited"
+    assert describe_trusted(engine)[1:] == ["chain each commit up to 1 is certified"]
+    done = engine.run(*OPTIONS, "epochs=6")
+    assert done.returncode == 0, done.stderr
+    assert final_id(engine) == final_id(straight)
+    assert engine.command("verify", str(engine.run_folder)).returncode == 0
+
+
 def test_a_live_attempt_ends_on_the_machine_that_is_quarantined(
     healthy: Engine, tmp_path: Path, nursery: Lives
 ) -> None:

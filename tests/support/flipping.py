@@ -1,4 +1,4 @@
-"""Recipes on a machine that computes wrongly: on one host a bit of a gradient flips, once or from a step on."""
+"""Recipes on a machine that computes wrongly: on one host a bit of a gradient flips, once, from a step on or in some."""
 
 import os
 from collections.abc import Callable
@@ -42,17 +42,19 @@ def flipping_in_shares() -> Recipe:
 
 
 def make_flip(recipe: Recipe, weight: torch.nn.Parameter) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that flips a bit of the weight's gradient on the host FLIP_HOST, from the step FLIP_FROM on.
+    """Return a function that flips a bit of the weight's gradient on the host FLIP_HOST.
 
-    The step is counted by the optimizer. If FLIP_ONCE names a file, the bit flips once and makes the file. If FLIP_RANK
-    is set, it flips in that rank alone.
+    FLIP_STEPS says when: one number is the step from which on it flips, several are the only steps. The steps are
+    counted by the optimizer. If FLIP_ONCE names a file, the bit flips once and makes the file. If FLIP_RANK is set, it
+    flips in that rank alone.
     """
     optimizer, rank = recipe.optimizer, os.environ.get("RANK", "0")
 
     def flip(gradient: torch.Tensor) -> torch.Tensor:
         step = int(optimizer.state[weight].get("step", 0)) + 1  # type: ignore[union-attr]
         once = os.environ.get("FLIP_ONCE")
-        is_due = step >= int(os.environ["FLIP_FROM"]) and not (once and Path(once).exists())
+        steps = [int(each) for each in os.environ["FLIP_STEPS"].split()]
+        is_due = (step in steps if len(steps) > 1 else step >= steps[0]) and not (once and Path(once).exists())
         is_due &= os.environ.get("FLIP_RANK", rank) == rank
         if os.environ.get(VARIABLE) != os.environ["FLIP_HOST"] or not is_due:
             return gradient
@@ -65,7 +67,12 @@ def make_flip(recipe: Recipe, weight: torch.nn.Parameter) -> Callable[[torch.Ten
     return flip
 
 
-def faulty(host: str, step: int, once: Path | None = None, rank: int | None = None) -> dict[str, str]:
-    """Return the variables with which a bit flips on a host, from a step on or once, in all ranks or in one."""
-    found = {"FLIP_HOST": host, "FLIP_FROM": str(step)} | ({"FLIP_ONCE": str(once)} if once else {})
+def faulty(host: str, *steps: int, once: Path | None = None, rank: int | None = None) -> dict[str, str]:
+    """Return the variables with which a bit flips on a host, in all ranks or in one.
+
+    Args:
+        steps: one step, from which on the bit flips; or several steps, the only ones in which it flips.
+        once: a file that the first flip makes; afterwards no bit flips.
+    """
+    found = {"FLIP_HOST": host, "FLIP_STEPS": " ".join(map(str, steps))} | ({"FLIP_ONCE": str(once)} if once else {})
     return found if rank is None else found | {"FLIP_RANK": str(rank)}
