@@ -21,6 +21,7 @@ from holdfast.proof.rollback import choose_to_certify, find_base
 from holdfast.proof.share import choose_by_share
 from holdfast.store import open_store
 from tasks.auditing import PUT_BACK_S, ask_another, ask_elsewhere, audit_one, find_config, is_for_another
+from tasks.reporting import report_audits
 from tasks.served import served_flow
 
 log = logging.getLogger("holdfast.audit")
@@ -88,6 +89,7 @@ def audit(
     seed = secrets.randbelow(2**31) if seed is None else seed
     by_chance = {} if commit else {"seed": seed, "share": share or None}
     audits: dict[str, list[Audit]] = {}
+    said: dict[str, list[str]] = {}
     damaged: list[str] = []
     failed: list[str] = []
     for journal, number in _choose(store, share or commits, seed, runs, run, commit):
@@ -97,6 +99,7 @@ def audit(
         found = state.result(raise_on_failure=False)
         if not isinstance(found, Audit):
             log.warning("%s was not audited: %s", name, found)
+            said.setdefault(journal.run, []).append(f"commit {number} was not audited: {found}")
             (damaged if isinstance(found, Damage) else failed).append(name)
             continue
         audits.setdefault(journal.run, []).append(found)
@@ -104,6 +107,9 @@ def audit(
         if found.is_failed:
             damaged.append(name)
         _follow(store, journal, number, tries, consequences)
+        verdict = _read_verdict(journal, number)
+        said.setdefault(journal.run, []).append(f"{found}\n  {verdict}" if verdict else str(found))
+    report_audits(store, said)
     _warn_of_verdicts(store, audits)
     if damaged:
         raise Damage(

@@ -1,4 +1,4 @@
-"""A run's artifacts in Prefect's UI: a progress bar, a table of chunks, the recipe's texts and pictures, and a summary.
+"""Artifacts in Prefect's UI: a run's progress bar, chunks, texts, pictures and summary, and what an audit has found.
 
 A separate thread sends only the newest values, so that a slow or absent server never delays a run.
 """
@@ -12,7 +12,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prefect.artifacts import (
@@ -34,6 +34,7 @@ from holdfast.journal.answers import describe_answered, describe_unanswered
 from holdfast.journal.chains import describe_certified, describe_chain
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.rank.messages import Progress
+from holdfast.store import open_store
 from tasks.liveness import EVERY_S
 
 log = logging.getLogger("holdfast.reporting")
@@ -155,13 +156,22 @@ def describe_shown(shown: Shown) -> str:
     A picture becomes an image with a data URI, so that a browser runs no script in an SVG.
     """
     if shown.media_type == TEXT:
-        text = shown.data.decode()
-        longest = max(map(len, re.findall("`+", text)), default=0)
-        fence = "`" * max(3, longest + 1)
-        body = f"{fence}text\n{text}\n{fence}"
+        body = _fence(shown.data.decode())
     else:
         body = _embed(shown.name, shown.media_type, shown.data)
     return f"{shown.name} after step {shown.step}\n\n{body}\n"
+
+
+def _fence(text: str) -> str:
+    """Return a text as a block of code, in which the UI changes nothing."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _as_code(text: str) -> str:
+    """Return a text as code in one line, because records and paths may hold any characters."""
+    return f"`{' '.join(text.replace('`', chr(39)).split())}`"
 
 
 def make_summary(journal: Journal) -> None:
@@ -171,6 +181,27 @@ def make_summary(journal: Journal) -> None:
         create_markdown_artifact(text, f"{key_of(journal.run)}-summary", f"run {journal.run}")
     except Exception as error:
         log.warning("the summary of run %s can't be sent to Prefect's server: %s", journal.run, error)
+
+
+def report_audits(store: str, said: Mapping[str, Sequence[str]]) -> None:
+    """Make an artifact of the current flow run that shows what an audit of a store has found, and open verdicts.
+
+    A run with a verdict that nobody has answered gets a new summary, too: its last one was made before the audit.
+
+    Args:
+        said: for each audited run a text for each of its audited commits.
+    """
+    try:
+        sections = [f"# audits of {_as_code(store)}"]
+        for run, texts in said.items():
+            journal = Journal(open_store(store), run)
+            verdicts = _describe_verdicts(journal)
+            sections += [f"## {_as_code(run)}", *verdicts, *map(_fence, texts)]
+            if describe_unanswered(journal):
+                make_summary(journal)
+        create_markdown_artifact("\n\n".join(sections), f"{key_of(store)}-audits", f"audits of {store}")
+    except Exception as error:
+        log.warning("the audits of %s can't be sent to Prefect's server: %s", store, error)
 
 
 def describe_run(journal: Journal) -> str:
@@ -220,12 +251,16 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
     }
     table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
     # Below the table, because a cell would cut off the commands and the path; as code, because records name hosts.
-    for line in (*describe_unanswered(journal), *describe_answered(journal)):
-        said = " ".join(line.replace("`", "'").split())
-        table += ["", f"verdict: `{said}`"]
+    for line in _describe_verdicts(journal):
+        table += ["", line]
     if journal.store.exists(REPORT):
         table += ["", f"report: {describe_report(journal)}"]
     return table
+
+
+def _describe_verdicts(journal: Journal) -> list[str]:
+    """Return a line of Markdown for each verdict that puts the run's bytes in doubt, answered or not."""
+    return [f"verdict: {_as_code(line)}" for line in (*describe_unanswered(journal), *describe_answered(journal))]
 
 
 def _describe_attempts(journal: Journal) -> list[str]:

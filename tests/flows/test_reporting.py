@@ -11,7 +11,7 @@ import pytest
 from holdfast.checkpoint.shown import to_shown
 from holdfast.journal import AuditRecord, now, record_audit
 from holdfast.journal.endings import Ending
-from tasks.reporting import describe_run, describe_shown
+from tasks.reporting import describe_run, describe_shown, report_audits
 from tests.conftest import Driver
 from tests.support.long_run import LongRun
 from tests.support.showing import PICTURE, png
@@ -55,6 +55,31 @@ def test_the_summary_names_the_newest_certified_commit(tmp_path: Path) -> None:
     record_audit(journal, record)
     row = f"| certified | commit 3 (step {commit.step}): another has trained it again to the same bytes |"
     assert row in describe_run(journal)
+
+
+def test_an_audit_shows_its_verdict_and_renews_the_summary_of_a_run_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, artifacts = LongRun(tmp_path, "r", commits=3, attempts=1).journal, dict[str, str]()
+    monkeypatch.setattr(
+        "tasks.reporting.create_markdown_artifact", lambda text, key, about: artifacts.update({key: text})
+    )
+    report_audits("runs", {})
+    assert artifacts == {"runs-audits": "# audits of `runs`"}
+    artifacts.clear()
+    store = str(journal.store_url)
+    report_audits(store, {"r": ["commit 2: replayed to the same bytes\n  ``` # <b>"]})
+    ((key, text),) = artifacts.items()
+    assert key.endswith("-audits")
+    assert text.endswith("## `r`\n\n````text\ncommit 2: replayed to the same bytes\n  ``` # <b>\n````")
+    for host in ("b", "c"):
+        record_audit(journal, AuditRecord(
+            commit=2, number=1, from_commit=1, checkpoint_sha256="f" * 64, notes=[], host=host, environment={},
+            created_at=now(),
+        ))  # fmt: skip
+    report_audits(store, {"r": ["commit 3: replayed to the same bytes"]})
+    for text in (artifacts[key], artifacts["r-summary"]):
+        assert re.search(r"^verdict: `commit 2: machine: .* different bytes than b and c; to answer: .*`$", text, re.M)
 
 
 def test_a_run_without_two_losses_has_no_picture(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast.journal import Journal, list_audits
@@ -116,6 +117,15 @@ def deployed(prefect_api: dict[str, str]) -> Iterator[Any]:
             client.delete_deployment(deployment)
 
 
+def read_artifact(prefect_api: dict[str, str]) -> str:
+    """Return the newest artifact of an audit."""
+    url, auth = prefect_api["PREFECT_API_URL"], prefect_api["PREFECT_API_AUTH_STRING"].partition(":")
+    with httpx.Client(auth=auth[::2], trust_env=False) as client:
+        found = client.post(f"{url}/artifacts/filter", json={"limit": 200}).raise_for_status().json()
+    audits = [each for each in found if (each["key"] or "").endswith("-audits")]
+    return str(max(audits, key=lambda each: each["created"])["data"])
+
+
 @pytest.mark.server
 def test_an_audit_asks_other_hosts_until_the_machine_is_named(
     struck: Engine, tmp_path: Path, run_flow: RunFlow, prefect_api: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -142,6 +152,7 @@ def test_an_audit_asks_other_hosts_until_the_machine_is_named(
         *_, last = waiting()
         assert last.parameters["tries"] == 0
         assert "machine: a ended on different bytes than b and c" in run("c", **parameters)
+        assert "verdict: `commit 2: machine: a ended on different bytes than b and c" in read_artifact(prefect_api)
         assert len(waiting()) == 3, "nothing more is asked"
         assert "machine: a ended" in run("b", **parameters), "it is decided, and not trained once more"
     assert list_audits(journal_of(engine)) == {2: [1, 2, 3]}
