@@ -1,6 +1,7 @@
 """The table of SECURITY.md: who may do what, and the tests that show each row."""
 
 import ast
+import json
 import os
 import re
 import stat
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.pools import describe_pools
 from tests.conftest import ROOT
 
 # By the first words of each row.
@@ -17,6 +19,7 @@ SHOWN_BY = {
         "flows/test_trust.py::test_no_command_executes_what_a_record_names",
         "flows/test_trust.py::test_an_archive_executes_nothing",
         "flows/test_trust.py::test_every_process_of_a_command_starts_without_the_current_folder",
+        "project/test_security.py::test_a_flow_run_in_a_container_begins_in_an_empty_folder",
         "flows/test_trust.py::test_a_rank_in_a_store_imports_no_module_of_it",
         "flows/test_untracked.py::test_training_sends_nothing_and_imports_nothing_of_the_current_folder",
         "flows/test_pool.py::test_a_run_started_from_the_form_completes",
@@ -106,3 +109,16 @@ def test_nobody_else_may_enter_a_scratch_folder() -> None:
     makers = re.compile(r"gettempdir\(\)|mktemp\(|[\"']/tmp[/\"']")
     found = {str(each.relative_to(ROOT)) for each in sources if makers.search(each.read_text("utf-8"))}
     assert found == {"holdfast/data/workers.py", "holdfast/store/permission.py"}, "another way to the temporary folder"
+
+
+@pytest.mark.parametrize("kind", ["docker", "kubernetes"])
+def test_a_flow_run_in_a_container_begins_in_an_empty_folder(kind: str) -> None:
+    """Prefect searches a copy of this folder first while it imports a flow."""
+    dockerfile = (ROOT / "infra" / "Dockerfile").read_text("utf-8")
+    assert re.findall(r"^WORKDIR (.*)$", dockerfile, re.MULTILINE) == ["/scratch"]
+    assert " PYTHONSAFEPATH=1 " in " ".join(dockerfile.split())
+    assert not re.search(r"^(COPY|ADD) .*/scratch|> */scratch", dockerfile, re.MULTILINE)
+    for template in describe_pools(kind).values():
+        job = json.dumps(template)
+        assert not re.search(r"workingDir|working_dir|/scratch|PYTHONSAFEPATH|PYTHONPATH", job)
+        assert template["variables"]["properties"].get("volumes", {}).get("default", []) == []
