@@ -155,10 +155,8 @@ def describe_shown(shown: Shown) -> str:
 
     A picture becomes an image with a data URI, so that a browser runs no script in an SVG.
     """
-    if shown.media_type == TEXT:
-        body = _fence(shown.data.decode())
-    else:
-        body = _embed(shown.name, shown.media_type, shown.data)
+    is_text = shown.media_type == TEXT
+    body = _fence(shown.data.decode()) if is_text else _embed(shown.name, shown.media_type, shown.data)
     return f"{shown.name} after step {shown.step}\n\n{body}\n"
 
 

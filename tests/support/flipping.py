@@ -1,4 +1,4 @@
-"""Recipes on a machine that computes wrongly: on one host a bit of a gradient flips, once, from a step on or in some."""
+"""Recipes on a machine that computes wrongly: on one host a bit of a gradient flips, once or in some steps."""
 
 import os
 from collections.abc import Callable

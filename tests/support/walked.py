@@ -329,13 +329,13 @@ def _call_flow(name: str, *parameters: str) -> int:
     return 0
 
 
-def walk(place: str, kind: str, part: int, parts: int, most: int) -> int:
+def walk(place: str, kind: str, part: int, parts: int, turn: int) -> int:
     """Walk over every ``parts``-th leaf from ``part`` on, in a random order; print what is wrong. Return 1 for that.
 
     Args:
         place: the folder of `make_run`.
         kind: which of `COMMANDS` follow.
-        most: how many openers to plant in each leaf, one after the other.
+        turn: which opener each leaf gets: turns from 0 to the number of `OPENERS` plant each of them in each leaf.
     """
     root = Path(place)
     original, store, out = root / "project" / "runs", root / "project" / "copies", root / "out"
@@ -360,17 +360,17 @@ def walk(place: str, kind: str, part: int, parts: int, most: int) -> int:
     watch.knows = True
     leaves = [leaf for name in choose_files(files) for leaf in list_leaves(name, files[name])]
     random.Random(4).shuffle(leaves)
-    counts = {"leaves": 0, "all": len(leaves), "commands": 0, "wrong": 0}
+    counts = {"leaves": 0, "all": len(leaves), "commands": 0, "wrong": 0, "turn": turn}
     for number, leaf in itertools.islice(enumerate(leaves), part % parts, None, parts):
-        for opener in (OPENERS * 2)[number % len(OPENERS) :][:most]:
-            lay(original, store, out, files, forge(files, leaf, opener.replace("PLACE", place)))
-            for command in COMMANDS[kind]:
-                code, said = call(command, names)
-                wrong = watch.take() + ([f"{code}: {said[-600:]}"] if code < 0 or "Traceback" in said else [])
-                counts["commands"] += 1
-                counts["wrong"] += bool(wrong)
-                if wrong:
-                    print(json.dumps({"leaf": leaf, "opener": opener, "command": command, "wrong": wrong[:3]}))
+        opener = OPENERS[(number + turn) % len(OPENERS)]
+        lay(original, store, out, files, forge(files, leaf, opener.replace("PLACE", place)))
+        for command in COMMANDS[kind]:
+            code, said = call(command, names)
+            wrong = watch.take() + ([f"{code}: {said[-600:]}"] if code < 0 or "Traceback" in said else [])
+            counts["commands"] += 1
+            counts["wrong"] += bool(wrong)
+            if wrong:
+                print(json.dumps({"leaf": leaf, "opener": opener, "command": command, "wrong": wrong[:3]}))
         counts["leaves"] += 1
         print(json.dumps(counts), flush=True)
     return int(counts["wrong"] > 0)
