@@ -194,7 +194,9 @@ def report_audits(store: str, said: Mapping[str, Sequence[str]]) -> None:
         for run, texts in said.items():
             journal = Journal(open_store(store), run)
             verdicts = _describe_verdicts(journal)
-            sections += [f"## {_as_code(run)}", *verdicts, *map(_fence, texts)]
+            # Lines of code, because a block of code would cut them off.
+            found = ["\n".join(f"- {_as_code(line)}" for line in text.splitlines()) for text in texts]
+            sections += [f"## {_as_code(run)}", *verdicts, *found]
             if describe_unanswered(journal):
                 make_summary(journal)
         create_markdown_artifact("\n\n".join(sections), f"{key_of(store)}-audits", f"audits of {store}")
