@@ -195,7 +195,7 @@ def report_audits(store: str, said: Mapping[str, Sequence[str]]) -> None:
             journal = Journal(open_store(store), run)
             verdicts = _describe_verdicts(journal)
             # Lines of code, because a block of code would cut them off.
-            found = ["\n".join(f"- {_as_code(line)}" for line in text.splitlines()) for text in texts]
+            found = [_as_code(line) for text in texts for line in text.splitlines()]
             sections += [f"## {_as_code(run)}", *verdicts, *found]
             if describe_unanswered(journal):
                 make_summary(journal)

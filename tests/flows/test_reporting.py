@@ -71,7 +71,7 @@ def test_an_audit_shows_its_verdict_and_renews_the_summary_of_a_run_in_doubt(
     report_audits(store, {"r": ["commit 2: replayed to the same bytes\n  ``` # <b>"]})
     ((key, text),) = artifacts.items()
     assert key.endswith("-audits")
-    assert text.endswith("## `r`\n\n- `commit 2: replayed to the same bytes`\n- `''' # <b>`")
+    assert text.endswith("## `r`\n\n`commit 2: replayed to the same bytes`\n\n`''' # <b>`")
     for host in ("b", "c"):
         record_audit(journal, AuditRecord(
             commit=2, number=1, from_commit=1, checkpoint_sha256="f" * 64, notes=[], host=host, environment={},
