@@ -184,7 +184,8 @@ def make_summary(journal: Journal) -> None:
 def report_audits(store: str, said: Mapping[str, Sequence[str]]) -> None:
     """Make an artifact of the current flow run that shows what an audit of a store has found, and open verdicts.
 
-    A run with a verdict that nobody has answered gets a new summary, too: its last one was made before the audit.
+    A run with a verdict gets a new summary, too, also if a rollback has answered the verdict: the run's last summary
+    was made before that.
 
     Args:
         said: for each audited run a text for each of its audited commits.
@@ -197,7 +198,7 @@ def report_audits(store: str, said: Mapping[str, Sequence[str]]) -> None:
             # Lines of code, because a block of code would cut them off.
             found = [_as_code(line) for text in texts for line in text.splitlines()]
             sections += [f"## {_as_code(run)}", *verdicts, *found]
-            if describe_unanswered(journal):
+            if verdicts or journal.numbers("quarantine"):
                 make_summary(journal)
         create_markdown_artifact("\n\n".join(sections), f"{key_of(store)}-audits", f"audits of {store}")
     except Exception as error:

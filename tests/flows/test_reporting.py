@@ -80,6 +80,10 @@ def test_an_audit_shows_its_verdict_and_renews_the_summary_of_a_run_in_doubt(
     report_audits(store, {"r": ["commit 3: replayed to the same bytes"]})
     for text in (artifacts[key], artifacts["r-summary"]):
         assert re.search(r"^verdict: `commit 2: machine: .* different bytes than b and c; to answer: .*`$", text, re.M)
+    for number in (2, 3):
+        journal.quarantine(number, "rolled back", 1)
+    report_audits(store, {"r": ["commit 1: replayed to the same bytes"]})
+    assert not [key for key, text in artifacts.items() if "verdict:" in text], "the rollback has answered it"
 
 
 def test_a_run_without_two_losses_has_no_picture(tmp_path: Path) -> None:
