@@ -43,6 +43,7 @@ log = logging.getLogger("holdfast.reporting")
 BAR_EVERY_S = max(10.0, 3 * EVERY_S)
 SENT_WITHIN_S = 10.0
 ROWS = 200
+CELL_CHARS = 98  # what Prefect's UI shows of a cell in a window of 1280 pixels
 
 
 class ArtifactReport(Observer):
@@ -250,8 +251,12 @@ def _describe_standing(journal: Journal, standing: Standing) -> list[str]:
         "stored in": f"`{journal.store_url}/{journal.run}/{standing.path}`".replace("/`", "`"),
         "settings": f"`{standing.config_fingerprint}`" if standing.commit else None,
     }
-    table = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in known.items() if value is not None)]
-    # Below the table, because a cell would cut off the commands and the path; as code, because records name hosts.
+    rows = {name: str(value) for name, value in known.items() if value is not None}
+    short = [f"| {name} | {value} |" for name, value in rows.items() if len(value) <= CELL_CHARS]
+    table = ["| | |", "|---|---|", *short]
+    # Below the table, because a cell would cut off long texts, commands and the path.
+    for name, value in rows.items():
+        table += ["", f"{name}: {value}"] if len(value) > CELL_CHARS else []
     for line in _describe_verdicts(journal):
         table += ["", line]
     if journal.store.exists(REPORT):

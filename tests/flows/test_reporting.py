@@ -11,7 +11,8 @@ import pytest
 from holdfast.checkpoint.shown import to_shown
 from holdfast.journal import AuditRecord, now, record_audit
 from holdfast.journal.endings import Ending
-from tasks.reporting import describe_run, describe_shown, report_audits
+from holdfast.ledger.standing import read_standing
+from tasks.reporting import _describe_standing, describe_run, describe_shown, report_audits
 from tests.conftest import Driver
 from tests.support.long_run import LongRun
 from tests.support.showing import PICTURE, png
@@ -84,6 +85,15 @@ def test_an_audit_shows_its_verdict_and_renews_the_summary_of_a_run_in_doubt(
         journal.quarantine(number, "rolled back", 1)
     report_audits(store, {"r": ["commit 1: replayed to the same bytes"]})
     assert not [key for key, text in artifacts.items() if "verdict:" in text], "the rollback has answered it"
+
+
+def test_a_text_that_a_cell_would_cut_off_stands_below_the_table(tmp_path: Path) -> None:
+    journal = LongRun(tmp_path, commits=1, attempts=1).journal
+    standing = read_standing(journal)
+    for verdict, is_in_table in (("continues exactly", True), ("not rehearsed; " + "unproved commits " * 9, False)):
+        text = "\n".join(_describe_standing(journal, standing.model_copy(update={"verdict": verdict})))
+        assert (f"| resume | {verdict} |" in text) is is_in_table
+        assert (f"\n\nresume: {verdict}" in text) is not is_in_table
 
 
 def test_a_run_without_two_losses_has_no_picture(tmp_path: Path) -> None:
