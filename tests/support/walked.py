@@ -125,7 +125,8 @@ def _add_records(journal: Journal, signing: SigningKey) -> None:
     for number, host in ((newest - 3, "b"), (newest - 2, "b"), (newest - 2, "c"), (newest, "b")):
         commit = journal.read_commit(number)
         record_audit(journal, AuditRecord(
-            commit=number, number=1 + (host == "c"), from_commit=number - 1, notes=["a note"], host=host,
+            commit=number, number=1 + (host == "c"), from_commit=number - 1, host=host,
+            notes=[] if number == newest - 2 else ["a note"],
             checkpoint_sha256="0" * 64 if number == newest - 2 else commit.checkpoint_sha256,
             environment={}, created_at=now(),
         ))  # fmt: skip
