@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,9 +115,8 @@ class StateFinder:
                     continue
                 if scope is self._scope and node.lineno >= line:
                     continue
-                kind = self._kind_of(node.value)
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    text = dotted(target)
+                for target, value in _assigned(node):
+                    text, kind = dotted(target), self._kind_of(value)
                     is_seen = scope is self._scope or text.partition(".")[0] in used
                     if text and is_seen and (kind or text not in found) and not isinstance(target, ast.Subscript):
                         found[text] = kind
@@ -143,9 +142,9 @@ class StateFinder:
         own = class_of(scope)
         found = dict[str, Kind]()
         for node in ast.walk(own) if own is not None else ():
-            if isinstance(node, ast.Assign) and (text := dotted(node.targets[0])).startswith("self."):
-                kind = self._kind_of(node.value)
-                found[text] = kind or found.get(text) or self._kind_by_use(text, own)
+            for target, value in _assigned(node) if isinstance(node, ast.Assign) else ():
+                if (text := dotted(target)).startswith("self."):
+                    found[text] = self._kind_of(value) or found.get(text) or self._kind_by_use(text, own)
         return {text: kind for text, kind in found.items() if kind not in ("container", "object")}
 
     def _kind_of(self, value: ast.expr) -> Kind:
@@ -366,6 +365,16 @@ def _detach(value: ast.expr) -> str:
 
 def _asks_gradients(argument: ast.keyword) -> bool:
     return argument.arg == "requires_grad" and isinstance(argument.value, ast.Constant) and bool(argument.value.value)
+
+
+def _assigned(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each target of an assignment with its value; those of ``a, b = x, y`` one by one."""
+    assert node.value is not None
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
 
 
 def _reads_clock(node: ast.AST, clocks: set[str]) -> bool:

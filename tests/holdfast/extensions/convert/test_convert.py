@@ -34,7 +34,7 @@ EXPECTED = {
     "fine_tuning": ("model optimizer lr_scheduler", 8),
     "graph_network": ("model optimizer best", 1),
     "image_classification": ("model model_ema optimizer warmup cosine scheduler", 12),
-    "soft_actor_critic": ("targets q_optimizer actor_optimizer a_optimizer rb obs", 1),
+    "soft_actor_critic": ("actor critics targets q_optimizer actor_optimizer a_optimizer env log_alpha rb obs", 1),
     "array_parts": ("model optimizer history best_mse epoch_loss", 4),
     "endless": ("model opt best_loss running xb yb", 1),
     "helper_functions": ("net opt warmup_sched", 7),
@@ -114,7 +114,7 @@ def test_what_a_resume_would_change_is_told() -> None:
     assert "deleted, because equal bits need it" in questions
     questions = "\n".join(convert_script("replay").questions)
     assert "how many steps? 1000 is written" in questions
-    assert "does a step depend on actor_loss" in questions
+    assert "does a step depend on the value of actor_loss" in questions
 
 
 def test_the_options_of_the_script_are_written_and_counted() -> None:
