@@ -112,9 +112,7 @@ def is_plain(value: Any, within: Collection[int] = ()) -> bool:
     inside = {*within, id(value)}
     if isinstance(value, dict):
         return all(type(key) in KEYS for key in value) and all(is_plain(each, inside) for each in value.values())
-    if type(value) is tuple:
-        return all(is_plain(each, inside) and not _is_restored_in_place(each) for each in value)
-    if isinstance(value, list | deque):
+    if type(value) is tuple or isinstance(value, list | deque):
         return all(is_plain(each, inside) for each in value)
     return is_generator(value)
 
@@ -124,10 +122,6 @@ def _learns(value: Any) -> bool:
     if isinstance(value, dict | list | tuple):
         return any(map(_learns, value.values() if isinstance(value, dict) else value))
     return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
-
-
-def _is_restored_in_place(value: Any) -> bool:
-    return is_generator(value) or isinstance(value, dict | list | deque)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -154,6 +148,8 @@ def _copy_leaves(value: Any) -> Any:
         return [_copy_leaves(each) for each in value]
     if isinstance(value, deque):
         return deque(map(_copy_leaves, value), value.maxlen)
+    if isinstance(value, tuple):
+        return tuple(map(_copy_leaves, value))
     if is_generator(value):
         return UNKNOWN
     return copy.deepcopy(value.detach() if isinstance(value, torch.Tensor) else value)

@@ -27,6 +27,7 @@ class Thing:
         self.weights, self.scores = torch.zeros(2), np.zeros(2)
         self.random = random.Random(1)
         self.sums = {"all": 0}
+        self.pairs = [([0.5], {"n": 0}, random.Random(2))]
 
     def work(self) -> float:
         self.count += 1
@@ -36,6 +37,9 @@ class Thing:
         self.weights += 1
         self.scores[0] += 1
         self.sums["all"] += self.count
+        (numbers, counts, own), *_ = self.pairs
+        numbers.append(own.random())
+        counts["n"] += 1
         self.last_runtime, self.late = random.SystemRandom().random(), {"best": self.count}
         return self.random.random()
 
@@ -57,6 +61,8 @@ def test_an_object_goes_on_as_it_was() -> None:
     assert logs == [{"loss": 1.5}] * 2
     assert other.recent is recent
     assert recent == deque([1, 2], maxlen=2)
+    assert other.pairs[0][:2] == one.pairs[0][:2]
+    assert len(other.pairs[0][0]) == 3
     assert other.weights.tolist() == [2, 2]
     assert other.scores.tolist() == [2, 0]
     assert (other.limit, other.bar) == (5, None), "settings and objects are the new ones"
@@ -76,10 +82,12 @@ def test_what_has_changed_since_is_as_built_again() -> None:
 
 def test_only_what_has_changed_is_saved() -> None:
     thing = Thing()
-    assert Attributes(lambda: thing, is_time).state_dict().keys() == {"random"}
+    assert Attributes(lambda: thing, is_time).state_dict().keys() == {"random", "pairs"}
 
 
-@pytest.mark.parametrize("value", [1, "a", None, [1, {"a": (1, 2.0)}], torch.ones(1), np.ones(1), random.Random(1)])
+@pytest.mark.parametrize(
+    "value", [1, "a", None, [1, {"a": (1, 2.0)}], torch.ones(1), np.ones(1), random.Random(1), ([1],)]
+)
 def test_plain_values(value: Any) -> None:
     assert is_plain(value)
 
@@ -89,7 +97,7 @@ CIRCLE.append(CIRCLE)
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1, 2}, CIRCLE, {(1, 2): 3}, SimpleNamespace(), ([1],), np.array([object()]), lambda: None]
+    "value", [object(), {1, 2}, CIRCLE, {(1, 2): 3}, SimpleNamespace(), ([{1}],), np.array([object()]), lambda: None]
 )
 def test_values_that_are_not_plain(value: Any) -> None:
     assert not is_plain(value)
