@@ -53,9 +53,9 @@ class Extension:
     """An extension, and what it adds at each point. Each function and class is named as ``module:name``.
 
     Attributes:
-        name: the name in messages and in the configuration: of the folder, or of the entry point.
+        name: the extension's name in messages and in the configuration; also that of its folder, or its entry point.
         settings: a subclass of `holdfast.config.Section`: the table ``[extensions.NAME]`` of the configuration. The
-            next two functions get an instance of it as their second argument.
+            functions `observers` and `admission` get an instance of it as their second argument.
         commands: further commands of ``holdfast``.
         observers: a function that takes the `RunConfig` and returns an attempt's observers; see `Observer`.
         admission: a function that takes the `RunConfig` before an attempt claims the run, and before it goes back to an

@@ -98,7 +98,7 @@ def shared_server(home: Path) -> Iterator[SharedServer | None]:
     with contextlib.ExitStack() as stack:
         shared = None
         if read_patience():
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # the file system has no locks
                 stack.enter_context(_locked(home, fcntl.LOCK_SH, LOCKED_WITHIN_S))
                 shared = SharedServer(home)
         yield shared

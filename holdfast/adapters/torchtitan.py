@@ -150,7 +150,7 @@ class _Held:
         self._has_begun = True
         goes_on = bool(self._goes_on())
         if goes_on and self._step is None:
-            raise Stopped  # a proof trains fewer steps than the Trainer, so leave the Trainer's loop here
+            raise Stopped  # a proof trains fewer steps than the Trainer, so end the Trainer's loop here
         return goes_on
 
     def _list_unsaved(self) -> list[tuple[str, Any]]:

@@ -89,7 +89,7 @@ class Due:
         return (*missing, *((*KINDS[turn:], *KINDS[:turn]) if is_due else ()))
 
     def is_short(self, steps: int) -> bool:
-        """Return whether too few steps remain for a rehearsal, unless the configuration asks for rehearsals."""
+        """Return whether too few steps remain for a rehearsal; False if the configuration asks for rehearsals."""
         return self._ranks.config.proof.rehearse is None and steps < SHORT_S * self.steps_per_s
 
     def has_same_code(self, line: Line) -> bool:

@@ -86,7 +86,7 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
     def stays(commit: Commit) -> bool:
         return name in commit.records
 
-    newest = journal.newest()  # if this commit was trained with the list, the run has gone back already
+    newest = journal.newest()  # if it was trained with the list, the run has gone back to before these steps
     if newest is None or newest.number < record.first_commit or stays(newest):
         return []
     if find_verified_before(journal, record.first_commit) is None:

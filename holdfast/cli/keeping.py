@@ -82,7 +82,8 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
 
 
 def release(run: str, /, *, rollback: Flag = False, reason: str = "") -> None:
-    """Release a run that audits hold, because a machine that computes wrongly has trained it; or answer their verdicts.
+    """Release a run that audits hold because a machine that computes wrongly has trained it; or answer the audits'
+    verdicts.
 
     The next attempt continues from the newest commit, as if the audits had found nothing. With a reason, the verdicts
     that put the run's bytes in doubt are answered: show, watch, the report and verify don't repeat them, until a later

@@ -41,7 +41,8 @@ def prove_command(
 
     Args:
         config: The run's configuration, a TOML file.
-        steps: The number of steps; by default as many as fit into the time, at least 20, and at most all.
+        steps: The number of steps to train; by default as many as fit into the time, at least 20, and at most all
+            steps of the run.
         within: The approximate time for the whole proof: 90s, 2m, 1h.
         kills: How often SIGKILL ends the ranks.
         seed: The seed of the random chunks and kills; by default a new one each time.
@@ -104,12 +105,12 @@ def audit_command(
         commit: The commit's number, the name of its folder, or best; by default the newest.
         from_: An earlier commit to begin with; 0 for the beginning of the run.
         random: Audit this many commits instead, chosen at random.
-        share: Audit as many commits as fit into this share of the run's training time, such as 0.01, earlier audits
-            included: first the newest commit that isn't certified, then others at random. An unused part of the share
-            remains for the next audit.
+        share: Spend at most this fraction of the run's training time on audits, such as 0.01; earlier audits count,
+            too. The first audit is that of the newest commit that no different host has certified; the others are
+            random. An unused part of the time remains for the next audit.
         seed: The seed of the random choice; by default a new one each time. The audits' records contain it.
         ranks: The number of ranks that train again; by default those of the run. A different number needs virtual
-        ranks.
+            ranks.
         on_fault: What to do if the audits name a machine that computes wrongly. record: only record the verdict.
             rollback: also quarantine the machine's first commit that no audit certifies, and all later commits, so that
             the run continues from the commit before. stop: hold the run: a live attempt ends at its next commit, and no

@@ -79,7 +79,7 @@ def _take(fields: dict[str, Any], name: str) -> Any:
 
 
 def _remove_values(fields: dict[str, Any], name: str) -> list[str]:
-    """Remove the values of earlier versions from a list of a configuration. Return a line of advice on each."""
+    """Remove values from a list that only earlier versions accept. Return a line of advice for each removed value."""
     table, _, key = name.partition(".")
     section, gone = fields.get(table), GONE_VALUES[name]
     if not isinstance(section, Mapping) or not isinstance(given := section.get(key), list | tuple):

@@ -98,9 +98,9 @@ def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> Machine
 
 
 def read_release(store: Store, verdict: AuditVerdict) -> str:
-    """Return when a person released the machine that a verdict names, if that was after its last wrong training.
+    """Return the time at which a person released a verdict's machine from quarantine.
 
-    Otherwise return an empty text.
+    Return an empty text if nobody has, or if the machine has computed wrongly since then.
     """
     return find_release(_read_records(store, quote(verdict.host, safe="")), verdict)
 

@@ -24,7 +24,7 @@ MAX_RECORD_BYTES = 64 * 2**20
 # The largest number of values in a record that Holdfast writes. A file with more values is refused, because an empty
 # list, two bytes in the file, takes 60 bytes in memory.
 MOST_VALUES = 500_000
-# The deepest nesting of a record. pydantic writes none above 255, and Python's recursion ends soon after.
+# The maximum number of levels in a record. pydantic can't write more than 255, and Python's recursion ends soon above.
 MOST_DEPTH = 200
 SEAL = "record_sha256"
 # The name of the HTML page that is generated from the records.

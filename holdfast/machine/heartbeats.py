@@ -49,7 +49,7 @@ TEXT_AT = 8 * (NUMBERS + len(MEASURED) + SUMS)
 
 
 class Place(enum.IntEnum):
-    """The part of its present phase that a rank executes."""
+    """What a rank is doing within its phase."""
 
     COMPUTING = 0
     LOADING = 1

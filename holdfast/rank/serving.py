@@ -375,10 +375,11 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
 def restore_again(
     training: Training, folder: Store, order: Restore, events: Events, *, are_weights: bool = False
 ) -> None:
-    """Load a commit's state again, after `restore_commit` has reported it.
+    """Load a commit's state a second time, after `restore_commit` has loaded and checked it.
 
     Args:
-        are_weights: whether to restore only weights and moments, inside a step; see `resume_weights`.
+        are_weights: whether to restore only weights and an optimizer's moments, because the first step has begun; see
+            `resume_weights`.
 
     Raises:
         CheckpointDamaged: the checkpoint was damaged meanwhile.

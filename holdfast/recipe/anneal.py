@@ -9,7 +9,7 @@ from typing import Any, Self
 from holdfast.config import did_you_mean
 from holdfast.errors import ConfigError
 
-# For each suffix of a setting's name after `<name>_`, the field of `Anneal` that the setting sets.
+# The end of a setting's name, and the field of `Anneal` that it sets: `tau_initial` sets `initial` of the anneal `tau`.
 ENDINGS = {
     "initial": "initial",
     "final": "final",

@@ -90,7 +90,7 @@ def _list_statements(tree: ast.Module) -> Iterator[ast.stmt]:
         node = waiting.pop()
         if isinstance(node, ast.stmt):
             yield node
-        if isinstance(node, ast.ClassDef):  # an object of the class may be the recipe
+        if isinstance(node, ast.ClassDef):  # a recipe may be an instance of this class
             yield from (_named(each, f"{node.name}.{each.name}") for each in node.body if isinstance(each, Functions))
         elif not isinstance(node, Functions):
             waiting += ast.iter_child_nodes(node)

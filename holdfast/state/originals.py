@@ -47,7 +47,7 @@ class Originals:
     ) -> None:
         self._name, self._is_left_out = name, is_left_out
         self._references: list[Callable[[], Any]] = []
-        self._learns: list[bool] = []  # for each original, whether it is a tensor that required a gradient
+        self._learns: list[bool] = []  # for each original, whether it was a tensor with requires_grad
         self._devices: list[str] = []  # for each original, the type of its device
         self._paths: list[Path] = []
         self._numbers: dict[Path, int] = {}

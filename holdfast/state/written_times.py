@@ -13,7 +13,7 @@ READS = {
     "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "process_time_ns",
     "time", "time_ns",
 }  # fmt: skip
-# The functions that return a duration if they get one, and the modules whose functions do.
+# Functions that turn a duration into a duration, and modules of which every function counts as one.
 NUMERIC, MODULES = {"abs", "float", "int", "max", "min", "round"}, {"math", "np", "numpy", "torch"}
 ADDING = {"append", "appendleft", "extend"}
 

@@ -92,7 +92,9 @@ class Kept(Recipe):
 def sort_kept(
     objects: Mapping[str, Any], accelerator: Accelerator, leave_out: Mapping[str, Collection[str]]
 ) -> dict[str, Any]:
-    """Return the fields ``model``, ``modules``, ``optimizer``, ``schedulers``, ``extras`` and ``contained``.
+    """Sort the kept objects by type.
+
+    Returns: the fields ``model``, ``modules``, ``optimizer``, ``schedulers``, ``extras`` and ``contained``.
 
     A single kept module becomes the model; several modules become a ``ModuleDict`` by name.
 

@@ -23,8 +23,8 @@ class Synchronized:
     def __init__(self, recipe: Recipe, ranks: Cooperation) -> None:
         """
         Raises:
-            RecipeError: an extra of ``synchronized`` is no module, or an optimizer of the recipe steps a module among
-                the extras that isn't synchronized.
+            RecipeError: ``synchronized`` names an extra that is no module; or the recipe's optimizer steps an extra
+                that ``synchronized`` doesn't name.
         """
         extras = {name: each for name, each in recipe.extras.items() if isinstance(each, nn.Module)}
         for name in recipe.synchronized:

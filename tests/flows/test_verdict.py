@@ -139,7 +139,7 @@ def test_an_audit_asks_other_hosts_until_the_machine_is_named(
         return run_flow("audit", **({"store": engine.store, "run": "toy", "commit": 2} | parameters)).stderr
 
     with deployed(prefect_api) as waiting:
-        assert "asked for a replay of commit 2 of run toy on another host" in run("b")
+        assert "asked for a replay of commit 2 of run toy on a different host" in run("b")
         (asked,) = waiting()
         parameters = {name: value for name, value in asked.parameters.items() if name != "store"}
         known = {"run": "toy", "commit": 2, "from_commit": None, "is_asked": True, "on_fault": "record", "configs": []}

@@ -23,7 +23,8 @@ def report(
     out: Annotated[str, Parameter(name=["--out", "-o"])] = DEFAULT_FILE,
     limit: Limit = None,
 ) -> int:
-    """Draw a run as one HTML page that needs no network. Several runs are drawn over each other; a store as an index.
+    """Draw a run as one HTML page that needs no network. For several runs, compare their curves; for a store, write
+    an index.
 
     Args:
         what: <store>/<run>, one or several; or a store, a folder or URL that holds runs.

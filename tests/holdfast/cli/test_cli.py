@@ -196,7 +196,7 @@ def test_the_best_commit_has_a_name(tmp_path: Path, capsys: pytest.CaptureFixtur
         shutil.rmtree(tmp_path / "scored" / f"epoch-{number:04d}")
     rows, shown = ask_rows("show", run, capsys=capsys), ask_json("show", run, capsys=capsys)
     assert rows["best"] == f"{said}, which is lost: holdfast verify names the missing files"
-    assert rows["stored"].split(maxsplit=1)[1].startswith("epoch-0003, which is gone")
+    assert rows["stored"].split(maxsplit=1)[1].startswith("epoch-0003, which is lost: holdfast verify")
     assert (shown["best"]["is_gone"], shown["is_gone"]) == (True, True)
 
 

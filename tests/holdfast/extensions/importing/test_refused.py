@@ -114,7 +114,7 @@ REFUSED = {
     "flat moments": "the source's exp_avg of 0.weight is (32,), and the parameter is (16, 2)",
     "small moments": "the source's exp_avg of 0.weight is (16, 1), and the parameter is (16, 2)",
     "whole moments": "the source's exp_avg of 0.weight has values of int64, and AdamW's are floats",
-    "nan": "the source's exp_avg_sq of 0.weight has values that are NaN",
+    "nan": "the source's exp_avg_sq of 0.weight has NaN values",
     "scheduler": "the source's lr_scheduler is a different scheduler than the run's CosineAnnealingLR: it has gamma, "
     "step_size and lacks T_max, eta_min",
     "two": "several weights fit the names of the model: ema, other",
