@@ -171,7 +171,11 @@ class EarlierSteps:
         line.note_unproved()
         self._due.is_changed = True
         step = line.head.step if line.head else 0
-        log.info("unproved: the attempt ended at step %d with no further steps to compare; a rehearsal follows", step)
+        log.info(
+            "unproved: no steps of the earlier attempt after step %d can be compared; a rehearsal follows, unless the "
+            "run ends within a minute",
+            step,
+        )
 
     def _is_asked(self, line: Line) -> bool:
         """Return whether the steps after the head can and should be compared with earlier ranks' steps."""

@@ -338,7 +338,11 @@ def _fields(standing: Standing, gone: str) -> dict[str, Any]:
 def _format_ending(standing: Standing) -> str:
     """Return why the last attempt ended; empty if it completed the run, or if its ending isn't on record."""
     ending = standing.ending
-    return "" if ending is None or ending.reason == "completed" else one_line(f"at step {ending.step}: {ending}")
+    return (
+        ""
+        if ending is None or ending.reason == "completed"
+        else one_line(f"at step {ending.step}: {'; '.join(str(ending).splitlines())}")
+    )
 
 
 def _format_age(at: str) -> str:

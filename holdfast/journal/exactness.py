@@ -1,6 +1,7 @@
 """The answer whether a run continues exactly, from the records of its rehearsals and its last attempt."""
 
 from holdfast.errors import StoreError
+from holdfast.journal.audits import list_unproved
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import Commit, EndingRecord
 
@@ -8,10 +9,14 @@ INEXACT = "inexact"  # the reason in the ending of an attempt that `holdfast.err
 
 
 def describe_resume(journal: Journal, commit: Commit) -> str:
-    """Return a sentence on a run's rehearsals up to its newest commit; see `describe_exactness`."""
+    """Return a sentence on a run's rehearsals up to its newest commit; see `describe_exactness`.
+
+    An audit may have proved a resume since the commit was recorded.
+    """
     try:
         number = journal.attempts()
         ended = journal.read_ending(number) if number else None
+        commit = commit.model_copy(update={"unproved": list_unproved(journal, commit.unproved)})
     except StoreError:  # verify names the file, and the other views are about the commits
         ended = None
     return describe_exactness(commit, ended)

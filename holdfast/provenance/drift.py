@@ -115,7 +115,9 @@ def _first_line(refused: Sequence[Change]) -> str:
     """Return the first line of the error, for refused changes of code, files or built values."""
     kinds = {change.kind for change in refused}
     if kinds == {"built"}:
-        return "the recipe builds different values than at the save, though no setting, code or file has changed"
+        return (
+            "the recipe builds different values than at the save, though no identity setting, code or file has changed"
+        )
     what = {"source": "the recipe's code is", "file": "the files that the recipe reads are"}
     return f"{what['source' if 'source' in kinds else 'file']} not what the run was trained with"
 
@@ -154,7 +156,7 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
     what = sorted({*kinds, *(["values"] if is_unexplained else [])}, key=["values", "code", "files"].index)
     put_back, go_apart = f"put the saved {' and '.join(what)} back", "train as a run of another name (--set run=...)"
     if {change.kind for change in refused} == {"built"}:
-        put_back = "look for a changed environment variable or file, " + put_back
+        put_back = "look for a changed number of epochs, environment variable or file, " + put_back
     if is_unexplained:
         return f"{put_back}, or {go_apart}"
     # The option --set replaces the whole list. So the hint includes the changes that are already accepted.

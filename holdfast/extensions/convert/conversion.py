@@ -579,7 +579,12 @@ class _Changer(_Entry):
         for node in found.values():
             if isinstance(node, ast.Expr) and SAVES.search(called(node.value)):
                 self.script.delete(node)
-                self.ask(node, "deleted, because the run saves; for the best model set retention.keep_best")
+                self.ask(
+                    node, "deleted, because the run saves; for the best model see run.observe and retention.keep_best"
+                )
+        for node in ast.walk(self.script.tree):
+            if isinstance(node, ast.Call) and node.lineno < self.found.outer.lineno and _begins_file(node):
+                self.ask(node, "each start of the run begins this file anew: open it to append, or use run.log")
         for node in walk_own([*ast.iter_child_nodes(self.scope)]):
             is_before = isinstance(node, ast.If) and node.lineno < self.found.outer.lineno and not node.orelse
             if isinstance(node, ast.If) and is_before and self._restores(node):
@@ -681,6 +686,14 @@ def _bounds(loop: Loop) -> tuple[ast.expr | None, ast.expr | None]:
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.left, ast.Name):
         return None, None
     return None, test.comparators[0] if end is not None or isinstance(test.ops[0], ast.Lt) else None
+
+
+def _begins_file(call: ast.Call) -> bool:
+    """Return whether a call opens a file for writing, and so empties it."""
+    place = 1 if called(call) == "open" else 0
+    modes = [*call.args[place : place + 1], *(each.value for each in call.keywords if each.arg == "mode")]
+    is_open = called(call).rpartition(".")[2] == "open"
+    return is_open and any(isinstance(mode, ast.Constant) and str(mode.value).startswith("w") for mode in modes)
 
 
 def _is_endless(loop: Loop) -> bool:

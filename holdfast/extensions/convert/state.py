@@ -43,6 +43,9 @@ CLOCKS = re.compile(r"(^|\.)(time|perf_counter|monotonic|process_time)$|datetime
 NOT_STATE = {"summarywriter", "tqdm", "argparse", "argumentparser", "dataloader", "progress", "logger", "accelerator"}
 
 
+LOGGERS = re.compile(r"(Logger|Writer)$")
+
+
 @dataclass
 class State:
     """The state of a loop.
@@ -154,7 +157,7 @@ class StateFinder:
             return "container"
         if isinstance(value, ast.Call) and any(map(_asks_gradients, value.keywords)):
             return "object"
-        if not name or last.lower() in NOT_STATE or LOSSES.search(name):
+        if not name or last.lower() in NOT_STATE or LOGGERS.search(last) or LOSSES.search(name):
             return ""
         if PASSIVE.search(name):
             return "object" if last in self._classes() and self._is_changed_by(value, False) else ""

@@ -13,6 +13,7 @@ from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
 from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
 from holdfast.journal import AuditRecord, Commit, Journal, metrics_name, now, record_audit, signature_name
+from holdfast.journal.exactness import describe_resume
 from holdfast.journal.signing import check_signed
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
@@ -399,7 +400,7 @@ def test_a_resume_is_unproved_until_an_audit_has_trained_straight_through_it(lin
     line.note_unproved()
     commits = [train(line), train(line)]
     assert [commit.unproved for commit in commits] == [[3], [3]]
-    assert commits[1].verdict.startswith("not rehearsed; unproved: commit 3 begins after a stop or a death")
+    assert commits[1].verdict.startswith("not rehearsed; unproved: commit 3 begins after a stop or a kill")
     audit = AuditRecord(
         commit=3, number=1, from_commit=1, checkpoint_sha256=commits[0].checkpoint_sha256, notes=[], host="another",
         environment={}, created_at=now(),
@@ -407,4 +408,5 @@ def test_a_resume_is_unproved_until_an_audit_has_trained_straight_through_it(lin
     record_audit(line.journal, audit)  # it began with the resume
     assert train(line).unproved == [3]
     record_audit(line.journal, audit.model_copy(update={"resumes": [2 * STEPS_PER_EPOCH]}))
+    assert describe_resume(line.journal, commits[1]) == "not rehearsed", "also if nothing is trained any more"
     assert train(line).unproved == []

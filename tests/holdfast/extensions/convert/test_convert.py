@@ -117,6 +117,46 @@ def test_what_a_resume_would_change_is_told() -> None:
     assert "does a step depend on the value of actor_loss" in questions
 
 
+LOGGED = """
+import csv
+import torch
+
+
+class CSVLogger:
+    def __init__(self, path, resume=False):
+        self.file = open(path, "a" if resume else "w")
+        self.rows = open("rows.csv", mode="w")
+
+    def log(self, row):
+        csv.writer(self.file).writerow(row)
+
+
+def main():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 2)))
+    logger = CSVLogger("log.csv")
+    for epoch in range(3):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+        logger.log([epoch, loss.item()])
+
+
+main()
+"""
+
+
+def test_a_logger_is_not_kept_and_a_file_that_begins_anew_is_told() -> None:
+    found = convert(LOGGED, "logged.py")
+    assert found.kept == ["model", "optimizer"]
+    assert [each for each in found.questions if "begins this file anew" in each] == [
+        "logged.py:9: each start of the run begins this file anew: open it to append, or use run.log"
+    ]
+
+
 def test_the_options_of_the_script_are_written_and_counted() -> None:
     text = find_script("module_state").read_text("utf-8")
     found = convert(text, "s.py", options=["--epochs", "3", "--resume"])
