@@ -662,6 +662,10 @@ class Attempt:
         self.rehearsals.forget()
         self.ranks.put_back()
         ranks, trained, reason = self.ranks.running, 0, ""
+        if left := self.rehearsals.left:
+            # Nobody has compared the steps of these new ranks, so the next attempt trains the steps again.
+            ranks = None
+            self.rehearsals.earlier.note_shadow(Shadowed(lines=left))
         if ranks is not None and self._is_claimed:
             self._add_lost()
             ranks.stop()

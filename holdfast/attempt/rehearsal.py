@@ -122,6 +122,8 @@ class Rehearsals:
         self._lived: list[Rehearsed] = []  # the steps that the living ranks have trained for the rehearsal
         self._lived_at = 0.0  # when the living ranks had trained these steps, on the clock of `time.monotonic`
         self._is_alone = False  # whether the program can't run twice at once
+        # the trail of living ranks that a rehearsal has ended, while new ranks train the same steps
+        self.left: list[dict[str, Any]] = []
 
     @property
     def _settings(self) -> ProofSettings:
@@ -365,17 +367,19 @@ class Rehearsals:
         if again is None:
             if self._ranks.running is not None and rehearsal.is_beside:
                 return
+            self.left = lived
             again = self._rehearse_alone(line, rehearsal, renew)
+        self.left = []
         if line.head != head:
             _tell_elsewhere(rehearsal.start, line.head.step if line.head else 0)
             self._ranks.end_aside()
             return
         faults.reach("rehearsal-trained")
-        if again is None or len(again) < len(lived):
+        difference = find_departure(lived[: len(again or [])], again or [], self._ranks.tolerance or 0.0)
+        if difference is None and len(again or []) < len(lived):
             log.info("not rehearsed: the new ranks were told to end")
             self._ranks.put_back()
             return
-        difference = find_departure(lived, again, self._ranks.tolerance or 0.0)
         if difference is None:
             self._note_equal(line, rehearsal)
             return

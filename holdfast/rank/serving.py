@@ -150,8 +150,10 @@ def obey(
     is_checked = not training.config.compute.has_nodes
     # The last order, if its steps are to be saved when the ranks are told to stop. An `End` saves nothing.
     unsaved: Rehearse | Train | None = None
+    # The step after which the ranks have trained nothing that is to be saved; None if they hold no commit's state.
+    saved_at: int | None = None
     for order in orders:
-        unsaved = None
+        unsaved, saved_at = None, None
         heartbeats.begin(PHASES[type(order)])
         if isinstance(order, Restore | Begin):
             survivor.chunk = None
@@ -185,21 +187,24 @@ def obey(
             case Examine():
                 report_examination(training, events)
             case Rehearse():
-                if (yield from rehearse(training, order, orders, events)):
-                    if order.is_kept:
-                        save = Train(stop=training.progress.step, fingerprint=order.fingerprint)
-                        yield from train_and_save(training, folder, save, orders, events, record, ran_on, survivor)
-                    return
+                first = training.progress.step
+                is_told = yield from rehearse(training, order, orders, events)
                 unsaved = order if order.is_kept else None
+                saved_at = first if order.is_kept else None
+                if is_told:
+                    break
             case Observe():
                 yield from pkgutil.resolve_name(OBSERVE)(training, order, events)
             case Train():
                 if (yield from train_and_save(training, folder, order, orders, events, record, ran_on, survivor)):
                     return
                 unsaved = order if order.aside else None
+                saved_at = None if order.aside or order.into else training.progress.step
     if unsaved is not None and training.record.has_new_steps:
         save = Train(stop=training.progress.step, fingerprint=unsaved.fingerprint)
         yield from train_and_save(training, folder, save, orders, events, record, ran_on, survivor)
+    elif saved_at is not None and orders.is_stopping():
+        yield from train_shadow(training, orders, events, survivor, saved_at)
 
 
 def train_and_save(
@@ -249,9 +254,8 @@ def train_and_save(
             if not order.into:
                 survivor.lived.note_save(training.progress.step)
         if is_stopping:
-            training.record.ends.saves_first = lambda end: False  # no save follows this one
             if not order.into:
-                yield from train_shadow(training, orders, events, survivor)
+                yield from train_shadow(training, orders, events, survivor, training.progress.step)
             return True
     return False
 

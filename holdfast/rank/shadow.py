@@ -18,24 +18,30 @@ from holdfast.training import Training, find_forgotten, spell_lines, steps
 SHARE = 0.25
 
 
-def train_shadow(training: Training, orders: Orders, events: Events, survivor: Survivor) -> Generator[None, None, None]:
+def train_shadow(
+    training: Training, orders: Orders, events: Events, survivor: Survivor, first: int
+) -> Generator[None, None, None]:
     """Wait until the last save is durable, then train a few steps and report their trail. Yield before each step.
 
     Don't train a step for which there is no time, or the run's last step, after which a user's loop would end. All
     ranks call this together.
 
+    Args:
+        first: the step of the last save. If the ranks have trained steps after it already, report these, too.
+
     Raises:
         StoreError: the last save has failed.
     """
     training.saver.wait()
-    record, first = training.record, training.progress.step
+    record = training.record
     stop = min(first + MOST_SHADOWED, training.total_steps - 1)
     if training.config.proof.rehearse == "off" or first >= stop:
         return
     survivor.chunk, survivor.is_shadow = None, True
     record.is_rehearsal = True
+    record.ends.saves_first = lambda end: False
     within_s = SHARE * training.config.resume.stop_within_s
-    events.send(Shadowed(lines=[], unregistered=find_forgotten(training.recipe).found))
+    events.send(Shadowed(lines=spell_lines(training, first), unregistered=find_forgotten(training.recipe).found))
     while (step := training.progress.step) < stop and all(training.ranks.gather(orders.has_time(within_s))):
         record.is_detailed = step < first + MOST_DETAILED
         yield from steps(training, step + 1, lambda: False)
