@@ -259,7 +259,7 @@ def test_a_model_whose_output_has_changed_trips_the_probe(tmp_path: Path, averag
         (lambda saved: saved["schedulers"].pop(), "the saved list of schedulers doesn't fit .* 1 were saved"),
         (
             lambda saved: saved.update(scaler={"scale": 1.0}),
-            "the saved scaler doesn't fit .* it is missing from the recipe",
+            "the saved scaler doesn't fit .* the object is missing from the recipe",
         ),
         (lambda saved: saved["extras"][0].pop("average"), "the saved extra average doesn't fit .* missing"),
         (lambda saved: saved["extras"][0].update(other={}), "the saved extra other doesn't fit .* registers no object"),
