@@ -373,7 +373,8 @@ def find_yaml_checks(path: Path, room: str) -> Iterator[tuple[str, Check, Path]]
 
 def list_files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
-        folders[:] = [each for each in folders if each not in FOREIGN]
+        # Other programs, which may run at the same time, delete files of their caches.
+        folders[:] = [each for each in folders if each not in FOREIGN and not each.endswith("_cache")]
         yield from (Path(folder, name) for name in names)
 
 
