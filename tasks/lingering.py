@@ -66,7 +66,7 @@ def read_patience() -> float:
 def digest_settings() -> str:
     """Return the digest of everything that makes a server: programs, versions and Prefect's settings."""
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
-    made_with = [sys.executable, __file__, __version__, prefect.__version__, sorted(settings.items())]
+    made_with = [sys.prefix, __file__, __version__, prefect.__version__, sorted(settings.items())]
     return hashlib.sha256(json.dumps(made_with).encode()).hexdigest()
 
 
@@ -146,7 +146,7 @@ def _locked(home: Path, kind: int, within_s: float = 0.0) -> Iterator[None]:
         OSError: the file system has no locks.
     """
     deadline = time.monotonic() + within_s
-    with (home / LOCK).open("w") as file:
+    with (home / LOCK).open("wb") as file:
         while True:
             try:
                 fcntl.flock(file, kind | fcntl.LOCK_NB)

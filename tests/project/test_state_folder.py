@@ -96,7 +96,7 @@ def test_a_server_without_authentication_does_not_stay(tmp_path: Path, pid: int)
     check_owner(ProcessLedger(tmp_path))
     with pytest.raises(ConfigError, match="without authentication") as refused:
         check_current(ProcessLedger(tmp_path))
-    assert refused.value.hint == "run run make down, then try again"
+    assert refused.value.hint == "run make down, then try again"
 
 
 def test_two_commands_at_once_exclude_each_other(tmp_path: Path) -> None:

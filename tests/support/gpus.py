@@ -68,11 +68,11 @@ def count_needed(item: pytest.Item) -> int:
 
 
 def skip_if_too_few(item: pytest.Item) -> None:
-    """Skip a test that needs more GPUs than there are, or for which the time is over. On the CPU skip none."""
-    if ON_GPUS and (needed := count_needed(item)) > count_gpus():
-        pytest.skip(f"{item.name} needs {counted(needed, 'GPU')}, and this machine has {count_gpus()}")
+    """Skip a test for which the time is over, or that needs more GPUs than there are. On the CPU skip none."""
     if ON_GPUS and time.time() > float(os.environ.get(UNTIL_VARIABLE, "inf")):
         pytest.skip(f"the time of make test-gpus is over: {WITHIN_VARIABLE} sets another one")
+    if ON_GPUS and (needed := count_needed(item)) > count_gpus():
+        pytest.skip(f"{item.name} needs {counted(needed, 'GPU')}, and this machine has {count_gpus()}")
 
 
 def limit_time(item: pytest.Item) -> None:
