@@ -314,7 +314,7 @@ class Rehearsals:
         """
         if self._planned is not None and self._pending is None:
             self._tried = 0
-        self._pending, self._planned, self._lived = None, None, []
+        self._pending, self._planned, self._lived, self.left = None, None, [], []
         self._aside.clear()
         self.earlier.forget()
 

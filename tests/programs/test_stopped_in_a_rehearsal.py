@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing.faults import fault
 from tests.conftest import IS_SOAK
 from tests.support.lives import Lives
-from tests.support.rehearsed import REHEARSED, Program, judge
+from tests.support.rehearsed import REHEARSED, Program, find_straight, judge
 from tests.support.stopped import STOP
 
 pytestmark = pytest.mark.slow
@@ -34,3 +35,15 @@ def test_its_steps_are_compared(nursery: Lives, tmp_path: Path, way: str, step: 
     commits = [*program.journal.walk_back(program.journal.newest())]
     assert max(commit.step for commit in commits) <= ACTS_AFTER
     assert {commit.checkpoint_sha256 for commit in commits if commit.step in ids} <= {*ids.values()}
+
+
+def test_a_stop_saves_after_a_rehearsal_that_was_lost(nursery: Lives, tmp_path: Path) -> None:
+    made = ("support.forgetting:exact", {}, 4)
+    program = Program(nursery, tmp_path / "stopped", *made, command="tests.support.stopped:train")
+    settings, struck = (*REHEARSED, "proof.beside=false"), tmp_path / "struck"
+    killed = fault("rehearsal-restored", 1, "other", tmp_path / "killed")
+    stopped = program.train(*settings, **killed, **{STOP: f"SIGTERM:28:{struck}"})
+    assert struck.exists(), stopped.stderr
+    assert (tmp_path / "killed").exists(), stopped.stderr
+    assert program.find_step() >= 28, stopped.stderr
+    assert program.finish(find_straight(nursery, tmp_path / "straight", program), *settings).by == "same"
