@@ -22,6 +22,7 @@ import prefect
 from prefect.settings import get_current_settings
 
 from holdfast import __version__
+from tasks.credentials import private
 from tasks.processes import began_at, is_recorded_process
 
 VARIABLE = "HOLDFAST_SERVER_LINGERS_S"
@@ -33,7 +34,7 @@ LOCKED_WITHIN_S = 2.0
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """What a command has to know about a server that another command started.
+    """A server that a command has started, as the next commands have to know it.
 
     Args:
         began: see `tasks.processes.began_at`. A living process keeps its port, so no other program can have the port.
@@ -87,7 +88,7 @@ class SharedServer:
         """Record a server that this process has started."""
         record = ServerRecord(url, auth, pid, began_at(pid), digest_settings())
         written = self._file.with_name(f"{RECORD}.{os.getpid()}")
-        with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        with open(written, "w", encoding="utf-8", opener=private) as file:
             json.dump(asdict(record), file)
         written.replace(self._file)
 

@@ -49,7 +49,7 @@ TEXT_AT = 8 * (NUMBERS + len(MEASURED) + SUMS)
 
 
 class Place(enum.IntEnum):
-    """What a rank is doing within its phase."""
+    """The activity of a rank within its phase."""
 
     COMPUTING = 0
     LOADING = 1

@@ -150,7 +150,7 @@ def obey(
     is_checked = not training.config.compute.has_nodes
     # The last order, if its steps are to be saved when the ranks are told to stop. An `End` saves nothing.
     unsaved: Rehearse | Train | None = None
-    # The step after which the ranks have trained nothing that is to be saved; None if they hold no commit's state.
+    # The last step that a commit has, or gets by the save in progress; None if the last order left no such state.
     saved_at: int | None = None
     for order in orders:
         unsaved, saved_at = None, None

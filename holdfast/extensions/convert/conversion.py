@@ -19,6 +19,7 @@ from holdfast.extensions.convert.script import (
     Loop,
     Script,
     arguments_of,
+    assigned,
     called,
     class_of,
     dotted,
@@ -716,10 +717,8 @@ def _values_of(tree: ast.AST, name: str, options: Sequence[str]) -> Iterator[ast
     """
     for node in ast.walk(tree):
         match node:
-            case ast.Assign() if any(dotted(each).rpartition(".")[2] == name for each in node.targets):
-                yield node.value
-            case ast.Assign(targets=[ast.Tuple() as target], value=ast.Tuple() as value):
-                yield from (v for t, v in zip(target.elts, value.elts, strict=False) if dotted(t) == name)
+            case ast.Assign():
+                yield from (v for t, v in assigned(node) if dotted(t).rpartition(".")[2] == name)
             case ast.AnnAssign() if dotted(node.target) == name:
                 yield node.value or ast.Constant(None)
             case ast.arguments():

@@ -156,6 +156,16 @@ def walk_own(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
             yield from walk_own(list(ast.iter_child_nodes(node)))
 
 
+def assigned(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each target of an assignment with its value; those of ``a, b = x, y`` one by one."""
+    assert node.value is not None
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
 def arguments_of(call: ast.Call, function: Function) -> dict[str, ast.expr]:
     """Return what a call gives for a function's parameters, by their names."""
     names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]

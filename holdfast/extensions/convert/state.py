@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,7 @@ from holdfast.extensions.convert.finding import Finder, Loops, counter_of
 from holdfast.extensions.convert.script import (
     FUNCTIONS,
     arguments_of,
+    assigned,
     called,
     class_of,
     dotted,
@@ -40,10 +41,10 @@ ENVIRONMENTS = re.compile(r"(^|\.)(make|make_vec)$|Env$|VectorEnv$")
 PASSIVE = re.compile(r"(Dataset|Folder|Tokenizer\w*|Processor|Config|Extractor)(\.|$)|datasets\.|transforms\.")
 NUMERIC = {"int", "float", "round", "max", "min", "abs", "divmod", "sum"}
 CLOCKS = re.compile(r"(^|\.)(time|perf_counter|monotonic|process_time)$|datetime\.now|Event$")
-NOT_STATE = {"summarywriter", "tqdm", "argparse", "argumentparser", "dataloader", "progress", "logger", "accelerator"}
+NOT_STATE = {"tqdm", "argparse", "argumentparser", "dataloader", "progress", "accelerator"}
 
 
-LOGGERS = re.compile(r"(Logger|Writer)$")
+LOGGERS = ("logger", "writer")  # the ends of their names
 
 
 @dataclass
@@ -118,7 +119,7 @@ class StateFinder:
                     continue
                 if scope is self._scope and node.lineno >= line:
                     continue
-                for target, value in _assigned(node):
+                for target, value in assigned(node):
                     text, kind = dotted(target), self._kind_of(value)
                     is_seen = scope is self._scope or text.partition(".")[0] in used
                     if text and is_seen and (kind or text not in found) and not isinstance(target, ast.Subscript):
@@ -145,7 +146,7 @@ class StateFinder:
         own = class_of(scope)
         found = dict[str, Kind]()
         for node in ast.walk(own) if own is not None else ():
-            for target, value in _assigned(node) if isinstance(node, ast.Assign) else ():
+            for target, value in assigned(node) if isinstance(node, ast.Assign) else ():
                 if (text := dotted(target)).startswith("self."):
                     found[text] = self._kind_of(value) or found.get(text) or self._kind_by_use(text, own)
         return {text: kind for text, kind in found.items() if kind not in ("container", "object")}
@@ -157,7 +158,7 @@ class StateFinder:
             return "container"
         if isinstance(value, ast.Call) and any(map(_asks_gradients, value.keywords)):
             return "object"
-        if not name or last.lower() in NOT_STATE or LOGGERS.search(last) or LOSSES.search(name):
+        if not name or last.lower() in NOT_STATE or last.lower().endswith(LOGGERS) or LOSSES.search(name):
             return ""
         if PASSIVE.search(name):
             return "object" if last in self._classes() and self._is_changed_by(value, False) else ""
@@ -368,16 +369,6 @@ def _detach(value: ast.expr) -> str:
 
 def _asks_gradients(argument: ast.keyword) -> bool:
     return argument.arg == "requires_grad" and isinstance(argument.value, ast.Constant) and bool(argument.value.value)
-
-
-def _assigned(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each target of an assignment with its value; those of ``a, b = x, y`` one by one."""
-    assert node.value is not None
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            yield from zip(target.elts, node.value.elts, strict=False)
-        else:
-            yield target, node.value
 
 
 def _reads_clock(node: ast.AST, clocks: set[str]) -> bool:
