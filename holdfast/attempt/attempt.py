@@ -392,8 +392,7 @@ class Attempt:
         """
         try:
             with self.journal.fenced(self.number):
-                if self.notice is not None:
-                    self.rehearsals.forget()  # no time for a rehearsal: the living ranks train on
+                self._abandon_rehearsal(chunk.stop)
                 self._finish_rehearsal()
                 if self.ranks.running is None:
                     self._renew()
@@ -433,6 +432,18 @@ class Attempt:
             self.rehearsals.finish(self.line, self._renew)
             self._is_fresh = False
             self._pipeline.forget_orders()
+
+    def _abandon_rehearsal(self, stop: int) -> None:
+        """If a notice leaves no time for a rehearsal that has begun, abandon it: the living ranks train on.
+
+        Args:
+            stop: the last step of the chunk, at which the ranks save. If they rehearse inside the chunk, they lack the
+                order for this save.
+        """
+        if self.notice is not None:
+            if self.rehearsals.is_inside(stop):
+                self._pipeline.forget_orders()
+            self.rehearsals.forget()
 
     def _renew(self, start: Commit | Uncommitted | None = None) -> None:
         """Replace the ended ranks by new ranks, and restore the newest commit into the new ranks.
@@ -501,6 +512,9 @@ class Attempt:
             return None
         while True:
             self._pass_on_notice()
+            if self.notice is not None and self.rehearsals.is_inside(stop):
+                self._abandon_rehearsal(stop)
+                self._order_steps(self.step, stop)
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
             if isinstance(event, Saved):
                 self._chunk_s = event.train_s
@@ -509,6 +523,10 @@ class Attempt:
                 if is_rehearsed and event.step >= stop:  # a rehearsal has already trained the whole chunk
                     self._rehearse_or_order(stop, event.train_s, (stop - self.step) / (event.train_s or 1.0))
                 return event.model_copy(update={"restart_s": self.ranks.restart_s, "slow_rank": slow_rank})
+            if isinstance(event, Shadowed):  # the ranks have stopped, and the chunk's end was their last save
+                self.rehearsals.earlier.note_shadow(event)
+                self._stopping = Stopping.STOPPED
+                return None
             if isinstance(event, Rehearsed | SavedAside):
                 self.rehearsals.note(event)
                 if self.rehearsals.is_lived(stop) and self.notice is None:
@@ -546,7 +564,7 @@ class Attempt:
         """Order the ranks to train the chunk ``(start, stop]``, or the steps of it before a rehearsal."""
         if self._pipeline.is_new(stop):
             earlier, step, aside = self.rehearsals.earlier, 0, ""
-            if not earlier.is_owed:
+            if not earlier.is_owed and self.notice is None:
                 # the compared steps may be few, and may end before an epoch's end
                 first = max(start, earlier.reached)
                 step, aside = self.rehearsals.plan(self.line, first, stop, self.total_steps, self._chunk_s)

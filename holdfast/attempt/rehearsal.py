@@ -293,12 +293,15 @@ class Rehearsals:
             self._lived.append(event)
             self._lived_at = time.monotonic()
 
+    def is_inside(self, chunk_end: int) -> bool:
+        """Return whether a rehearsal has begun that starts and ends in the chunk up to a step."""
+        pending = self._pending
+        return pending is not None and not pending.committed and pending.start < chunk_end
+
     def is_lived(self, chunk_end: int) -> bool:
         """Return whether the living ranks have trained and saved for a rehearsal inside the chunk up to a step."""
-        pending = self._pending
-        if pending is None or pending.committed or pending.start >= chunk_end:
-            return False
-        return bool(self._lived) and (self._aside.is_known or self._lived[-1].is_ending)
+        is_done = bool(self._lived) and (self._aside.is_known or self._lived[-1].is_ending)
+        return is_done and self.is_inside(chunk_end)
 
     def forget(self) -> None:
         """Abandon the rehearsal that has begun, because its ranks have ended or must stop."""

@@ -435,11 +435,13 @@ def test_state_that_only_the_second_rank_has_stops_the_run(tmp_path: Path, way: 
     assert [commit.step for commit in commits_of(config)] == [8]
 
 
-@pytest.mark.parametrize("moment", ["_await_lived", "_rehearse_beside"])
+@pytest.mark.parametrize(
+    ("moment", "after_s"), [("begin_inside", 0.0), ("note", 0.0), ("_await_lived", 0.1), ("_rehearse_beside", 0.1)]
+)
 def test_a_notice_ends_the_wait_for_a_rehearsal_and_loses_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, after_s: float
 ) -> None:
-    """The living ranks train on until the last safe moment, and save."""
+    """The living ranks train on until the last safe moment, and save at each chunk's end and at the stop."""
     config = make_config(tmp_path / "told", "napping", BESIDE, epochs=400)
     attempts: list[Attempt] = []
     opening, original = Attempt.open, getattr(rehearsal.Rehearsals, moment)
@@ -448,12 +450,41 @@ def test_a_notice_ends_the_wait_for_a_rehearsal_and_loses_no_step(
         attempts.append(attempt)
         opening(attempt)
 
-    def told(self: object, *arguments: object) -> object:
-        threading.Timer(0.1, attempts[0].notify, [Notice("the machine goes away", 8.0)]).start()
-        return original(self, *arguments)
+    def told(self: object, *arguments: Any, **options: Any) -> object:
+        notice = Notice("the machine goes away", 8.0)
+        if after_s:
+            threading.Timer(after_s, attempts[0].notify, [notice]).start()
+        done = original(self, *arguments, **options)
+        if not after_s and attempts[0].notice is None:
+            attempts[0].notify(notice)
+        return done
 
     monkeypatch.setattr(rehearsal.Rehearsals, moment, told)
     live(config, acts=Acts(open=open_attempt))
     commits = commits_of(config)
     assert commits[-1].step > 16
+    assert [commit.step for commit in commits[:-1]] == [*range(8, commits[-1].step, 8)]
     assert not commits[-1].rehearsed
+
+
+def test_a_stop_at_the_end_of_a_chunk_is_compared(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "napping", {"rehearse": "on"}, chunk={"steps": 1}, epochs=400)
+
+    class Taken(Observer):
+        def committed(self, attempt: AttemptView, commit: Commit) -> None:
+            if commit.number == 3:
+                attempts[0].notify(Notice("the machine goes away", 2.0))
+
+    attempts: list[Attempt] = []
+
+    def open_attempt(attempt: Attempt) -> None:
+        attempts.append(attempt)
+        attempt.open()
+
+    live(config, [Taken()], Acts(open=open_attempt))
+    last = commits_of(config)[-1].step
+    assert last < 8 * 400
+    elsewhere = config.log.model_copy(update={"folder": str(tmp_path / "elsewhere")})
+    live(config.model_copy(update={"epochs": last // 8 + 2, "log": elsewhere}))
+    assert commits_of(config)[-1].step == 8 * (last // 8 + 2)
+    assert commits_of(config)[-1].unproved == []
