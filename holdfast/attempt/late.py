@@ -16,6 +16,7 @@ from holdfast.checkpoint.departure import MOST_DETAILED
 from holdfast.checkpoint.found import Found
 from holdfast.config.steps import Steps
 from holdfast.errors import RankDied
+from holdfast.journal import Commit
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Late(NamedTuple):
 def may_train_late(line: Line, ranks: AttemptRanks) -> bool:
     """Return whether the head is the commit of a stop whose steps can be trained again in a short time."""
     head = line.head
-    if head is None or head.why != "preempted" or head.step + 1 >= _count_total(line, ranks):
+    if head is None or not _is_of_a_stop(line, head) or head.step + 1 >= _count_total(line, ranks):
         return False
     if not _has_state_before(line):
         return False
@@ -101,6 +102,13 @@ def _train(ranks: AttemptRanks, stop: int) -> list[dict[str, Any]]:
 
 def _count_total(line: Line, ranks: AttemptRanks) -> int:
     return ranks.config.epochs * line.steps_per_epoch
+
+
+def _is_of_a_stop(line: Line, head: Commit) -> bool:
+    """Return whether the head is the last commit of ranks that were told to stop, maybe at the end of a chunk."""
+    ending = line.journal.read_ending(head.attempt)
+    is_ended_here = ending is not None and (ending.ending.reason, ending.ending.step) == ("preempted", head.step)
+    return head.why == "preempted" or is_ended_here
 
 
 def _has_state_before(line: Line) -> bool:
