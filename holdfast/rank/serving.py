@@ -65,7 +65,7 @@ from holdfast.training import (
     begin_save,
     begin_save_aside,
     digest_form,
-    find_forgotten,
+    examine_recipe,
     find_shards,
     find_wanted,
     forget_committed,
@@ -332,7 +332,7 @@ def report_evaluation(training: Training, events: Events) -> None:
 
 def report_examination(training: Training, events: Events) -> None:
     """Report the state that no checkpoint contains, and the step of each event, such as the end of a schedule."""
-    searched = find_forgotten(training.recipe)
+    searched = examine_recipe(training.recipe)
     events.send(
         Examined(
             unregistered=searched.found,

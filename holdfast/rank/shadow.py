@@ -12,7 +12,7 @@ from holdfast.rank.events import Events
 from holdfast.rank.messages import Shadowed
 from holdfast.rank.orders import Orders
 from holdfast.rank.surviving import Survivor
-from holdfast.training import Training, find_forgotten, spell_lines, steps
+from holdfast.training import Training, examine_recipe, spell_lines, steps
 
 # The part of `resume.stop_within_s` in which the save and the steps have to end after an order to stop at once.
 SHARE = 0.25
@@ -41,7 +41,7 @@ def train_shadow(
     record.is_rehearsal = True
     record.ends.saves_first = lambda end: False
     within_s = SHARE * training.config.resume.stop_within_s
-    events.send(Shadowed(lines=spell_lines(training, first), unregistered=find_forgotten(training.recipe).found))
+    events.send(Shadowed(lines=spell_lines(training, first), unregistered=examine_recipe(training.recipe).found))
     while (step := training.progress.step) < stop and all(training.ranks.gather(orders.has_time(within_s))):
         record.is_detailed = step < first + MOST_DETAILED
         yield from steps(training, step + 1, lambda: False)

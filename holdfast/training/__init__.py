@@ -4,7 +4,7 @@ Loss, backward pass, clipping and optimizer step are in `train_step` of `loop.py
 
 from holdfast.recipe.probe import Gate
 from holdfast.training.build import Training
-from holdfast.training.forgotten_state.search import find_forgotten
+from holdfast.training.examinations import examine_recipe
 from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.loop import evaluate_recipe, repeat_evaluation, steps
 from holdfast.training.naming import find_wanted
@@ -30,7 +30,7 @@ __all__ = [
     "count_params",
     "digest_form",
     "evaluate_recipe",
-    "find_forgotten",
+    "examine_recipe",
     "find_idle",
     "find_shards",
     "find_wanted",

@@ -25,7 +25,7 @@ from holdfast.provenance.ownership import is_own
 from holdfast.provenance.recorded import VARIABLES
 from holdfast.state.slots import read_attributes
 from holdfast.training.build import Training
-from holdfast.training.forgotten_state.reach import list_closure, walk_code
+from holdfast.training.closures import list_closure, walk_code
 from holdfast.training.kept import Kept
 from holdfast.training.optimizers import parts_of
 from holdfast.training.schedulers import name_schedules

@@ -20,8 +20,7 @@ from holdfast.state.sharded import is_sharded, place_of, shard_of
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.checksums import describe_components
-from holdfast.training.forgotten_state.products import sum_unkept
-from holdfast.training.forgotten_state.search import find_holder
+from holdfast.training.examinations import examine_parameter, sum_outside_modules
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.round_trip import MOST_TRIED_BYTES, check_round_trip
@@ -109,7 +108,7 @@ def check_beginning(training: Training) -> None:
         RecipeError: a value can't be saved or restored; all ranks raise it.
     """
     check_savable(training, "before the first step")
-    training.record.unkept = sum_unkept(training.recipe)
+    training.record.unkept = sum_outside_modules(training.recipe)
 
 
 def check_savable(training: Training, moment: str, others: dict[str, Any] | None = None) -> None:
@@ -252,7 +251,7 @@ def _check_stepped(training: Training, payload: Payload, names: set[str]) -> Non
 
 
 def _find_hint(training: Training, parameter: Tensor) -> str:
-    holder = find_holder(training.recipe, parameter)
+    holder = examine_parameter(training.recipe, parameter)
     if holder is not None:
         return f"the parameter belongs to {holder}: {holder.remedy}"
     return training.program.advice.saved

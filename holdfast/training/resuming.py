@@ -18,7 +18,7 @@ from holdfast.store import Store, open_store
 from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.elastic import DATA_RANKS, count_other_data_ranks, count_others, take_position
-from holdfast.training.forgotten_state.search import find_forgotten
+from holdfast.training.examinations import examine_recipe
 from holdfast.training.merging import take_over
 from holdfast.training.naming import has_names
 from holdfast.training.probing import NOISE, has_noise, measure_probe
@@ -118,7 +118,7 @@ def _search_suspects(training: Training) -> list[str]:
     The process that saved is gone, so nothing can be compared: modules, generators and other objects with a state may
     change, and so may the values that a function other than ``__init__`` assigns.
     """
-    found = (each for each in find_forgotten(training.recipe).found if each.name not in training.touched)
+    found = (each for each in examine_recipe(training.recipe).found if each.name not in training.touched)
     likely = [each for each in found if each.order < LOGS and (not each.is_plain or each.is_assigned)]
     return [f"{each}: {each.remedy}" for each in sorted(likely, key=lambda each: each.order)[:MOST_SEARCHED]]
 

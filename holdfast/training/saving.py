@@ -19,7 +19,7 @@ from holdfast.store import Store
 from holdfast.training.begun_saves import BegunSave
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
-from holdfast.training.forgotten_state.products import describe_products
+from holdfast.training.examinations import compare_outside_modules
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import read_lines
 from holdfast.training.restorable import check_same_ranks
@@ -73,7 +73,7 @@ def begin_save(
         "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "config_fingerprint": fingerprint,
         "environment": environment, "origin": origin,
     } | _describe_save(training, probe, lines)  # fmt: skip
-    warnings = (*training.record.warnings, *describe_products(training.recipe, training.record.unkept))
+    warnings = (*training.record.warnings, *compare_outside_modules(training.recipe, training.record.unkept))
     payload, shown = _take_payload(training), training.record.gallery.take()
     peers = training.ranks.exchange if _is_divided(training, payload) else None
     if training.ranks.is_main or peers is not None:

@@ -16,7 +16,7 @@ from holdfast.training import (
     Gate,
     Training,
     begin_save,
-    find_forgotten,
+    examine_recipe,
     repeat_last_step,
     resume,
     resume_weights,
@@ -94,13 +94,13 @@ def find_lost(config: RunConfig, at: int = 3) -> list[Found]:
 
     def lived(training: Training) -> Generator[None, None, None]:
         yield from steps(training, at, lambda: False)
-        found.append(find_forgotten(training.recipe).found)
+        found.append(examine_recipe(training.recipe).found)
         saved.append(save_state(training, Path(config.store)))
 
     def restored(training: Training) -> Generator[None, None, None]:
         with contextlib.suppress(GateTripped):
             resume(training, *saved[0], Gate("exact"), lambda *skipped: None)
-        found.append(find_forgotten(training.recipe).found)
+        found.append(examine_recipe(training.recipe).found)
         yield from steps(training, at + 1, lambda: False)
 
     run_program(config, lived)

@@ -8,10 +8,9 @@
 
 The caller decides how far to go. The search (`search`) starts from the roots of a program, and continues from each
 value that it reaches. The list of the objects in a checkpoint (`registered`) follows attributes and items to objects
-with a state. The record of hyperparameters (`holdfast.training.built`) takes only a function's variables.
+with a state.
 """
 
-import contextlib
 import dis
 import functools
 import sys
@@ -25,6 +24,7 @@ from torch import nn
 
 from holdfast.provenance.ownership import ENGINE, is_own, is_own_file
 from holdfast.state.slots import read_attributes
+from holdfast.training.closures import list_closure, walk_code
 from holdfast.training.forgotten_state.digests import (
     CACHES,
     CONTAINERS,
@@ -146,14 +146,6 @@ def _list_variables(function: types.FunctionType) -> Iterator[InnerValue]:
         yield from _list_globals(code, function.__globals__)
 
 
-def list_closure(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each closure variable of a function, except variables that aren't assigned yet."""
-    cells = getattr(function, "__closure__", None) or ()  # a function compiled to C has no closure
-    for name, cell in zip(function.__code__.co_freevars, cells, strict=False):
-        with contextlib.suppress(ValueError):  # the variable isn't assigned yet
-            yield name, cell.cell_contents
-
-
 def _list_globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[InnerValue]:
     names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for name in sorted(names & variables.keys()):
@@ -164,14 +156,6 @@ def _list_globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterato
             yield from (
                 InnerValue(key, f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value)
             )
-
-
-def walk_code(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and the code of the functions and classes that are defined in it."""
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from walk_code(inner)
 
 
 def list_codes(value: Any) -> list[types.CodeType]:

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, GateTripped, RecipeError, Unhealthy
 from holdfast.looking.sinks import read_values
 from holdfast.provenance.imports import find_code
 from holdfast.recipe.probe import Gate, Probe, check_health
-from holdfast.training import Training, evaluate_recipe, find_forgotten, resume, run_program, steps
+from holdfast.training import Training, evaluate_recipe, examine_recipe, resume, run_program, steps
 from holdfast.training.init_from import begin_from
 from holdfast.training.recording import read_lines
 from holdfast.training.resuming import summarize_rates
@@ -85,7 +85,7 @@ def test_cut_anywhere_it_ends_on_the_same_bytes(tmp_path: Path, cut: int, snapsh
 
 def test_all_state_is_registered(tmp_path: Path) -> None:
     _, training = live(make_config(tmp_path), 3)
-    assert all(each.is_plain for each in find_forgotten(training.recipe).found)
+    assert all(each.is_plain for each in examine_recipe(training.recipe).found)
 
 
 # ---- annealed values

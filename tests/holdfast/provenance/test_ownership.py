@@ -91,8 +91,8 @@ def test_the_search_sees_a_recipe_that_is_installed(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(package.parent)!r})\n"
         "from holdfast.recipe.function import build_recipe\n"
-        "from holdfast.training import find_forgotten\n"
-        "searched = find_forgotten(build_recipe('shipped.recipe:recipe', {})[0])\n"
+        "from holdfast.training import examine_recipe\n"
+        "searched = examine_recipe(build_recipe('shipped.recipe:recipe', {})[0])\n"
         "print([each.name for each in searched.found if not each.is_plain], searched.looked_at > 0)"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)

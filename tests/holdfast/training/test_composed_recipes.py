@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError, RecipeError
 from holdfast.journal import Journal
 from holdfast.proof.result import Proof
 from holdfast.store import open_store
-from holdfast.training import Gate, Training, find_forgotten, resume
+from holdfast.training import Gate, Training, examine_recipe, resume
 from holdfast.training.capturing import decode
 from holdfast.training.program import build_program
 from tests.conftest import IN_SOAK
@@ -62,7 +62,7 @@ def test_chunks_of_any_length_end_on_the_same_bytes(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", RECIPES)
 def test_nothing_is_unregistered(tmp_path: Path, name: str) -> None:
     _, training = live(make_config(tmp_path, *RECIPES[name]), 2)
-    assert all(each.is_plain for each in find_forgotten(training.recipe).found)
+    assert all(each.is_plain for each in examine_recipe(training.recipe).found)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from holdfast import RunConfig
 from holdfast.checkpoint.found import Found, find_suspects
 from holdfast.config import Determinism
-from holdfast.training import Training, find_forgotten, run_program, steps
+from holdfast.training import Training, examine_recipe, run_program, steps
 from tests.conftest import IS_SOAK
 from tests.support.hiding import Hidden, list_hidden
 
@@ -33,7 +33,7 @@ def find_changed(folder: Path, text: str) -> list[Found]:
     def serve(training: Training):  # type: ignore[no-untyped-def]
         for step in (1, 3):
             yield from steps(training, step, lambda: False)
-            found.append(find_forgotten(training.recipe).found)
+            found.append(examine_recipe(training.recipe).found)
 
     run_program(config, serve)
     return find_suspects(found[1], found[0])

@@ -1,9 +1,11 @@
 """A module that steps change and that no checkpoint contains is warned of at the first save."""
 
+import gc
+
 import torch
 from torch import nn
 
-from holdfast.training.forgotten_state.products import describe_products, sum_unkept
+from holdfast.training.examinations import compare_outside_modules, sum_outside_modules
 from tests.support.careless import fit, make, net
 
 
@@ -15,12 +17,14 @@ def test_an_average_that_only_an_evaluation_reads_is_warned_of_and_a_teacher_is_
         lambda model, batch: fit(model, batch) + teacher(torch.ones(1)).detach().sum(),
         evaluate=lambda model: {"mean": mean.weight.sum()},
     )
-    before = sum_unkept(recipe)
+    gc.freeze()  # as a rank does before it trains
+    before = sum_outside_modules(recipe)
+    gc.unfreeze()
     with torch.no_grad():
         model[0].weight.add_(1)  # type: ignore[operator]
-    assert describe_products(recipe, before) == []
+    assert compare_outside_modules(recipe, before) == []
     mean.weight.data.add_(1)
-    (line,) = describe_products(recipe, before)
+    (line,) = compare_outside_modules(recipe, before)
     assert line.startswith(f"{__file__}:")
     assert "steps change mean (Linear), and no checkpoint contains it" in line
     assert line.endswith('extras={"mean": mean}')
@@ -29,4 +33,4 @@ def test_an_average_that_only_an_evaluation_reads_is_warned_of_and_a_teacher_is_
 def test_a_module_that_cannot_be_read_is_left_out() -> None:
     lazy, meta = nn.LazyLinear(1), nn.Linear(1, 1, device="meta")
     recipe = make(net(), fit, evaluate=lambda model: {"n": len([lazy, meta])})
-    assert describe_products(recipe, sum_unkept(recipe)) == []
+    assert compare_outside_modules(recipe, sum_outside_modules(recipe)) == []

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from holdfast import Recipe
 from holdfast.checkpoint.found import Found, find_suspects, leave_out_repeated
-from holdfast.training import find_forgotten
+from holdfast.training import examine_recipe
 from tests.support import careless, varied
 from tests.support.careless import fit, make, net
 from tests.support.toy import toy
@@ -30,7 +30,7 @@ GLOBAL = nn.Linear(3, 3)
 
 def find(recipe: Recipe) -> list[Found]:
     """Return the objects with a state of their own that the search finds."""
-    return [found for found in find_forgotten(recipe).found if not found.is_plain]
+    return [found for found in examine_recipe(recipe).found if not found.is_plain]
 
 
 def names(recipe: Recipe) -> list[tuple[str, str]]:
@@ -234,10 +234,10 @@ def test_every_kind_of_value_that_changes_is_a_suspect(kind: str) -> None:
     if kind == "a function's attribute":
         thing.n = -1
     recipe = make(net(), _make_loss(thing))
-    before = find_forgotten(recipe).found
-    assert find_suspects(find_forgotten(recipe).found, before) == []
+    before = examine_recipe(recipe).found
+    assert find_suspects(examine_recipe(recipe).found, before) == []
     change(thing)
-    assert name in [each.name for each in find_suspects(find_forgotten(recipe).found, before)]
+    assert name in [each.name for each in find_suspects(examine_recipe(recipe).found, before)]
 
 
 class Counting(torch.optim.SGD):
@@ -274,19 +274,19 @@ def test_a_hook_that_counts_is_reached(where: str) -> None:
         model[0].weight.register_hook(_hook(counts))  # type: ignore[operator,union-attr]
     else:
         recipe.optimizer.register_step_pre_hook(_hook(counts))  # type: ignore[union-attr]
-    before = find_forgotten(recipe).found
+    before = examine_recipe(recipe).found
     counts.append(1)
-    assert [each.name for each in find_suspects(find_forgotten(recipe).found, before)] == ["counts"]
+    assert [each.name for each in find_suspects(examine_recipe(recipe).found, before)] == ["counts"]
 
 
 def test_attributes_of_modules_and_optimizers_are_suspects_and_outputs_are_not() -> None:
     model = Noting()
     optimizer = Counting(model.parameters(), lr=0.1)
     recipe = make(model, fit, optimizer=optimizer)
-    before = find_forgotten(recipe).found
+    before = examine_recipe(recipe).found
     model(torch.ones(2, 8))
     optimizer.calls = 3
-    suspects = find_suspects(find_forgotten(recipe).found, before)
+    suspects = find_suspects(examine_recipe(recipe).found, before)
     assert {each.name for each in suspects} == {"model.calls", "model.mean", "optimizer.calls"}
     assert all(each.place.startswith(f"{__file__}:") for each in suspects if each.name != "optimizer.calls")
 
@@ -303,9 +303,9 @@ def test_a_private_attribute_is_a_suspect_if_the_users_code_names_it() -> None:
     model = Layered()
     model._own = model._cache = 0
     recipe = make(model, fit)
-    before = find_forgotten(recipe).found
+    before = examine_recipe(recipe).found
     model._own, model._cache, model.seen = 1, 1, torch.ones(())
-    names = [each.name for each in find_suspects(find_forgotten(recipe).found, before)]
+    names = [each.name for each in find_suspects(examine_recipe(recipe).found, before)]
     assert names == ["model._own"]
 
 
@@ -314,11 +314,11 @@ def test_what_a_checkpoint_has_is_no_suspect() -> None:
     parameters = [*model.parameters()]
     view = parameters[0].detach().view(-1)
     recipe = make(model, lambda model, batch: use(parameters, view, replay), extras={"replay": replay})
-    before = find_forgotten(recipe).found
+    before = examine_recipe(recipe).found
     with torch.no_grad():
         parameters[0].add_(1)
     replay.random.random()
-    assert find_suspects(find_forgotten(recipe).found, before) == []
+    assert find_suspects(examine_recipe(recipe).found, before) == []
 
 
 def time_it() -> types.SimpleNamespace:
@@ -339,13 +339,13 @@ def read(clock: Callable[[], float]) -> float:
 def test_a_reading_of_a_clock_is_no_suspect_and_what_is_computed_from_it_is() -> None:
     timed = time_it()
     recipe = make(net(), lambda model, batch: use(timed))
-    before = find_forgotten(recipe).found
+    before = examine_recipe(recipe).found
     vars(timed).update(vars(time_it()))
-    assert find_suspects(find_forgotten(recipe).found, before) == []
+    assert find_suspects(examine_recipe(recipe).found, before) == []
     timed.laps["count"] = 1
     timed.total += time.perf_counter() - timed.began
     timed.near = torch.tensor(time.perf_counter() - 0.1).item()  # a float of 32 bits
-    names = [each.name for each in find_suspects(find_forgotten(recipe).found, before)]
+    names = [each.name for each in find_suspects(examine_recipe(recipe).found, before)]
     assert names == ["timed.total", "timed.near", "timed.laps"]
 
 
@@ -354,15 +354,15 @@ def test_loggers_of_python_are_not_entered() -> None:
 
     log = logging.getLogger("a.test")
     recipe = make(net(), lambda model, batch: use(log))
-    before = find_forgotten(recipe).found
+    before = examine_recipe(recipe).found
     logging.getLogger("a.test.another")
     log.setLevel("ERROR")
-    assert find_suspects(find_forgotten(recipe).found, before) == []
+    assert find_suspects(examine_recipe(recipe).found, before) == []
 
 
 def test_the_search_counts_what_it_has_looked_at() -> None:
-    assert find_forgotten(make(net(), fit)).looked_at > 0
-    assert find_forgotten(make(nn.Linear(1, 1), torch.nn.functional.mse_loss, data=[0])).looked_at == 0
+    assert examine_recipe(make(net(), fit)).looked_at > 0
+    assert examine_recipe(make(nn.Linear(1, 1), torch.nn.functional.mse_loss, data=[0])).looked_at == 0
 
 
 class ReplayBuffer:
@@ -381,7 +381,7 @@ def test_suspects_are_ordered_by_how_likely_they_change_a_step_and_loggers_come_
     timer, history, rows = LapTimer(), [0.0], ["row"]
     buffer, noise, teacher = ReplayBuffer(), torch.Generator(), nn.Linear(1, 1)
     recipe = make(net(), lambda model, batch: use(timer, history, rows, buffer, noise, teacher))
-    before = find_forgotten(recipe).found
+    before = examine_recipe(recipe).found
     timer.total, timer.laps = 1.5, 3
     history.append(1.0)
     rows.append("another")
@@ -389,7 +389,7 @@ def test_suspects_are_ordered_by_how_likely_they_change_a_step_and_loggers_come_
     noise.manual_seed(3)
     with torch.no_grad():
         teacher.weight += 1
-    found = [each.name for each in find_suspects(find_forgotten(recipe).found, before)]
+    found = [each.name for each in find_suspects(examine_recipe(recipe).found, before)]
     assert found[:2] == ["teacher", "noise"]
     assert {*found[2:4]} == {"buffer.items", "buffer.position"}
     assert found[4] == "rows"
