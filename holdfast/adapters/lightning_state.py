@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from holdfast.state.sharded import place_of
+from holdfast.state.tensor_forms import place_of
 from holdfast.training.forgotten_state.digests import has_digest
 from holdfast.training.own_loop.run import Run, loop_of
 

@@ -22,7 +22,7 @@ from holdfast.state.objects import Objects
 from holdfast.state.originals import has_methods
 from holdfast.state.recorders import is_recorder
 from holdfast.state.seeding import describe_unseeded, list_unseeded, seed_unused
-from holdfast.state.sharded import gather_whole, has_shards, is_sharded, list_moved, local_of, localize
+from holdfast.state.tensor_forms import gather_whole, has_shards, is_sharded, list_moved, local_of, localize
 from holdfast.state.ties import Ties
 from holdfast.state.values import as_stateful, find_left_out
 from holdfast.state.writing import has_same_bits

@@ -7,20 +7,16 @@ locates differences; only a content id proves equality.
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from holdfast.state.sharded import is_sharded, list_regions, local_of
+from holdfast.state.tensor_forms import TensorForm, find_form, is_sharded, local_of
 
 ROW_WORDS = 1024
 # The choice that `count_by_place` has made.
 _is_by_place = True
-# A rank that holds only a part of each row pads its rows with zeros to full width. It pads at most this number of bytes
-# at a time.
-PADDED_BYTES = 2**24
 WORD_BYTES = 8
 # The factor of the rows' weights. It is odd, so that the multiplication loses no bit of a row's sum. Source: SplitMix64
 # (Steele, Lea, Flood, 2014).
@@ -104,10 +100,10 @@ def count_by_place(is_by_place: bool) -> None:
 
 def _sum(tensor: Any) -> torch.Tensor:
     """Return the weighted sum of a tensor's words, a scalar int64. For a sharded tensor, sum this rank's words only."""
-    if not is_sharded(tensor):
+    if (form := find_form(tensor)) is None:
         return _weigh(_to_words(tensor), 0, tensor.nbytes)
     return sum(
-        (_weigh(_to_words(rows, start), start, tensor.nbytes) for start, rows in _list_rows(tensor)),
+        (_weigh(_to_words(rows, start), start, tensor.nbytes) for start, rows in _list_rows(form, tensor)),
         torch.zeros((), dtype=torch.int64, device=local_of(tensor).device),
     )
 
@@ -135,43 +131,8 @@ def _weigh(words: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
     return (sums * weights).sum()
 
 
-def _own_rows(tensor: Any) -> torch.Tensor:
-    """Return this rank's region of a sharded tensor; empty if a rank with a lower number holds the same region.
-
-    If the tensor's mesh has only some of the ranks, the other ranks hold the same regions on other meshes. Then return
-    a region only on the mesh that contains rank 0, so that no region is counted twice.
-    """
-    regions, rank = list_regions(tensor), torch.distributed.get_rank()
-    is_first = not any(other < rank and region == regions[rank] for other, region in regions.items())
-    is_first = is_first and (0 in regions or not _is_by_place)
-    return local_of(tensor) if is_first else local_of(tensor).new_empty(0)
-
-
-def _list_rows(tensor: Any) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield pairs of an offset and whole rows of a sharded tensor. The offset, in bytes, is that of the first row.
-
-    If this rank holds only a part of each row, as with tensor parallelism, the other parts are filled with zeros, and a
-    few rows are yielded at a time. If a rank with a lower number holds the same region, nothing is yielded.
-    """
-    own, region = _own_rows(tensor), list_regions(tensor)[torch.distributed.get_rank()]
-    if not own.numel():
-        return
-    row = math.prod(tensor.shape[1:])
-    if region.shape[1:] == tensor.shape[1:] or not _is_by_place:
-        first = sum(index * math.prod(tensor.shape[place + 1 :]) for place, index in enumerate(region.offset))
-        yield first * tensor.itemsize, own
-        return
-    start = region.offset[0] * row * tensor.itemsize
-    missing = [
-        size for first, count, whole in zip(region.offset, region.shape, tensor.shape, strict=True)
-        for size in (first, whole - first - count)
-    ]  # fmt: skip
-    # `pad` takes the widths from the last dimension to the first. The first dimension isn't padded.
-    padding = [size for place in range(len(missing) - 2, 0, -2) for size in missing[place : place + 2]]
-    data = own.contiguous().view(torch.uint8).view(*own.shape, tensor.itemsize)
-    for rows in torch.split(data, max(1, PADDED_BYTES // (row * tensor.itemsize))):
-        yield start, (padded := torch.nn.functional.pad(rows, [0, 0, *padding]))
-        start += padded.numel()
+def _list_rows(form: TensorForm, tensor: Any) -> Iterator[tuple[int, torch.Tensor]]:
+    return form.list_rows(tensor, is_by_place=_is_by_place)
 
 
 def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
@@ -181,11 +142,12 @@ def _fill(tensor: Any, are_cut: bool) -> torch.Tensor:
         are_cut: True to read only sharded tensors, False to read only whole tensors. Tensors of the other kind become
             zeros.
     """
-    if is_sharded(tensor) != are_cut:
+    form = find_form(tensor)
+    if (form is not None) != are_cut:
         return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=tensor.device)
-    if not are_cut:
+    if form is None:
         return _to_bytes(tensor)
-    for start, rows in _list_rows(tensor):  # yields all rows at once, because the tensor is small
+    for start, rows in _list_rows(form, tensor):  # yields all rows at once, because the tensor is small
         own = _to_bytes(rows)
         return torch.nn.functional.pad(own, (start, tensor.nbytes - start - len(own)))
     return torch.zeros(tensor.nbytes, dtype=torch.uint8, device=local_of(tensor).device)

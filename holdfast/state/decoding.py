@@ -14,7 +14,7 @@ from holdfast.provenance.canonical import read_exactly
 from holdfast.state.classes import find_class, is_enum, is_named, is_of_plain, make_again
 from holdfast.state.encoding import ARRAYS, DTYPES, PAIRS
 from holdfast.state.layout import Memories
-from holdfast.state.sharded import ShardedBytes
+from holdfast.state.tensor_forms import RegionBytes
 from holdfast.state.tensors import TensorBytes
 
 LARGE_BYTES = 2**21
@@ -53,7 +53,7 @@ class _Decoder:
         """
         tensor = self._tensors[name]
         piece, *others = tensor.pieces or (b"",)
-        if isinstance(piece, ShardedBytes):
+        if isinstance(piece, RegionBytes):
             whole: torch.Tensor = piece.tensor
             return whole
         if (live := self._find_live(tensor)) is not None:

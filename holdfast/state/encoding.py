@@ -18,7 +18,7 @@ from holdfast.errors import StateError
 from holdfast.provenance.canonical import mark_exactly, mark_int
 from holdfast.state.classes import PLAIN, as_plain, is_named, name_number, path_of
 from holdfast.state.layout import Extent, add_options, check_gaps, find_extent, lies_by_rows, share
-from holdfast.state.sharded import ShardedBytes, check_is_cut, is_sharded, place_of
+from holdfast.state.tensor_forms import bytes_of, find_form, place_of
 from holdfast.state.tensors import TensorBytes, is_freed
 
 DTYPES = {
@@ -236,8 +236,8 @@ def _encode_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], 
             hint="save a dense tensor in its place: to_dense(), torch.view_as_real(), dequantize(); or, if it never "
             "changes, build it anew: register_buffer(..., persistent=False)",
         )
-    if is_sharded(tensor):
-        check_is_cut(tensor, name)
+    if (form := find_form(tensor)) is not None:
+        form.check(tensor, name)
     elif is_freed(tensor):
         raise StateError(
             f"the memory of {name} was freed, and the tensor has no elements to save",
@@ -246,13 +246,12 @@ def _encode_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], 
     shape = tuple(tensor.shape)
     if dtype == PAIRS:
         shape = (*shape[:-1], 2 * (shape or (1,))[-1])
-    view = ShardedBytes if is_sharded(tensor) else TensorBytes
-    data = view(tensor) if tensor.numel() else b""
+    data = bytes_of(tensor) if tensor.numel() else b""
     place = place_of(tensor)
     mark = {"$tensor": _add(Tensor(dtype, shape, (data,)), name, tensor, place if place[0] else None, tensors, seen)}
     if dtype == PAIRS and not tensor.shape:
         add_options(mark, {"shape": []})
-    if data and place[0] and not is_sharded(tensor):
+    if data and place[0] and form is None:
         _note_layout(tensor, mark, _name_in(mark), name, seen)
     return mark
 

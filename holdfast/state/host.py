@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.state.sharded import is_sharded
+from holdfast.state.tensor_forms import is_sharded
 
 
 def copy_to_host(state: dict[str, Any]) -> Callable[[str], Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import StateError
-from holdfast.state.sharded import is_sharded
+from holdfast.state.tensor_forms import is_sharded
 
 # The most unused bytes between a value's elements that a restore allocates; see `check_gaps`.
 LARGEST_GAPS_BYTES = 2**30

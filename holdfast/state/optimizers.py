@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.state.layout import move
-from holdfast.state.sharded import is_sharded
+from holdfast.state.tensor_forms import is_sharded
 
 # torch leaves a tensor of this key on its device, except for optimizers with these settings.
 STEP, ON_DEVICE = "step", ("fused", "capturable")

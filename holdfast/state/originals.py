@@ -18,7 +18,7 @@ from torch import Tensor
 from holdfast.errors import RecipeError
 from holdfast.state.forms import Form, describe_form
 from holdfast.state.generators import is_generator
-from holdfast.state.sharded import describe_shard, is_sharded
+from holdfast.state.tensor_forms import describe_shard, is_sharded
 
 # The keys and indices that lead from the outermost container to an item.
 Path = tuple[Any, ...]

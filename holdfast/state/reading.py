@@ -33,7 +33,7 @@ from holdfast.state.items import (
     sort_keys,
 )
 from holdfast.state.originals import Originals, Path, has_methods, is_container, is_tracked, is_tuple, name_path
-from holdfast.state.sharded import describe_shard, is_sharded, place_of
+from holdfast.state.tensor_forms import describe_shard, is_sharded, place_of
 from holdfast.state.ties import Ties, has_memory
 from holdfast.state.views import Views
 

@@ -1,4 +1,4 @@
-"""Sharded tensors (torch's `DTensor`): their bytes, and the region that each rank holds.
+"""Sharded tensors (torch's `DTensor`): their bytes, and the region that each rank holds; a form of tensors.
 
 A payload contains a sharded tensor under its full name and with its full shape, as if a single rank held the tensor.
 """
@@ -8,15 +8,17 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.checkpoint import Payload, Tensor
 from holdfast.errors import StateError
+from holdfast.state.tensor_forms import RegionBytes, TensorForm, gather_whole, is_sharded, local_of
 from holdfast.state.tensors import TensorBytes
 
-T = TypeVar("T")
+# A rank that holds only a part of each row pads its rows with zeros to full width. It pads at most this number of bytes
+# at a time.
+PADDED_BYTES = 2**24
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Region:
         return math.prod(self.shape)
 
 
-class ShardedBytes:
+class ShardedBytes(RegionBytes):
     """A range of the bytes of a sharded tensor; a `checkpoint.payload.Source`.
 
     Attributes:
@@ -52,10 +54,11 @@ class ShardedBytes:
         start: the offset of the range's first byte in the tensor's bytes.
     """
 
-    __slots__ = ("_size_bytes", "address", "start", "tensor")
+    __slots__ = ("_size_bytes", "address", "start")
 
     def __init__(self, tensor: Any, start: int = 0, stop: int | None = None) -> None:
-        self.tensor, self.start, self.address = tensor, start, 0
+        super().__init__(tensor)
+        self.start, self.address = start, 0
         self._size_bytes = (tensor.nbytes if stop is None else stop) - start
 
     def __len__(self) -> int:
@@ -79,30 +82,6 @@ class ShardedBytes:
         target[:] = self.in_memory()
 
 
-def is_sharded(value: Any) -> bool:
-    """Return whether a value is a `DTensor`: a tensor that is sharded over the ranks or replicated in them."""
-    # Don't import `DTensor` at the top of the module: a run without sharded tensors would wait 1.3 s for the import.
-    found = sys.modules.get("torch.distributed.tensor")
-    return found is not None and isinstance(value, found.DTensor)
-
-
-def shard_of(tensor: Tensor) -> Any:
-    """Return the `DTensor` from which a payload's tensor was made; None if the tensor isn't sharded."""
-    piece = tensor.pieces[0] if tensor.pieces else None
-    return piece.tensor if isinstance(piece, ShardedBytes) else None
-
-
-def has_shards(payload: Payload) -> bool:
-    """Return whether some of a state's tensors are sharded."""
-    return any(shard_of(tensor) is not None for tensor in payload.tensors.values())
-
-
-def local_of(tensor: Any) -> torch.Tensor:
-    """Return a view of the region of a sharded tensor that this rank holds."""
-    local: torch.Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()
-    return local
-
-
 def cut_like(local: torch.Tensor, like: Any) -> torch.Tensor:
     """Return a sharded tensor that is divided over the ranks as ``like`` is, and whose elements lie row by row.
 
@@ -116,71 +95,6 @@ def cut_like(local: torch.Tensor, like: Any) -> torch.Tensor:
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=stride
     )
     return found
-
-
-def gather_whole(value: T) -> T:
-    """Return a sharded tensor as a whole tensor, and any other value as it is.
-
-    For a sharded tensor all ranks call this together.
-    """
-    if not is_sharded(value):
-        return value
-    sharded: Any = value
-    whole: T = sharded.detach().full_tensor()
-    return whole
-
-
-def localize(payload: Payload) -> Payload:
-    """Return a state in which this rank's shard, a plain tensor, replaces each sharded tensor."""
-    return Payload({name: _localize(tensor) for name, tensor in payload.tensors.items()}, payload.tree)
-
-
-def list_moved(saved: Payload, now: Payload) -> list[str]:
-    """Return the names of sharded tensors in ``saved`` that are sharded differently in ``now``."""
-    places = {name: _describe_place(each) for name, each in saved.tensors.items()}
-    common = [name for name, place in places.items() if place is not None and name in now.tensors]
-    return [name for name in common if _describe_place(now.tensors[name]) != places[name]]
-
-
-def _describe_place(tensor: Tensor) -> Any:
-    """Return a tensor's mesh and placements; None if the tensor is not sharded."""
-    shard = shard_of(tensor)
-    return None if shard is None else describe_shard(shard)[1:]
-
-
-def describe_shard(tensor: Any) -> tuple[Any, ...]:
-    """Return a sharded tensor's shape, mesh and placements."""
-    return tuple(tensor.shape), tensor.device_mesh.mesh.tolist(), tuple(tensor.placements)
-
-
-def _localize(tensor: Tensor) -> Tensor:
-    if (shard := shard_of(tensor)) is None:
-        return tensor
-    local = local_of(shard)
-    return Tensor(tensor.dtype, tuple(local.shape), (TensorBytes(local) if local.numel() else b"",))
-
-
-def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return a tensor's place in memory. Two tensors with equal places are tied."""
-    if is_sharded(tensor):
-        local = local_of(tensor)
-        # Don't use data_ptr, which is 0 in every rank that holds no row.
-        first = local.untyped_storage().data_ptr() + local.storage_offset() * local.itemsize
-        return first, "sharded", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-    return tensor.data_ptr(), "whole", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-
-
-def check_is_cut(tensor: Any, name: str) -> None:
-    """Raise StateError if a `DTensor` is a partial sum: each rank holds one summand, and the sum isn't computed yet.
-
-    Args:
-        name: the tensor's name, for the message.
-    """
-    if any(each.is_partial() for each in tensor.placements):
-        raise StateError(
-            f"{name} is a partial sum, whose addends are still spread over the ranks, and can't be saved",
-            hint="sum it with tensor.redistribute(placements=[Replicate()]), or leave the tensor out of the state",
-        )
 
 
 def cut_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
@@ -268,3 +182,81 @@ def _find_holders(shape: tuple[int, ...], mesh: Any, placements: Sequence[Any]) 
     found = [_compute_local_shape_and_global_offset(shape, sizes, each, placements) for each in coordinates]
     regions = [Region(tuple(offset), tuple(local)) for local, offset in found]
     return TensorHolders(dict(zip(mesh.mesh.flatten().tolist(), regions, strict=True)))
+
+
+class ShardForm(TensorForm):
+    """The form of a `DTensor`; see `TensorForm`."""
+
+    def matches(self, value: Any) -> bool:
+        # Don't import `DTensor` at the top of the module: a loop of a pipeline's stages, without sharded tensors, would
+        # wait 1.3 s for the import.
+        found = sys.modules.get("torch.distributed.tensor")
+        return found is not None and isinstance(value, found.DTensor)
+
+    def check(self, tensor: Any, name: str) -> None:
+        """Raise StateError if the tensor is a partial sum: each rank holds an addend, and the sum isn't computed."""
+        if any(each.is_partial() for each in tensor.placements):
+            raise StateError(
+                f"{name} is a partial sum, whose addends are still spread over the ranks, and can't be saved",
+                hint="sum it with tensor.redistribute(placements=[Replicate()]), or leave the tensor out of the state",
+            )
+
+    def bytes_of(self, tensor: Any) -> ShardedBytes:
+        return ShardedBytes(tensor)
+
+    def local(self, tensor: Any) -> torch.Tensor:
+        local: torch.Tensor = tensor.detach().to_local()
+        return local
+
+    def whole(self, tensor: Any) -> Any:
+        return tensor.detach().full_tensor()
+
+    def place(self, tensor: Any) -> tuple[Any, ...]:
+        local = self.local(tensor)
+        # Don't use data_ptr, which is 0 in every rank that holds no row.
+        first = local.untyped_storage().data_ptr() + local.storage_offset() * local.itemsize
+        return first, "sharded", tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+    def describe(self, tensor: Any) -> tuple[Any, ...]:
+        return tuple(tensor.shape), tensor.device_mesh.mesh.tolist(), tuple(tensor.placements)
+
+    def list_rows(self, tensor: Any, *, is_by_place: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield pairs of an offset and whole rows. The offset, in bytes, is that of the first row.
+
+        If this rank holds only a part of each row, as with tensor parallelism, the other parts are filled with zeros,
+        and a few rows are yielded at a time. If a rank with a lower number holds the same region, nothing is yielded.
+        """
+        own, region = _own_rows(tensor, is_by_place), list_regions(tensor)[torch.distributed.get_rank()]
+        if not own.numel():
+            return
+        row = math.prod(tensor.shape[1:])
+        if region.shape[1:] == tensor.shape[1:] or not is_by_place:
+            first = sum(index * math.prod(tensor.shape[place + 1 :]) for place, index in enumerate(region.offset))
+            yield first * tensor.itemsize, own
+            return
+        start = region.offset[0] * row * tensor.itemsize
+        missing = [
+            size for first, count, whole in zip(region.offset, region.shape, tensor.shape, strict=True)
+            for size in (first, whole - first - count)
+        ]  # fmt: skip
+        # `pad` takes the widths from the last dimension to the first. The first dimension isn't padded.
+        padding = [size for place in range(len(missing) - 2, 0, -2) for size in missing[place : place + 2]]
+        data = own.contiguous().view(torch.uint8).view(*own.shape, tensor.itemsize)
+        for rows in torch.split(data, max(1, PADDED_BYTES // (row * tensor.itemsize))):
+            yield start, (padded := torch.nn.functional.pad(rows, [0, 0, *padding]))
+            start += padded.numel()
+
+
+def _own_rows(tensor: Any, is_by_place: bool) -> torch.Tensor:
+    """Return this rank's region of a sharded tensor; empty if a rank with a lower number holds the same region.
+
+    If the tensor's mesh has only some of the ranks, the other ranks hold the same regions on other meshes. Then return
+    a region only on the mesh that contains rank 0, so that no region is counted twice.
+    """
+    regions, rank = list_regions(tensor), torch.distributed.get_rank()
+    is_first = not any(other < rank and region == regions[rank] for other, region in regions.items())
+    is_first = is_first and (0 in regions or not is_by_place)
+    return local_of(tensor) if is_first else local_of(tensor).new_empty(0)
+
+
+SHARDED = ShardForm()

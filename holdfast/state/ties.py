@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.state.originals import Originals, Path
-from holdfast.state.sharded import is_sharded, place_of
+from holdfast.state.tensor_forms import is_sharded, place_of
 
 
 class Ties:

@@ -16,7 +16,7 @@ from holdfast.state.mapped import is_foreign
 from holdfast.state.metrics import Metrics, is_metric
 from holdfast.state.originals import has_methods
 from holdfast.state.reading import ContainerReader
-from holdfast.state.sharded import is_sharded
+from holdfast.state.tensor_forms import is_sharded
 from holdfast.state.ties import Ties, has_memory
 from holdfast.state.writing import ContainerWriter, resize_like
 

@@ -12,7 +12,7 @@ from holdfast.errors import StateError
 from holdfast.state.encoding import DTYPE_NAMES, DTYPES, NUMPY_NAMES
 from holdfast.state.layout import find_extent
 from holdfast.state.originals import Originals, list_inside
-from holdfast.state.sharded import is_sharded
+from holdfast.state.tensor_forms import is_sharded
 from holdfast.state.ties import Ties, has_memory
 
 # The kinds of a view's base: a module's tensor; a tensor or array that is kept directly; an original of a container.

@@ -36,7 +36,7 @@ from holdfast.state.layout import copy_into, move, strides_of
 from holdfast.state.mapped import is_foreign
 from holdfast.state.optimizers import loading_exactly
 from holdfast.state.originals import Originals, Path, is_container, is_stateful, is_tuple, name_path
-from holdfast.state.sharded import is_sharded, local_of, place_of
+from holdfast.state.tensor_forms import is_sharded, local_of, place_of
 from holdfast.state.ties import Ties, has_memory, place_in_memory
 from holdfast.state.views import Views
 

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from holdfast import state
-from holdfast.checkpoint import Payload
 from holdfast.checkpoint.departure import causes_first
 from holdfast.provenance.fingerprint import canonical_json
 from holdfast.state.checksum import checksum, checksum_together, checksum_value
-from holdfast.state.sharded import ShardedBytes
-from holdfast.state.tensors import TensorBytes
+from holdfast.state.tensor_forms import list_tensors
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, copy_extras
 
@@ -34,7 +32,7 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
     payload = state.to_payload(capture_own(training))
     buffers = {name for name, _ in training.recipe.model.named_buffers()}
     members: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in _tensors_of(payload).items():
+    for name, tensor in list_tensors(payload).items():
         members.setdefault(_component_of(name, buffers), {})[name] = tensor
     values = _values_of(payload.tree)
     if training.ranks.stages is not None:
@@ -101,11 +99,6 @@ def _describe_stages(
 def _pick(components: dict[str, Any], *, is_extra: bool) -> dict[str, Any]:
     """Return the extras' components, which differ between ranks; if ``is_extra`` is False, all other components."""
     return {name: each for name, each in components.items() if name.startswith("extras.") == is_extra}
-
-
-def _tensors_of(payload: Payload) -> dict[str, torch.Tensor]:
-    pieces = {name: tensor.pieces[0] for name, tensor in payload.tensors.items()}
-    return {name: each.tensor for name, each in pieces.items() if isinstance(each, TensorBytes | ShardedBytes)}
 
 
 def _component_of(name: str, buffers: set[str]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import distributed_c10d
 
 from holdfast.state.layout import move
-from holdfast.state.sharded import is_sharded
+from holdfast.state.tensor_forms import is_sharded
 
 # The timeout of every process group. It is long, because a wait for a slow store, or for a rank that evaluates alone,
 # is no error: torch would end the wait after 10 minutes with NCCL, and after 30 with gloo. The attempt finds ranks that

@@ -16,7 +16,7 @@ from holdfast import state
 from holdfast.checkpoint import Payload
 from holdfast.errors import RecipeError, StateError, Unhealthy
 from holdfast.provenance.location import find_place
-from holdfast.state.sharded import is_sharded, place_of, shard_of
+from holdfast.state.tensor_forms import is_sharded, place_of, shard_of
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.checksums import describe_components

@@ -17,7 +17,7 @@ from torch import nn
 from holdfast import state
 from holdfast.checkpoint import Payload, Tensor, differences
 from holdfast.errors import RecipeError, StateError
-from holdfast.state.sharded import place_of, shard_of
+from holdfast.state.tensor_forms import place_of, shard_of
 from holdfast.state.values import is_adapter
 from holdfast.training.build import Training
 from holdfast.training.capturing import UNFIT, capture_own, load, load_optimizer, load_scheduler

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, distributed
 
 from holdfast.checkpoint import Piece
-from holdfast.state.sharded import Region, TensorHolders, cut_boxes, local_of, see_bytewise
+from holdfast.state.sharded import Region, TensorHolders, cut_boxes, see_bytewise
+from holdfast.state.tensor_forms import local_of
 from holdfast.state.tensors import TensorBytes
 
 # Pieces of at least this many bytes are sent one by one, without a copy. Smaller pieces of a window are sent together.

@@ -18,7 +18,8 @@ from holdfast.recipe import Recipe
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES
 from holdfast.state.items import ITEM
-from holdfast.state.sharded import ShardedBytes, cut_like, is_sharded, local_of, shard_of
+from holdfast.state.sharded import ShardedBytes, cut_like
+from holdfast.state.tensor_forms import is_sharded, local_of, shard_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.kept import GRADIENTS

@@ -19,7 +19,8 @@ from holdfast.checkpoint import Payload, Tensor
 from holdfast.errors import CheckpointDamaged, RecipeError, StateError
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES
-from holdfast.state.sharded import ShardedBytes, is_sharded
+from holdfast.state.sharded import ShardedBytes
+from holdfast.state.tensor_forms import is_sharded
 from holdfast.state.tensors import TensorBytes
 from holdfast.training.data_ranks import HINT, DataRanks
 from holdfast.training.sharded.exchange import Exchange
